@@ -1,0 +1,262 @@
+"""Arrays of the user's own: an .npz file in MedMNIST's layout, or arrays handed over in Python."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits, Task
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import reading, require_files, require_finite, standardisation
+
+Array = np.ndarray | Tensor
+
+
+class ArrayData(FederatedDataModule):
+    """Any images, feature rows or token ids with class indices, multi-hot rows or real values as targets.
+
+    Reads one ``.npz`` with the arrays ``train_images``, ``train_labels`` and, where there are such sets, ``test_*`` and ``val_*``:
+    the layout of MedMNIST (Yang et al. 2023, https://medmnist.com), of which every 2D set can be read. ``inputs`` and ``targets``
+    are accepted in place of ``images`` and ``labels``.
+
+    Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W] or
+    [N, H, W, C]. Targets are [N] or [N, 1]: integers are classes, floats are values; [N, C] holds 0 and 1. Rows with exactly one
+    1 each are classes too.
+
+    Args:
+        path: the ``.npz`` file; None where arrays are given.
+        task: what the targets are, if not what they look like.
+        num_classes: number of classes or labels, if it is more than occur; for regression, the bins that stand for classes where a
+            split or a method needs a distribution of labels (10 by default).
+        mean, std: normalisation of each channel or feature, after uint8 has been scaled to [0, 1]; "auto" computes both from the
+            training set, None leaves values as they are.
+        augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
+        train_inputs, train_targets, test_inputs, test_targets, val_inputs, val_targets: arrays, from Python only.
+        train_users: the natural owner of each training sample, from Python only.
+
+    Example:
+        >>> import numpy as np
+        >>> features, values = np.random.rand(100, 5), np.random.rand(100)
+        >>> ArrayData(train_inputs=features, train_targets=values).federation.task
+        'regression'
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        num_classes: int | None = None,
+        mean: list[float] | Literal["auto"] | None = None,
+        std: list[float] | Literal["auto"] | None = None,
+        augmentation: Augmentation = "none",
+        train_inputs: Array | None = None,
+        train_targets: Array | None = None,
+        test_inputs: Array | None = None,
+        test_targets: Array | None = None,
+        val_inputs: Array | None = None,
+        val_targets: Array | None = None,
+        train_users: np.ndarray | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        arrays = {
+            "train_inputs": train_inputs,
+            "train_targets": train_targets,
+            "test_inputs": test_inputs,
+            "test_targets": test_targets,
+            "val_inputs": val_inputs,
+            "val_targets": val_targets,
+        }
+        self._given = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        if (path is None) == (not self._given):
+            raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give one of the two")
+        if (mean == "auto") != (std == "auto") or (mean is None) != (std is None):
+            raise ValueError(f"mean and std come together; got mean={mean} and std={std}")
+        self.path, self.augmentation, self.train_users = path, augmentation, train_users
+        self.mean, self.std = mean, std
+        self._task, self._num_classes = task, num_classes
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        """Given, or read from the targets."""
+        return self._read[0]
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Given, or read from the targets."""
+        return self._read[1]
+
+    def load(self) -> Splits:
+        return self._read[2]
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        if self.mean is None or self.std is None:
+            return Preprocess()
+        if isinstance(self.mean, str) or isinstance(self.std, str):
+            inputs = self._read[2].train.inputs
+            assert isinstance(inputs, Tensor)
+            return Preprocess(*_channel_statistics(inputs))
+        return Preprocess(tuple(self.mean), tuple(self.std))
+
+    def augment(self) -> Augment | None:
+        return augmentation(self.augmentation)
+
+    @cached_property
+    def _read(self) -> tuple[Task, int, Splits]:
+        if self.path is None:
+            return self._interpret(self._given, "ArrayData")
+        require_files("ArrayData", [Path(self.path)], "check --data.path; ArrayData's help describes the layout")
+        with reading(self.path):
+            archive = np.load(self.path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(f"{self.path} holds a single array: an .npz with train_images and train_labels is wanted")
+        with archive:
+            return self._interpret(_Archive(self.path, archive), self.path)
+
+    def _interpret(self, arrays: Mapping[str, np.ndarray], source: str) -> tuple[Task, int, Splits]:
+        names = {}
+        for part in ("train", "test", "val"):
+            pair = [
+                next((name for name in (f"{part}_{kind}", f"{part}_{other}") if name in arrays), None)
+                for kind, other in (("images", "inputs"), ("labels", "targets"))
+            ]
+            if pair[0] is not None and pair[1] is not None:
+                names[part] = (pair[0], pair[1])
+            elif part == "train" or pair != [None, None]:
+                raise ValueError(f"{source} needs {part}_images and {part}_labels together; it has {', '.join(sorted(arrays)) or 'nothing'}")
+        raw = {part: arrays[labels] for part, (_, labels) in names.items()}
+        for part, targets in raw.items():
+            raw[part] = _check_targets(targets, f"{source}: {names[part][1]}")
+        task: Task = _task_of(raw["train"], f"{source}: {names['train'][1]}") if self._task == "auto" else self._task
+        num_classes = self._num_classes
+        if num_classes is None:
+            num_classes = _count_classes(raw, task)
+            if task == "classification" and raw["train"].ndim == 1 and raw["train"].min(initial=1) > 0:
+                warnings.warn(f"{source}: no label is 0, and {num_classes} classes are assumed: classes are numbered from 0", stacklevel=2)
+        samples = {}
+        for part, (images, labels) in names.items():
+            targets_tensor = _targets(raw[part], task, num_classes, f"{source}: {labels}")
+            inputs = _inputs(arrays[images], f"{source}: {images}")
+            if len(inputs) != len(targets_tensor):
+                raise ValueError(f"{source}: {images} has {len(inputs)} rows and {labels} has {len(targets_tensor)}: one label per input")
+            if len(inputs) == 0:
+                raise ValueError(f"{source}: {images} is empty")
+            samples[part] = Samples(inputs, targets_tensor, self.train_users if part == "train" else None)
+        return task, num_classes, Splits(samples["train"], samples.get("test"), samples.get("val"))
+
+
+class _Archive(Mapping[str, np.ndarray]):
+    """The arrays of an .npz file, with errors that name the file and the key."""
+
+    def __init__(self, path: str, archive: np.lib.npyio.NpzFile) -> None:
+        self.path, self.archive = path, archive
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        try:
+            return self.archive[key]
+        except Exception as error:
+            reason = "it holds Python objects, save it as numbers" if "allow_pickle" in str(error) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{self.path}: {key} cannot be read: {reason}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.archive.files)
+
+    def __len__(self) -> int:
+        return len(self.archive.files)
+
+
+def _check_targets(targets: np.ndarray, where: str) -> np.ndarray:
+    """Targets as numbers, [N] or [N, C] with C > 1."""
+    if targets.dtype.kind not in "biuf":
+        raise ValueError(f"{where} must be numbers; its type is {targets.dtype}")
+    if targets.dtype.kind == "f":
+        require_finite(targets, where)
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if targets.ndim not in (1, 2):
+        raise ValueError(f"{where} must be [N], [N, 1] or [N, C]; its shape is {targets.shape}")
+    return targets
+
+
+def _task_of(targets: np.ndarray, where: str) -> Task:
+    if targets.ndim == 1:
+        return "regression" if targets.dtype.kind == "f" else "classification"
+    if not np.isin(targets, (0, 1)).all():
+        raise ValueError(f"{where} has {targets.shape[1]} columns, so it should hold only 0 and 1; regression takes one value per sample")
+    return "classification" if (targets.sum(1) == 1).all() else "multilabel"
+
+
+def _count_classes(targets: Mapping[str, np.ndarray], task: Task) -> int:
+    if task == "regression":
+        return 10
+    if targets["train"].ndim == 2:
+        return targets["train"].shape[1]
+    return int(max(part.max(initial=0) for part in targets.values())) + 1
+
+
+def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:
+    if task == "regression":
+        if targets.ndim != 1:
+            raise ValueError(f"{where} must be one value per sample for regression; its shape is {targets.shape}")
+        return torch.from_numpy(targets.astype(np.float32))
+    if task == "multilabel":
+        if targets.ndim != 2 or targets.shape[1] != num_classes or not np.isin(targets, (0, 1)).all():
+            raise ValueError(f"{where} must be [N, {num_classes}] of 0 and 1 for multi-label data; its shape is {targets.shape}")
+        return torch.from_numpy(targets.astype(np.float32))
+    if targets.ndim == 2:
+        if not np.isin(targets, (0, 1)).all() or (targets.sum(1) != 1).any():
+            raise ValueError(f"{where} has rows that are not one-hot: give class indices, or set task to multilabel")
+        targets = targets.argmax(1)
+    if targets.dtype.kind == "f" and (targets != np.floor(targets)).any():
+        raise ValueError(f"{where} holds fractions, which cannot be class indices: set task to regression")
+    outside = (targets < 0) | (targets >= num_classes)
+    if outside.any():
+        first = int(np.argmax(outside))
+        raise ValueError(f"{where} holds {targets[first]} at row {first}: {num_classes} classes are numbered 0 to {num_classes - 1}")
+    return torch.from_numpy(targets.astype(np.int64))
+
+
+def _inputs(inputs: np.ndarray, where: str) -> Tensor:
+    if inputs.dtype.kind not in "biuf":
+        raise ValueError(f"{where} must be numbers; its type is {inputs.dtype}")
+    if inputs.ndim not in (2, 3, 4):
+        raise ValueError(f"{where} must be images [N, H, W] or [N, H, W, C], or rows [N, F]; its shape is {inputs.shape}")
+    if inputs.ndim == 4 and inputs.shape[1] in (1, 3) and inputs.shape[3] not in (1, 3):
+        raise ValueError(f"{where} has shape {inputs.shape}, channels first: save it as [N, H, W, C], e.g. with .transpose(0, 2, 3, 1)")
+    if inputs.dtype.kind == "f":
+        require_finite(inputs, where)
+        inputs = inputs.astype(np.float32, copy=False)
+    elif inputs.dtype == np.bool_:
+        inputs = inputs.astype(np.float32)
+    elif inputs.dtype != np.uint8:
+        if inputs.ndim > 2:
+            raise ValueError(f"{where} has type {inputs.dtype}: images must be uint8 (0 to 255) or floats")
+        inputs = inputs.astype(np.int64, copy=False)
+    if inputs.ndim == 3:
+        inputs = inputs[..., None]
+    return torch.from_numpy(np.ascontiguousarray(inputs))
+
+
+def _channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel or feature over the whole set, on the scale that ``Preprocess`` expects."""
+    if inputs.dtype == torch.int64:
+        raise ValueError("mean and std are of no use to token ids: leave them out")
+    if inputs.ndim == 2:
+        mean, std = standardisation(inputs / 255 if inputs.dtype == torch.uint8 else inputs)
+        return mean, std
+    # A histogram instead of a copy of the images as doubles, where they are bytes.
+    channels = inputs.reshape(-1, inputs.shape[-1])
+    if inputs.dtype != torch.uint8:
+        return standardisation(channels)
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(channel, minlength=256) for channel in channels.unbind(1)]).double()
+    means = counts @ levels / counts.sum(1)
+    variances = counts @ levels.square() / counts.sum(1) - means.square()
+    stds = variances.clamp(min=0).sqrt()
+    stds[stds == 0] = 1
+    return tuple(means.tolist()), tuple(stds.tolist())

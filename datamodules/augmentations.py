@@ -1,0 +1,185 @@
+"""Random changes of training images: pure functions of the images as stored, [B, H, W, C], and of one 64-bit key per image.
+
+An image and its key fix the result, whatever else is in the batch, so a resumed run, vmap and any number of processes see the same
+pixels. Nothing here loops over images: all run on the device that holds them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flcog.data import Augment
+from flcog.randomness import fold, hash64, uniform
+
+Augmentation = Literal["none", "flip", "crop-flip", "crop-flip-rotate", "dermoscopy"]
+"""What the papers do, by name; see :func:`augmentation`."""
+
+
+def augmentation(name: Augmentation) -> Augment | None:
+    """The augmentation of that name.
+
+    - ``none``
+    - ``flip``: horizontally, with probability 1/2 (DDPMs on CIFAR)
+    - ``crop-flip``: a crop of the image padded by 4, and the flip (FedCOG; FedDisco and Fedssyn on CIFAR)
+    - ``crop-flip-rotate``: and a rotation by up to 15 degrees (FedDisco on CIFAR-100)
+    - ``dermoscopy``: flips along both axes, a rotation by up to 20 degrees, and jittered colours (FedDisco on HAM10000)
+    """
+    match name:
+        case "none":
+            return None
+        case "flip":
+            return CropFlip(padding=0)
+        case "crop-flip":
+            return CropFlip()
+        case "crop-flip-rotate":
+            return Chain((CropFlip(), Rotate(15.0)))
+        case "dermoscopy":
+            return Chain((CropFlip(padding=0, vertical=True), Rotate(20.0), ColourJitter()))
+    raise ValueError(f"augmentation must be one of {', '.join(Augmentation.__args__)}; got {name!r}")  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One augmentation after another. Each draws for itself, so they may share the keys."""
+
+    steps: tuple[Augment, ...]
+
+    def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
+        for step in self.steps:
+            inputs = step(inputs, keys)
+        return inputs
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """torchvision's ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip``.
+
+    Args:
+        padding: width of the black border from which crops of the image's own size are taken, >= 0.
+        vertical: also flip upside down with probability 1/2.
+    """
+
+    padding: int = 4
+    vertical: bool = False
+
+    def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
+        draws = hash64(keys + _CROP_FLIP)
+        mirrored = (draws & np.uint64(1)).astype(bool)
+        upside_down = (draws & np.uint64(2)).astype(bool) if self.vertical else np.zeros(len(keys), dtype=bool)
+        positions = np.uint64(2 * self.padding + 1)
+        tops = (draws >> np.uint64(2)) % np.uint64(2**31) % positions
+        lefts = (draws >> np.uint64(33)) % positions
+        return crop_and_flip(inputs, self.padding, tops.astype(np.int64), lefts.astype(np.int64), mirrored, upside_down)
+
+
+def crop_and_flip(
+    inputs: Tensor, padding: int, tops: np.ndarray, lefts: np.ndarray, mirrored: np.ndarray, upside_down: np.ndarray | None = None
+) -> Tensor:
+    """Crops of the padded images, of the images' own size, then flipped left to right (and top to bottom) where that is true.
+
+    A row of a crop is a run of memory in the padded batch. So rows are taken as windows on it, by one ``index_select`` that
+    copies W C values at a time: 20 microseconds for 64 CIFAR images, where indexing pixel by pixel takes 600.
+    """
+    batch, height, width, channels = inputs.shape
+    padded = pad(inputs, (0, 0, padding, padding, padding, padding)).reshape(-1)
+    padded_height, padded_width = height + 2 * padding, width + 2 * padding
+    # Mirrored images go last, to be flipped as one block and put back in place afterwards.
+    order = np.argsort(mirrored, kind="stable")
+    rows = np.arange(height)[None]
+    if upside_down is not None:
+        rows = np.where(upside_down[order, None], height - 1 - rows, rows)
+    starts = ((order * padded_height + tops[order])[:, None] + rows) * padded_width + lefts[order, None]
+    windows = padded.as_strided((batch * padded_height * padded_width - width + 1, width * channels), (channels, 1))
+    outputs = windows.index_select(0, torch.from_numpy(starts.reshape(-1)).to(inputs.device)).view(inputs.shape)
+    first_mirrored = batch - np.count_nonzero(mirrored)
+    outputs[first_mirrored:] = outputs[first_mirrored:].flip(2)
+    return outputs.index_select(0, torch.from_numpy(np.argsort(order)).to(inputs.device))
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """torchvision's ``RandomRotation(degrees)``: about the centre, nearest pixel, black corners.
+
+    Args:
+        degrees: the angle is uniform between minus and plus this.
+    """
+
+    degrees: float
+
+    def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
+        return rotate(inputs, (2 * uniform(hash64(keys + _ROTATE)) - 1) * self.degrees)
+
+
+def rotate(inputs: Tensor, degrees: np.ndarray) -> Tensor:
+    """Images turned counter-clockwise about their centres; what comes from outside is black."""
+    batch, height, width, channels = inputs.shape
+    radians = torch.from_numpy(np.radians(degrees)).to(inputs.device, torch.float32)[:, None, None]
+    y = (torch.arange(height, device=inputs.device) - (height - 1) / 2)[None, :, None]
+    x = (torch.arange(width, device=inputs.device) - (width - 1) / 2)[None, None, :]
+    cos, sin = radians.cos(), radians.sin()
+    # Where each pixel comes from: its own place turned back. A black border catches what lies outside.
+    rows = (cos * y + sin * x).add_((height - 1) / 2).round_().clamp_(-1, height)
+    columns = (cos * x - sin * y).add_((width - 1) / 2).round_().clamp_(-1, width)
+    within_image = rows.add_(1).mul_(width + 2).add_(columns.add_(1)).long()
+    first_pixel = (height + 2) * (width + 2) * torch.arange(batch, device=inputs.device)[:, None, None]
+    pixels = pad(inputs, (0, 0, 1, 1, 1, 1)).reshape(-1, channels)
+    return pixels.index_select(0, within_image.add_(first_pixel).view(-1)).view(inputs.shape)
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Brightness, contrast and hue of each colour image, changed by random factors in this order (torchvision's is random).
+
+    Args:
+        brightness, contrast: factors are uniform in 1 plus or minus this, 0 to 1.
+        hue: the shift is uniform between minus and plus this, 0 to 0.5 of the colour circle.
+    """
+
+    brightness: float = 0.1
+    contrast: float = 0.1
+    hue: float = 0.1
+
+    def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
+        draws = [2 * uniform(hash64(keys + stream)) - 1 for stream in (_BRIGHTNESS, _CONTRAST, _HUE)]
+        factors = (1 + self.brightness * draws[0], 1 + self.contrast * draws[1], self.hue * draws[2])
+        return jitter_colours(inputs, *factors)
+
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+def jitter_colours(inputs: Tensor, brightness: np.ndarray, contrast: np.ndarray, hue: np.ndarray) -> Tensor:
+    """Colour images [B, H, W, 3], uint8 or in [0, 1], scaled, then stretched about their mean grey, then turned in hue."""
+    if inputs.shape[-1] != 3:
+        raise ValueError(f"colours can be jittered in images of 3 channels only; these have shape {tuple(inputs.shape)}")
+    brightness_B, contrast_B, hue_B = (
+        torch.from_numpy(values).to(inputs.device, torch.float32)[:, None, None, None] for values in (brightness, contrast, hue)
+    )
+    scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
+    images = (inputs * (brightness_B / scale)).clamp_(0, 1)
+    grey = (images @ images.new_tensor(_LUMA)).mean((1, 2))[:, None, None, None]
+    images = (grey + contrast_B * (images - grey)).clamp_(0, 1)
+    images = _shift_hue(images, hue_B.squeeze(-1)) * scale
+    return images.round_().to(torch.uint8) if inputs.dtype == torch.uint8 else images.to(inputs.dtype)
+
+
+def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
+    """RGB to HSV, hue moved by ``shift`` turns, and back."""
+    value, brightest = images.max(-1)
+    chroma = value - images.amin(-1)
+    red, green, blue = images.unbind(-1)
+    safe = torch.where(chroma > 0, chroma, 1)
+    sixths = torch.stack(((green - blue) / safe, 2 + (blue - red) / safe, 4 + (red - green) / safe))
+    hue = sixths.gather(0, brightest.unsqueeze(0)).squeeze(0) + 6 * shift
+    # A channel falls from the value by the chroma, as far as the hue lies from its own: red from 5 over 0 to 1, and so on.
+    distance = (hue.unsqueeze(-1) + hue.new_tensor([5.0, 3.0, 1.0])) % 6
+    return value.unsqueeze(-1) - chroma.unsqueeze(-1) * torch.minimum(distance, 4 - distance).clamp(0, 1)
+
+
+_CROP_FLIP, _ROTATE, _BRIGHTNESS, _CONTRAST, _HUE = (
+    np.uint64(fold("augmentation", name)) for name in ("crop and flip", "rotate", "brightness", "contrast", "hue")
+)

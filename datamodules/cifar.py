@@ -1,0 +1,112 @@
+"""CIFAR-10 and CIFAR-100, as torchvision downloads and stores them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torchvision
+from torch import Tensor
+from torchvision.datasets.utils import check_integrity
+
+from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import require_files
+
+
+class CIFAR10(FederatedDataModule):
+    """50,000 training and 10,000 test photographs of 10 kinds of things, 32x32 in colour.
+
+    Reads ``<data_dir>/cifar-10-batches-py`` (Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html), which torchvision
+    downloads where ``download`` is set, and checks against the published md5 sums.
+
+    Args:
+        data_dir: the folder that holds ``cifar-10-batches-py``.
+        download: get the files if they are missing.
+        augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
+        mean, std: normalisation of each channel, on the [0, 1] scale; FedCOG's, FedDisco's and Fedssyn's by default.
+        val_fraction: the last part of the training images, in file order, that becomes a central validation set instead. Fedssyn
+            holds out 0.1 (https://github.com/lyn1874/fedssyn).
+    """
+
+    num_classes = 10
+    _source: ClassVar[type[torchvision.datasets.CIFAR10]] = torchvision.datasets.CIFAR10
+
+    def __init__(
+        self,
+        data_dir: str = "data",
+        download: bool = False,
+        augmentation: Augmentation = "crop-flip",
+        mean: tuple[float, float, float] = (0.4914, 0.4822, 0.4465),
+        std: tuple[float, float, float] = (0.2023, 0.1994, 0.2010),
+        val_fraction: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= val_fraction < 1:
+            raise ValueError(f"val_fraction is a part of the training images, 0 to below 1; got {val_fraction}")
+        self.data_dir, self.download, self.augmentation = data_dir, download, augmentation
+        self.mean, self.std, self.val_fraction = mean, std, val_fraction
+
+    def prepare_data(self) -> None:
+        if self.download:
+            self._source(self.data_dir, download=True)
+
+    def load(self) -> Splits:
+        train, test = self._read(train=True), self._read(train=False)
+        if not self.val_fraction:
+            return Splits(train, test)
+        kept = len(train) - round(len(train) * self.val_fraction)
+        return Splits(
+            Samples(train.inputs[:kept], train.targets[:kept]), test, val=Samples(train.inputs[kept:], train.targets[kept:])
+        )
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        return Preprocess(self.mean, self.std)
+
+    def augment(self) -> Augment | None:
+        return augmentation(self.augmentation)
+
+    def _read(self, train: bool) -> Samples:
+        name, folder = self._source.__name__, Path(self.data_dir) / self._source.base_folder
+        files = dict(self._source.train_list + self._source.test_list) | {self._source.meta["filename"]: self._source.meta["md5"]}
+        remedy = f"pass --data.download true, or unpack {self._source.url} into {self.data_dir}"
+        require_files(name, [folder / file for file in files], remedy)
+        try:
+            source = self._source(self.data_dir, train=train)
+        except RuntimeError as error:
+            broken = [str(folder / file) for file, md5 in files.items() if not check_integrity(str(folder / file), md5)]
+            raise ValueError(f"{name}: {', '.join(broken)} differs from the published file (by md5): delete it, then {remedy}") from error
+        self.class_names = tuple(source.classes)
+        return Samples(torch.from_numpy(source.data), torch.tensor(source.targets))
+
+
+class CIFAR100(CIFAR10):
+    """50,000 training and 10,000 test photographs of 100 kinds of things, 32x32 in colour.
+
+    Reads ``<data_dir>/cifar-100-python`` (Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html), which torchvision
+    downloads where ``download`` is set, and checks against the published md5 sums.
+
+    Args:
+        data_dir: the folder that holds ``cifar-100-python``.
+        download: get the files if they are missing.
+        augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; FedDisco also rotates.
+        mean, std: normalisation of each channel, on the [0, 1] scale. FedCOG's and FedDisco's by default; Fedssyn has
+            (0.5071, 0.4867, 0.4408) and (0.2675, 0.2565, 0.2761).
+        val_fraction: the last part of the training images, in file order, that becomes a central validation set instead.
+    """
+
+    num_classes = 100
+    _source = torchvision.datasets.CIFAR100
+
+    def __init__(
+        self,
+        data_dir: str = "data",
+        download: bool = False,
+        augmentation: Augmentation = "crop-flip",
+        mean: tuple[float, float, float] = (0.5071, 0.4865, 0.4409),
+        std: tuple[float, float, float] = (0.2673, 0.2564, 0.2762),
+        val_fraction: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_dir, download, augmentation, mean, std, val_fraction, **kwargs)

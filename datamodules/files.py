@@ -1,0 +1,43 @@
+"""What the readers share: one clear line for a file that is missing, broken, or not what it should be."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+
+def require_files(data_set: str, paths: Sequence[Path], remedy: str) -> None:
+    """Raise a one-line error that names the files that are not there, and says how to get them."""
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        names = ", ".join(str(path) for path in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise FileNotFoundError(f"{data_set} needs {names}{more}, looked for from {Path.cwd()}: {remedy}")
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Name the file in whatever goes wrong while it is read: decoders raise nearly every kind of error on broken files."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read, get it again or repair it: {type(error).__name__}: {error}") from error
+
+
+def require_finite(values: np.ndarray, where: str) -> None:
+    """Raise an error that says where the first NaN or infinite value lies."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = ", ".join(str(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(f"{where} has {np.count_nonzero(~finite)} NaN or infinite values, the first at index ({first})")
+
+
+def standardisation(features: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column; columns that never change keep their scale."""
+    std = features.double().std(0, correction=0)
+    std[std == 0] = 1
+    return tuple(features.double().mean(0).tolist()), tuple(std.tolist())

@@ -1,0 +1,148 @@
+"""Images in one folder per class, as torchvision's ImageFolder has them."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import require_files
+from flcog.datamodules.image_cache import ImageCache, image_size
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+class ImageFolders(FederatedDataModule):
+    """Any classification set that is stored as ``<data_dir>/<split>/<class>/**/<image>``.
+
+    Images are decoded once, into ``<data_dir>/decoded``; afterwards a start reads one file. Sets beyond 2 GB stay on disk.
+
+    CINIC-10 (Darlow et al. 2018, https://arxiv.org/abs/1810.03505, https://datashare.ed.ac.uk/handle/10283/3192) in FedDisco's
+    form, as YAML:
+
+        class_path: ImageFolders
+        init_args:
+          data_dir: data/CINIC-10
+          val: valid
+          mean: [0.47889522, 0.47227842, 0.43047404]
+          std: [0.24205776, 0.23828046, 0.25874835]
+          augmentation: crop-flip
+
+    A public set of some ImageNet classes, such as FedWalk's leash task (https://arxiv.org/abs/2404.15503), is ``classes`` with
+    their WordNet ids and an ``image_size``.
+
+    Args:
+        data_dir: the folder that holds the splits.
+        train, test, val: folders of the splits; None where there is none.
+        classes: the class folders to use, which numbers the classes; all folders of ``train`` in alphabetical order by default.
+        image_size: images are scaled and cropped about the centre to squares of this side; None expects all to have one size.
+        grey: read one channel instead of three.
+        mean, std: normalisation of each channel, on the [0, 1] scale; None leaves [0, 1].
+        augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
+        cache_dir: where the decoded images are kept, if not in ``data_dir``.
+    """
+
+    def __init__(
+        self,
+        data_dir: str = "data/images",
+        train: str = "train",
+        test: str | None = "test",
+        val: str | None = None,
+        classes: list[str] | None = None,
+        image_size: int | None = None,
+        grey: bool = False,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        augmentation: Augmentation = "none",
+        cache_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if classes is not None and len(set(classes)) < len(classes):
+            raise ValueError(f"classes names some folder twice: {', '.join(sorted({c for c in classes if classes.count(c) > 1}))}")
+        if image_size is not None and image_size < 1:
+            raise ValueError(f"image_size must be at least 1; got {image_size}")
+        self.data_dir, self.classes, self.image_size, self.grey = data_dir, classes, image_size, grey
+        self.folders = {"train": train, "test": test, "val": val}
+        self.mean, self.std, self.augmentation = mean, std, augmentation
+        self.cache_dir = Path(cache_dir) if cache_dir is not None else Path(data_dir) / "decoded"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The class folders, in label order."""
+        if self.classes is None:
+            folder = Path(self.data_dir) / str(self.folders["train"])
+            self._require(folder)
+            self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+            if not self.classes:
+                raise ValueError(f"{folder} has no class folders: images are looked for in {folder}/<class>/")
+        return tuple(self.classes)
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """As many as there are class folders."""
+        return len(self.class_names)
+
+    def prepare_data(self) -> None:
+        for part, folder in self.folders.items():
+            if folder is not None:
+                self._cache(part, self._list(folder)).fill()
+
+    def load(self) -> Splits:
+        return Splits(**{part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None})
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        return Preprocess(tuple(self.mean) if self.mean is not None else None, tuple(self.std) if self.std is not None else None)
+
+    def augment(self) -> Augment | None:
+        return augmentation(self.augmentation)
+
+    def _load(self, part: str, folder: str) -> Samples:
+        listing = self._list(folder)
+        return Samples(self._cache(part, listing).load(), torch.tensor(listing.targets))
+
+    def _cache(self, part: str, listing: "_Listing") -> ImageCache:
+        shape_by: Literal["crop", "reject"] = "crop" if self.image_size is not None else "reject"
+        size = (self.image_size, self.image_size) if self.image_size is not None else image_size(listing.files[0])
+        return ImageCache(self.cache_dir, part, listing.files, size, shape_by, "L" if self.grey else "RGB", listing.stamps)
+
+    def _list(self, split: str) -> "_Listing":
+        root = Path(self.data_dir) / split
+        self._require(root, *(root / name for name in self.class_names))
+        listing = _Listing([], [], [])
+        for label, name in enumerate(self.class_names):
+            found = sorted(_images(root / name))
+            if not found:
+                raise ValueError(f"{root / name} has no images ({', '.join(EXTENSIONS)})")
+            listing.files.extend(Path(path) for path, _ in found)
+            listing.stamps.extend(stamp for _, stamp in found)
+            listing.targets.extend([label] * len(found))
+        return listing
+
+    def _require(self, *folders: Path) -> None:
+        require_files("ImageFolders", folders, "check --data.data_dir, the names of the splits, and --data.classes")
+
+
+@dataclass(frozen=True)
+class _Listing:
+    files: list[Path]
+    stamps: list[str]
+    targets: list[int]
+
+
+def _images(folder: Path) -> list[tuple[str, str]]:
+    """Every image below the folder, with its size and time of change."""
+    found, folders = [], [str(folder)]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir():
+                folders.append(entry.path)
+            elif entry.name.lower().endswith(EXTENSIONS):
+                status = entry.stat()
+                found.append((entry.path, f"{status.st_size} {status.st_mtime_ns}"))
+    return found

@@ -1,0 +1,102 @@
+"""Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+
+
+def write(path: Path, payload: dict[str, Any]) -> None:
+    """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    torch.save(payload, aside)
+    os.replace(aside, path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Load a checkpoint without running anything it might contain."""
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's")
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{path} is no readable flcog checkpoint (truncated, or not written by flcog): {reason}") from error
+    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
+        raise ValueError(f"{path} is no flcog checkpoint of format {FORMAT}: it was written by another program or version")
+    return payload
+
+
+def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[str, torch.Tensor]) -> None:
+    """Refuse a checkpoint whose parameters are not this model's, saying which differ."""
+    missing = sorted(present.keys() - saved.keys())
+    extra = sorted(saved.keys() - present.keys())
+    shapes = [
+        f"{name} is {tuple(saved[name].shape)} there, {tuple(present[name].shape)} here"
+        for name in sorted(saved.keys() & present.keys())
+        if saved[name].shape != present[name].shape
+    ]
+    differences = [*(f"{n} is only here" for n in missing), *(f"{n} is only there" for n in extra), *shapes]
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ValueError(
+            f"{path} holds another model: {'; '.join(differences[:3])}{more}. Use the model and the methods of the run that wrote it"
+        )
+
+
+class ClientStates:
+    """Clients' slots: in memory, and on disk in one file per round and process, so that a checkpoint costs what the cohort costs.
+
+    A client's state is read from the file of the last round it took part in; files that no checkpoint refers to are removed.
+    """
+
+    def __init__(self, directory: Path | None, rank: int) -> None:
+        self.directory, self.rank = directory, rank
+        self.slots: dict[int, dict[str, Any]] = {}
+        """State of the clients this process owns, by client and method."""
+        self.owner: dict[int, int] = {}
+        """The process on which each stateful client lives; the same on every process."""
+        self.files: dict[int, str] = {}
+        """The file that holds each client's state; known to the first process for all clients."""
+        self._changed: set[int] = set()
+
+    def put(self, client: int, slots: dict[str, Any]) -> None:
+        self.slots[client] = slots
+        self._changed.add(client)
+
+    def save(self, round: int) -> dict[int, str]:
+        """Write what changed since the last save; returns the clients written, with their file."""
+        if not self._changed or self.directory is None:
+            return {}
+        name = f"round-{round:06d}-rank{self.rank}.pt"
+        write(self.directory / name, {"format": FORMAT, "clients": {k: self.slots[k] for k in sorted(self._changed)}})
+        written = dict.fromkeys(sorted(self._changed), name)
+        self._changed.clear()
+        return written
+
+    def load(self, files: dict[int, str], world_size: int) -> None:
+        """Read the clients that this process will own; ownership is dealt anew, so the number of processes may change."""
+        self.files = dict(files)
+        self.owner = {client: position % world_size for position, client in enumerate(sorted(files))}
+        self._changed.clear()
+        self.slots = {}
+        mine: dict[str, list[int]] = {}
+        for client, name in files.items():
+            if self.owner[client] == self.rank:
+                mine.setdefault(name, []).append(client)
+        for name, clients in mine.items():
+            assert self.directory is not None
+            stored = read(self.directory / name)["clients"]
+            self.slots |= {client: stored[client] for client in clients}
+
+    def prune(self, keep: set[str]) -> None:
+        """Remove files that no checkpoint refers to."""
+        if self.directory is not None and self.directory.is_dir():
+            for path in self.directory.iterdir():
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)

@@ -1,0 +1,289 @@
+"""The client: a LightningModule, and the same thing seen as a pure function of its parameters."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from flcog.hooks import Batch, Params
+from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
+from flcog.models import FeatureModel
+from flcog.schedules import Schedule
+
+
+class ClientModule(L.LightningModule):
+    """What every client trains. Subclasses say how outputs are scored; the engine masks and averages.
+
+    Args:
+        model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method.
+        optimizer: the local optimiser, made anew for each client and round.
+        lr_schedule: factor on the learning rate, by round.
+    """
+
+    task: str
+    score_name: str
+    """What :meth:`per_example_score` measures."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
+        lr_schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Penultimate activations."""
+        return self._feature_model.features(inputs)
+
+    def head(self, features: Tensor) -> Tensor:
+        """From penultimate activations to outputs."""
+        return self._feature_model.head(features)
+
+    @property
+    def has_features(self) -> bool:
+        return isinstance(self.model, FeatureModel)
+
+    @property
+    def _feature_model(self) -> FeatureModel:
+        if not isinstance(self.model, FeatureModel):
+            raise ValueError(
+                f"{type(self.model).__name__} exposes no features, which a method of this run asks for: "
+                "use a model of flcog.models, or subclass flcog.models.FeatureModel"
+            )
+        return self.model
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task loss of each row, [B]."""
+        raise NotImplementedError
+
+    def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """How well each row is predicted, [B]: what is compared between clients."""
+        raise NotImplementedError
+
+    def metrics(self, num_classes: int) -> MetricCollection:
+        """What an evaluation on a whole set reports."""
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(p for p in self.parameters() if p.requires_grad)
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        """The same loss for a plain ``lightning.Trainer``, e.g. to train on the pooled data for comparison."""
+        return self.per_example_loss(self(batch[0]), batch[1]).mean()
+
+
+class Classifier(ClientModule):
+    """One label of several, by cross-entropy."""
+
+    task = "classification"
+    score_name = "accuracy"
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(1) == targets).to(outputs.dtype)
+
+    def metrics(self, num_classes: int) -> MetricCollection:
+        return classification_metrics(num_classes)
+
+
+class MultiLabelClassifier(ClientModule):
+    """Any subset of the labels, by binary cross-entropy summed over labels' mean. Clients are compared by their examples' F1."""
+
+    task = "multilabel"
+    score_name = "f1"
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none").mean(1)
+
+    def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        predicted = (outputs > 0).to(outputs.dtype)
+        targets = targets.to(outputs.dtype)
+        # An example without labels that gets none is right.
+        return (2 * (predicted * targets).sum(1) + 1e-12) / (predicted.sum(1) + targets.sum(1) + 1e-12)
+
+    def metrics(self, num_classes: int) -> MetricCollection:
+        return multilabel_metrics(num_classes)
+
+
+class Regressor(ClientModule):
+    """A number, by squared error. Clients are compared by their absolute error."""
+
+    task = "regression"
+    score_name = "mae"
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.flatten(1).squeeze(1) - targets.to(outputs.dtype)).square()
+
+    def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.flatten(1).squeeze(1) - targets.to(outputs.dtype)).abs()
+
+    def metrics(self, num_classes: int) -> MetricCollection:
+        return regression_metrics()
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over rows that count."""
+    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+class _Dispatch(nn.Module):
+    """Lets ``torch.func.functional_call``, which only knows ``forward``, call any method of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self.module, *args)
+
+
+class ModelFunction:
+    """A module as a function of (parameters, buffers, inputs), and as itself where the parameters are its own.
+
+    Args:
+        module: the client's module, on its device.
+        autocast: the precision plugin's context for forward passes.
+    """
+
+    def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.module = module.train()
+        self.autocast = autocast
+        self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.buffers: Params = dict(module.named_buffers())
+        persistent = set(module.state_dict(keep_vars=True))
+        self.shared_buffers = [name for name in self.buffers if name in persistent]
+        """Buffers that clients upload and the server averages; the others are a client's scratch (dropout keys)."""
+        self.eval_module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
+        self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether one row's output depends on the others in training (BatchNorm), so that padding rows would be felt."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    def call(self, train: bool, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(module, *args)`` with these parameters and buffers in the module's place."""
+        state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
+        with self.autocast():
+            return torch.func.functional_call(self._train_dispatch if train else self._eval_dispatch, state, (function, *args))
+
+
+class Apply:
+    """The client's model as hooks see it: ``apply(params, inputs)``, ``apply.features(...)``, ``apply.loss(...)``.
+
+    Without ``buffers`` it is the client's model in training mode with its own buffers (BatchNorm's statistics move); with
+    ``buffers`` it is some other model in evaluation mode: ``apply(ctx.global_params, x, ctx.global_buffers)``.
+
+    The features of the last pass are kept: a method that asks for those of the batch on which the task loss was just computed
+    pays nothing.
+    """
+
+    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
+        self.model, self.buffers, self._live = model, buffers, live
+        self._seen: tuple[Params, Tensor, Tensor | None, Tensor] | None = None
+
+    def _call(self, params: Params, buffers: Params | None, function: Callable[..., Any], *args: Any) -> Any:
+        if buffers is not None:
+            return self.model.call(False, params, buffers, function, *args)
+        if self._live and params is self.model.params:
+            with self.model.autocast():
+                return function(self.model.module, *args)
+        return self.model.call(True, params, self.buffers, function, *args)
+
+    def __call__(self, params: Params, inputs: Tensor, buffers: Params | None = None) -> Tensor:
+        if buffers is None and self._seen is not None and self._seen[0] is params and self._seen[1] is inputs:
+            return self._seen[3]
+        if not self.model.module.has_features:  # type: ignore[union-attr]
+            return self._call(params, buffers, _forward, inputs)
+        features, outputs = self._call(params, buffers, _features_and_outputs, inputs)
+        if buffers is None:
+            self._seen = (params, inputs, features, outputs)
+        return outputs
+
+    def features(self, params: Params, inputs: Tensor, buffers: Params | None = None) -> Tensor:
+        """Penultimate activations."""
+        if buffers is None and self._seen is not None and self._seen[0] is params and self._seen[1] is inputs:
+            assert self._seen[2] is not None
+            return self._seen[2]
+        return self._call(params, buffers, _features, inputs)
+
+    def head(self, params: Params, features: Tensor, buffers: Params | None = None) -> Tensor:
+        """From penultimate activations to outputs."""
+        return self._call(params, buffers, _head, features)
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The client module's own loss of each row."""
+        return self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
+
+    def loss(self, params: Params, batch: Batch, buffers: Params | None = None) -> Tensor:
+        """The task loss: the mean over the batch's rows that count."""
+        outputs = self(params, batch.inputs, buffers)
+        return masked_mean(self.per_example_loss(outputs, batch.targets), batch.mask)
+
+
+class PlainApply(Apply):
+    """A plain LightningModule's: its loss is whatever its ``training_step`` returns."""
+
+    def __call__(self, params: Params, inputs: Tensor, buffers: Params | None = None) -> Tensor:
+        return self._call(params, buffers, _forward, inputs)
+
+    def loss(self, params: Params, batch: Batch, buffers: Params | None = None) -> Tensor:
+        result = self._call(params, buffers, _training_step, (batch.inputs, batch.targets))
+        return result["loss"] if isinstance(result, dict) else result
+
+
+def _forward(module: Any, inputs: Tensor) -> Tensor:
+    return module(inputs)
+
+
+def _features(module: Any, inputs: Tensor) -> Tensor:
+    return module.features(inputs)
+
+
+def _head(module: Any, features: Tensor) -> Tensor:
+    return module.head(features)
+
+
+def _features_and_outputs(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    features = module.features(inputs)
+    return features, module.head(features)
+
+
+def _training_step(module: Any, batch: tuple[Tensor, Tensor]) -> Any:
+    return module.training_step(batch, 0)
+
+
+@contextmanager
+def captured_logs(module: L.LightningModule) -> Iterator[dict[str, list[float]]]:
+    """Collects what a plain module logs: without a ``Trainer``, ``self.log`` has nowhere to go."""
+    logged: dict[str, list[float]] = {}
+
+    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        logged.setdefault(name, []).append(float(value))
+
+    def log_dict(values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        for name, value in values.items():
+            log(name, value)
+
+    module.__dict__.update(log=log, log_dict=log_dict)
+    try:
+        yield logged
+    finally:
+        del module.__dict__["log"], module.__dict__["log_dict"]

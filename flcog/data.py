@@ -1,0 +1,350 @@
+"""The contract between the engine and the data: samples, a partition of them over clients, and the module that makes both."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+Task = Literal["classification", "multilabel", "regression"]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which samples belong to which client: ``indices[offsets[k]:offsets[k + 1]]`` are client k's.
+
+    Two arrays, so that a million clients cost what their samples cost.
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.indices) or (np.diff(self.offsets) < 0).any():
+            raise ValueError("a partition's offsets must rise from 0 to the number of indices")
+
+    @classmethod
+    def from_clients(cls, clients: list[np.ndarray]) -> "Partition":
+        """A partition from one index array per client."""
+        sizes = [len(indices) for indices in clients]
+        joined = np.concatenate(clients) if clients else np.zeros(0)
+        return cls(joined.astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @classmethod
+    def from_assignment(cls, client_of_sample: np.ndarray, num_clients: int) -> "Partition":
+        """A partition from each sample's client; samples of client -1 are left out."""
+        order = np.argsort(client_of_sample, kind="stable")
+        sizes = np.bincount(client_of_sample[client_of_sample >= 0], minlength=num_clients)
+        left_out = len(order) - sizes.sum()
+        return cls(order[left_out:].astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def client(self, k: int) -> np.ndarray:
+        """The sample indices of client k (a view)."""
+        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits that fix the split, for papers to cite."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.indices, "<i8").tobytes())
+        return digest.hexdigest()[:8]
+
+    def save(self, path: str | Path) -> None:
+        np.savez_compressed(path, indices=self.indices, offsets=self.offsets)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Partition":
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(arrays["indices"], arrays["offsets"])
+        except (OSError, KeyError, ValueError) as error:
+            raise ValueError(f"{path} is not a saved partition (.npz with 'indices' and 'offsets'): {error}") from error
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A set of samples held as arrays. Images are stored channels-last, [N, H, W, C], as decoders write them and CPUs like them.
+
+    Args:
+        inputs: a tensor (moved to the device once) or a memory-mapped array (read from disk batch by batch).
+        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32).
+        users: a natural owner for each sample, where the data set has one.
+    """
+
+    inputs: Tensor | np.ndarray
+    targets: Tensor
+    users: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets: a set needs one target per input")
+        if len(self.inputs) == 0:
+            raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU)."""
+        if isinstance(self.inputs, Tensor):
+            return self.inputs.index_select(0, indices)
+        return torch.from_numpy(self.inputs[indices.cpu().numpy()])
+
+    def to(self, device: torch.device) -> "Samples":
+        inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs
+        return replace(self, inputs=inputs, targets=self.targets.to(device))
+
+
+Augment = Callable[[Tensor, np.ndarray], Tensor]
+"""``augment(inputs [B, H, W, C] as stored, keys uint64 [B]) -> inputs``: one key per sample is all the randomness it gets."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a run trains and evaluates on. A method's ``prepare_data`` may return a changed copy (``dataclasses.replace``).
+
+    ``client_val`` and ``client_test`` hold out parts of the clients' own samples: partitions of ``train`` too, disjoint from
+    ``partition``.
+    """
+
+    train: Samples
+    partition: Partition
+    task: Task
+    num_classes: int
+    preprocess: Callable[[Tensor], Tensor]
+    val: Samples | None = None
+    test: Samples | None = None
+    client_val: Partition | None = None
+    client_test: Partition | None = None
+    augment: Augment | None = None
+    class_names: tuple[str, ...] | None = None
+    ledger: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Bytes (up, down) that an exchange before round 1 sent, by method."""
+
+    @property
+    def num_clients(self) -> int:
+        return self.partition.num_clients
+
+    def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
+        inputs = samples.gather(indices).to(device, non_blocking=True)
+        if self.augment is not None and keys is not None:
+            inputs = self.augment(inputs, keys)
+        return self.preprocess(inputs), samples.targets.index_select(0, indices)
+
+    def label_counts(self, k: int) -> Tensor:
+        """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target."""
+        targets = self.train.targets[torch.from_numpy(self.partition.client(k)).to(self.train.targets.device)]
+        if self.task == "multilabel":
+            return targets.double().sum(0).cpu()
+        if self.task == "regression":
+            targets = torch.bucketize(targets, self.bin_edges)
+        return torch.bincount(targets.cpu(), minlength=self.num_classes).double()
+
+    @property
+    def bin_edges(self) -> Tensor:
+        """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution."""
+        if "edges" not in self.__dict__:
+            quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
+            # torch.quantile refuses more than 16 million values; numpy does not.
+            edges = np.quantile(self.train.targets.cpu().double().numpy(), quantiles.numpy())
+            self.__dict__["edges"] = torch.from_numpy(edges).to(self.train.targets)
+        return self.__dict__["edges"]
+
+
+class Preprocess:
+    """Stored inputs to what a model eats: uint8 to [0, 1], per-channel normalisation, channels first (in channels-last memory).
+
+    Args:
+        mean, std: per channel, on the [0, 1] scale; None leaves values as they are (after the uint8 scaling).
+    """
+
+    def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
+        if (mean is None) != (std is None) or (mean is not None and std is not None and len(mean) != len(std)):
+            raise ValueError(f"mean and std come together, one value per channel; got mean={mean}, std={std}")
+        if std is not None and min(std) <= 0:
+            raise ValueError(f"std must be positive; got {std}")
+        self.mean, self.std = mean, std
+        self._affine: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
+            return inputs  # token ids
+        outputs = inputs.to(torch.get_default_dtype())
+        if inputs.dtype == torch.uint8 or self.mean is not None:
+            scale, shift = self._scale_and_shift(inputs)
+            # In place on our own copy: one pass less over the batch. `inputs` itself is kept when it was float already.
+            outputs = (outputs * scale if outputs is inputs else outputs.mul_(scale)).add_(shift)
+        return outputs.permute(0, 3, 1, 2) if outputs.ndim == 4 else outputs
+
+    def _scale_and_shift(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        if self._affine is None or self._affine[0].device != inputs.device:
+            mean, std = torch.tensor(self.mean or (0.0,)), torch.tensor(self.std or (1.0,))
+            unit = 255.0 if inputs.dtype == torch.uint8 else 1.0
+            self._affine = ((1 / (std * unit)).to(inputs.device), (-mean / std).to(inputs.device))
+        return self._affine
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a data set's files hold, before anything is given to clients."""
+
+    train: Samples
+    test: Samples | None = None
+    val: Samples | None = None
+
+
+class Partitioner(ABC):
+    """Decides which samples belong to which client; ``flcog.datamodules`` has the splits of the literature.
+
+    A partitioner is a frozen dataclass of its hyper-parameters and a pure function of the samples' targets and users and of a
+    seed. It never reads the inputs, which may be the size of a disk: one partitioner hands another a set without real ones.
+    """
+
+    @abstractmethod
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        """Give each sample to one client, or to none where the split says so.
+
+        Args:
+            samples: the training set; only ``targets`` and ``users`` are read.
+            num_clients: how many clients to make. Splits whose clients the data decide say so, and ignore it.
+            seed: fixes the split, >= 0. Equal arguments give equal partitions, whatever else has drawn random numbers.
+        """
+
+
+@dataclass(frozen=True)
+class IID(Partitioner):
+    """Every client gets an equally large random share of all samples; sizes differ by one at most."""
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        if not 1 <= num_clients <= len(samples):
+            raise ValueError(f"{num_clients} clients cannot share {len(samples)} samples: each needs one; set num_clients")
+        generator = np.random.Generator(np.random.PCG64(seed))
+        return Partition.from_assignment(generator.permutation(np.arange(len(samples)) % num_clients), num_clients)
+
+
+class FederatedDataModule(L.LightningDataModule):
+    """A data set, its split over clients, and how batches are made of it.
+
+    A data set's own file implements :meth:`load` (and :meth:`prepare_data` where it downloads or decodes) and names its ``task``,
+    ``num_classes`` and normalisation; everything else is here.
+
+    Args:
+        num_clients: how many clients the training set is divided over.
+        partitioner: how; see ``flcog.datamodules`` for the splits of the literature. IID by default.
+        batch_size: samples per local step.
+        eval_batch_size: samples per evaluation step.
+        partition_seed: fixes the split; independent of the trainer's seed, so that seeds can be compared on one split.
+        client_test: fraction of each client's samples held out to measure the client's own accuracy.
+        client_val: fraction of each client's samples held out for the client's own choices.
+        drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on what it has).
+    """
+
+    task: Task = "classification"
+    num_classes: int
+    class_names: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        num_clients: int = 10,
+        partitioner: Partitioner | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int = 1000,
+        partition_seed: int = 0,
+        client_test: float = 0.0,
+        client_val: float = 0.0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_clients", num_clients), ("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}")
+        if client_test < 0 or client_val < 0 or client_test + client_val >= 1:
+            raise ValueError(
+                f"client_test and client_val are fractions that leave something to train on; got {client_test} and {client_val}"
+            )
+        self.num_clients, self.partitioner, self.batch_size, self.eval_batch_size = num_clients, partitioner, batch_size, eval_batch_size
+        self.partition_seed, self.client_test, self.client_val, self.drop_last = partition_seed, client_test, client_val, drop_last
+        self._federation: Federation | None = None
+
+    def load(self) -> Splits:
+        """The data set's splits, read from its files."""
+        raise NotImplementedError(f"{type(self).__name__} must implement load()")
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        """From stored inputs to model inputs."""
+        return Preprocess()
+
+    def augment(self) -> Augment | None:
+        """Random changes of training inputs, or None."""
+        return None
+
+    def setup(self, stage: str | None = None) -> None:
+        if self._federation is not None:
+            return
+        splits = self.load()
+        partition = (self.partitioner or IID())(splits.train, self.num_clients, self.partition_seed)
+        partition, client_test, client_val = _hold_out(partition, (self.client_test, self.client_val), self.partition_seed)
+        empty = np.flatnonzero(partition.sizes == 0)
+        if len(empty):
+            raise ValueError(
+                f"{len(empty)} of {partition.num_clients} clients have no training samples (the first is client {empty[0]}): "
+                "use fewer clients, a larger beta, or a partitioner with a minimum size"
+            )
+        self._federation = Federation(
+            train=splits.train,
+            partition=partition,
+            task=self.task,
+            num_classes=self.num_classes,
+            preprocess=self.preprocess(),
+            val=splits.val,
+            test=splits.test,
+            client_val=client_val if self.client_val else None,
+            client_test=client_test if self.client_test else None,
+            augment=self.augment(),
+            class_names=self.class_names,
+        )
+
+    @property
+    def federation(self) -> Federation:
+        """The loaded data, split over clients."""
+        if self._federation is None:
+            self.prepare_data()
+            self.setup()
+        assert self._federation is not None
+        return self._federation
+
+
+def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -> tuple[Partition, Partition, Partition]:
+    """Split every client's samples at random into (training, test, validation) parts.
+
+    A held-out part has at least one sample if the client can spare it: a client's last sample always trains.
+    """
+    if not any(fractions):
+        nothing = Partition(np.zeros(0, np.int64), np.zeros(partition.num_clients + 1, np.int64))
+        return partition, nothing, nothing
+    rng = np.random.default_rng([seed, 1])
+    parts: tuple[list[np.ndarray], ...] = ([], [], [])
+    for k in range(partition.num_clients):
+        indices = rng.permutation(partition.client(k))
+        spare = max(0, len(indices) - 1)
+        test = min(spare, round(len(indices) * fractions[0]) or int(fractions[0] > 0))
+        val = min(spare - test, round(len(indices) * fractions[1]) or int(fractions[1] > 0))
+        for part, chunk in zip(parts, (indices[test + val :], indices[:test], indices[test : test + val]), strict=True):
+            part.append(np.sort(chunk))
+    train, test_part, val_part = (Partition.from_clients(part) for part in parts)
+    return train, test_part, val_part

@@ -1,0 +1,125 @@
+"""Measuring a model: on central sets, and on each client's own held-out part."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.client import ClientModule, ModelFunction, captured_logs
+from flcog.data import Federation, Partition, Samples
+from flcog.hooks import Params
+
+AllReduce = Callable[[Tensor], Tensor]
+
+
+class Evaluator:
+    """Evaluates models on a federation's sets; every process takes its share of the rows.
+
+    Args:
+        model: the client's model.
+        federation: the data.
+        batch_size: rows per forward pass.
+        convert: from loaded inputs to the precision of the run.
+        device, rank, world_size, all_reduce: of the run.
+    """
+
+    def __init__(
+        self,
+        model: ModelFunction,
+        federation: Federation,
+        batch_size: int,
+        convert: Callable[[Tensor], Tensor],
+        device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
+        all_reduce: AllReduce = lambda tensor: tensor,
+    ) -> None:
+        self.model, self.federation, self.batch_size, self.convert, self.device = model, federation, batch_size, convert, device
+        self.rank, self.world_size, self.all_reduce = rank, world_size, all_reduce
+        self._metrics = model.module.metrics(federation.num_classes).to(device) if isinstance(model.module, ClientModule) else None
+
+    def _batches(self, samples: Samples, indices: np.ndarray) -> Any:
+        for first in range(0, len(indices), self.batch_size):
+            chosen = torch.from_numpy(indices[first : first + self.batch_size]).to(self.device)
+            inputs, targets = self.federation.load(samples, chosen, self.device)
+            yield self.convert(inputs), targets
+
+    @torch.no_grad()
+    def on_set(self, params: Params, buffers: Params, samples: Samples, indices: np.ndarray | None = None) -> dict[str, float]:
+        """Loss and metrics on a set (or some of its rows)."""
+        rows = (np.arange(len(samples)) if indices is None else indices)[self.rank :: self.world_size]
+        if self._metrics is None:
+            return self._plain(params, buffers, samples, rows)
+        self._metrics.reset()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for inputs, targets in self._batches(samples, rows):
+            outputs = self.model.call(False, params, buffers, _forward, inputs).float()
+            total += self.model.module.per_example_loss(outputs, targets).sum(dtype=torch.float64)  # type: ignore[operator,union-attr]
+            self._metrics.update(outputs, targets)
+        count = len(samples) if indices is None else len(indices)
+        loss = float(self.all_reduce(total)) / count
+        return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
+
+    def _plain(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray) -> dict[str, float]:
+        """A plain LightningModule's own ``test_step`` (or ``validation_step``): means of what it logs, prefixes dropped."""
+        module = self.model.eval_module
+        steps = [name for name in ("test_step", "validation_step") if _overridden(module, name)]
+        if not steps:
+            return {}
+        sums: dict[str, float] = {}
+        for inputs, targets in self._batches(samples, rows):
+            with captured_logs(module) as logged:
+                result = self.model.call(False, params, buffers, _step, steps[0], (inputs, targets))
+            if isinstance(result, Tensor):
+                logged.setdefault("loss", [float(result)])
+            for name, values in logged.items():
+                name = name.split("/")[-1].removeprefix("test_").removeprefix("val_")
+                sums[name] = sums.get(name, 0.0) + values[-1] * len(targets)
+        names = sorted(sums)
+        totals = self.all_reduce(torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.device))
+        return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
+
+    @torch.no_grad()
+    def on_clients(self, params: Params, buffers: Params, parts: Partition) -> Tensor:
+        """The model's mean score on every client's part, [num_clients]; NaN for clients without one. Costs one pass over the parts."""
+        sums, counts = np.zeros(parts.num_clients), parts.sizes
+        owner = np.repeat(np.arange(parts.num_clients), counts)
+        rows = np.arange(len(parts.indices))[self.rank :: self.world_size]
+        done = 0
+        for inputs, targets in self._batches(self.federation.train, parts.indices[rows]):
+            outputs = self.model.call(False, params, buffers, _forward, inputs).float()
+            scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
+            sums += np.bincount(owner[rows[done : done + len(targets)]], scores.double().cpu().numpy(), parts.num_clients)
+            done += len(targets)
+        totals = self.all_reduce(torch.from_numpy(sums).to(self.device)).cpu()
+        return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
+
+
+def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:
+    """How a score is distributed over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""
+    scores = scores[~scores.isnan()].double()
+    if not len(scores):
+        return {}
+    ordered = scores.sort(descending=lower_is_better).values
+    worst = ordered[: max(1, len(ordered) // 10)].mean()
+    quantiles = {q: torch.quantile(scores, q / 100) for q in (10, 50, 90)}
+    return {
+        f"{name}_mean": float(scores.mean()),
+        f"{name}_std": float(scores.std(correction=0)),
+        f"{name}_worst_decile": float(worst),
+    } | {f"{name}_q{q}": float(value) for q, value in quantiles.items()}
+
+
+def _forward(module: Any, inputs: Tensor) -> Tensor:
+    return module(inputs)
+
+
+def _step(module: Any, name: str, batch: tuple[Tensor, Tensor]) -> Any:
+    return getattr(module, name)(batch, 0)
+
+
+def _overridden(module: Any, name: str) -> bool:
+    return getattr(type(module), name) is not getattr(L.LightningModule, name)

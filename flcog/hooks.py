@@ -1,0 +1,351 @@
+"""The hook table: what an observer sees and what a method contributes.
+
+The engine calls methods in the order they are listed. Each hook *returns* its contribution and the engine folds the contributions
+by the rule written at the hook: *sum*, *chain* (each receives the previous one's result), *nested* (later methods wrap earlier
+ones), *own slot* (nobody else sees it) or *exclusive* (one method at most). Nobody but the engine assigns parameters, gradients,
+losses or weights.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable as Function
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from flcog.client import Apply, ClientModule
+    from flcog.data import Federation
+    from flcog.trainer import FederatedTrainer
+
+Params = dict[str, Tensor]
+"""Named parameters (or gradients, deltas, control variates, ... shaped like them)."""
+
+Slot = Any
+"""A pytree (dict, list or tuple) of tensors that belongs to one method."""
+
+
+class Batch(NamedTuple):
+    """One local step's samples. ``mask`` is None where every row counts, else [B] with 0 for padding (unequal clients under vmap)."""
+
+    inputs: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+
+
+class Optimisation(NamedTuple):
+    """The local optimiser as its clients run it this round (of its first parameter group)."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    def effective_steps(self, num_steps: Tensor | int) -> Tensor | int | float:
+        """How many plain SGD steps the accumulated gradients of ``num_steps`` momentum steps amount to (FedNova's ||a||_1).
+
+        With momentum r: [T - r (1 - r^T) / (1 - r)] / (1 - r); T for plain SGD (Wang et al., 2020, https://arxiv.org/abs/2007.07481).
+        """
+        r = self.momentum
+        return num_steps if r == 0 else (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
+
+
+class Context(NamedTuple):
+    """What a method may know inside a client. Slots are *this method's*; no method sees another's.
+
+    ``step``, ``num_steps``, ``num_samples`` and ``weight`` are numbers under the loop and 0-d tensors under vmap: compute with
+    them, never branch on them.
+    """
+
+    global_params: Params
+    global_buffers: Params
+    buffers: Params
+    server: Slot
+    client: Slot
+    draws: Slot
+    inputs: Slot
+    step: Tensor | int
+    num_steps: Tensor | int
+    num_samples: Tensor | int
+    weight: Tensor | float
+    optimisation: Optimisation
+
+
+class Gradient(NamedTuple):
+    """The gradient of the summed loss at some parameters, the buffers that forward pass left, and the task loss it saw."""
+
+    values: Params
+    buffers: Params
+    loss: Tensor
+
+
+class Upload(NamedTuple):
+    """What a client hands over when it has finished.
+
+    Args:
+        delta: its change of the model, or None where it sends no weights. Folded by the aggregation weights.
+        client: its new slot, which stays with the client.
+        mean: message whose weighted mean the server receives.
+        sum: message whose plain sum over the cohort the server receives.
+
+    Bytes are counted once per tensor: a message that *is* the delta costs nothing more.
+    """
+
+    delta: Params | None
+    client: Slot
+    mean: Mapping[str, Tensor | Params] = {}
+    sum: Mapping[str, Tensor | Params] = {}
+
+
+class ClientUpload(NamedTuple):
+    """One client's upload, seen only by methods that declare ``individual_uploads``."""
+
+    client: int
+    weight: float
+    delta: Params
+    buffers: Params
+    mean: Mapping[str, Any]
+    sum: Mapping[str, Any]
+
+
+class Messages(NamedTuple):
+    """What the server received for one method: sums over the cohort, and single uploads where it declared that it needs them."""
+
+    mean: Mapping[str, Any]
+    sum: Mapping[str, Any]
+    individual: Sequence[ClientUpload] = ()
+
+
+class ClientView(Protocol):
+    """One client's own view of its data, for plain-Python hooks."""
+
+    id: int
+    num_samples: int
+    num_classes: int
+    task: str
+    round: int
+
+    @property
+    def label_counts(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a client takes part in a round."""
+
+    num_steps: int
+
+
+@dataclass
+class Cohort:
+    """The clients of a round, as the server sees them."""
+
+    round: int
+    clients: list[int]
+    num_clients: int
+    num_samples: Tensor
+    weights: Tensor
+    apply: "Apply"
+    buffers: Params
+    optimisation: Optimisation
+    metrics: dict[str, float]
+    seed: int
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Add a column to this round's row."""
+        self.metrics[name] = float(value)
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Randomness for the server's own work, keyed by seed, round and purpose."""
+        from flcog.randomness import generator
+
+        return generator(self.seed, self.round, "server", purpose, device=device)
+
+
+class Callback:
+    """Observes a run: returns nothing, changes nothing. Called once per event, on every process."""
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Before the first round (or the first after a resume)."""
+
+    def on_round_start(self, trainer: "FederatedTrainer", round: int, cohort: list[int]) -> None:
+        """The cohort is known, nothing is trained yet."""
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        """The global model was evaluated."""
+
+    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        """The round's row is complete and written. Rounds count from 1 here: ``round`` rounds are done."""
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """After the last round."""
+
+    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+        """The run is about to die."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know: tensors and primitives."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+
+
+GradientFunction = Function[[Params, Batch], Gradient]
+
+
+@dataclass(frozen=True)
+class Method(Callback):
+    """Contributes to a run. Subclasses are frozen dataclasses: their fields are hyper-parameters, so YAML equals object.
+
+    Hooks marked *pure* take tensors and return tensors: no ``.item()``, no Python branch on a tensor, no random stream, no I/O.
+    The loop runs them on one client's tensors, vmap on many clients' at once. A helper's name starts with an underscore;
+    any other public name that is no hook is taken for a misspelt one.
+
+    Args:
+        start_round: first round, counted from 0, in which the method acts.
+        stop_round: first round in which it no longer acts; None for never.
+    """
+
+    start_round: int = 0
+    stop_round: int | None = None
+
+    individual_uploads = False
+    """Needs single clients' uploads, so it cannot run under secure aggregation."""
+    vmappable = True
+    """False where a hook cannot be vectorised over clients: such a run uses the loop."""
+    tasks: tuple[str, ...] = ("classification", "multilabel", "regression")
+    """The kinds of label the method is defined for."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        known = {name for name in dir(Method) if not name.startswith("_")}
+        for name, value in vars(cls).items():
+            if name.startswith("_") or name in known or not inspect.isfunction(value):
+                continue
+            close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}"
+            raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
+
+    def __post_init__(self) -> None:
+        if self.start_round < 0 or (self.stop_round is not None and self.stop_round <= self.start_round):
+            raise ValueError(
+                f"{self.name}: start_round must be at least 0 and below stop_round; got {self.start_round} and {self.stop_round}"
+            )
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def overrides(self, hook: str) -> bool:
+        """Whether this method contributes to ``hook``."""
+        return getattr(type(self), hook) is not getattr(Method, hook)
+
+    def active(self, round: int) -> bool:
+        return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
+
+    # Before the first round -------------------------------------------------------------------------------------------------------
+
+    def configure_model(self, model: "ClientModule") -> "ClientModule":
+        """Extra heads or logits. *Chain, once; plain Python.*"""
+        return model
+
+    def prepare_data(self, federation: "Federation", generator: torch.Generator) -> "Federation":
+        """Exchanges of data before round 1. *Chain, once; plain Python.*"""
+        return federation
+
+    def init_server(self, params: Params) -> Slot:
+        """The server's state for this method. *Own slot.*"""
+        return {}
+
+    def init_client(self, params: Params) -> Slot:
+        """A client's state before its first round (made when it is first sampled). *Own slot.*"""
+        return {}
+
+    # Before a client trains -------------------------------------------------------------------------------------------------------
+
+    def report(self, client: ClientView) -> Any:
+        """What a client tells the server once, when it is first sampled: a number or a tensor. *Own slot; plain Python.*"""
+        return None
+
+    def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan | None:
+        """How the client takes part: its number of steps, or None if it drops out. *Chain; plain Python.*"""
+        return plan
+
+    def weights(self, weights: Tensor, reports: Sequence[Any], cohort: Cohort) -> Tensor:
+        """Aggregation weights [clients of the cohort]; the engine normalises what comes out. *Chain; plain Python.*"""
+        return weights
+
+    def broadcast(self, server: Slot) -> Slot:
+        """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*"""
+        return {}
+
+    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+        """All randomness of this client and round. *Own slot; plain Python.*"""
+        return {}
+
+    def client_inputs(self, apply: "Apply", ctx: Context) -> Slot:
+        """Data made for this client and round. *Own slot; pure.*"""
+        return {}
+
+    # Inside a local step ----------------------------------------------------------------------------------------------------------
+
+    def loss(self, apply: "Apply", params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        """A term added to the task loss; ``(w - 1) * task_loss`` rescales it. *Sum; pure.*"""
+        raise NotImplementedError
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        """A gradient taken elsewhere. *Nested; pure.*"""
+        return gradient
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        """Control variates, clipping: what the optimiser sees instead. *Chain; pure.*"""
+        return gradient
+
+    def after_step(self, apply: "Apply", params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        """What follows the optimiser's step: new parameters and the method's new client slot. *Chain / own slot; pure.*"""
+        return params, ctx.client
+
+    # After a client has trained ---------------------------------------------------------------------------------------------------
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
+        return Upload(delta, ctx.client)
+
+    def server_step(
+        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
+    ) -> tuple[Params, Slot]:
+        """The change that the server applies to its ``params``, and the method's new server slot. *Chain; plain Python.*"""
+        return delta, server
+
+    def evaluate_at(self, server: Slot, params: Params) -> Params:
+        """The parameters to evaluate in the place of the server's (FedExP's mean of two iterates). *Chain; plain Python.*"""
+        return params
+
+    def personal(self, params: Params, ctx: Context) -> Params:
+        """The model the client would keep for itself. *Exclusive; pure.*"""
+        return params
+
+
+HOOKS = [
+    name
+    for name, value in vars(Method).items()
+    if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active")
+]
+OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
+EXCLUSIVE_HOOKS = ("personal",)
+CLIENT_HOOKS = ("client_inputs", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")
+
+
+def check_methods(methods: Sequence[Method]) -> None:
+    """Refuse lists that cannot be folded."""
+    names = [method.name for method in methods]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is listed {names.count(name)} times in callbacks: keep one of them")
+    for hook in EXCLUSIVE_HOOKS:
+        claimants = [method.name for method in methods if method.overrides(hook)]
+        if len(claimants) > 1:
+            raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")

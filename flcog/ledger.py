@@ -1,0 +1,59 @@
+"""What crosses the wire, counted from the tensors that do."""
+
+from dataclasses import dataclass, field
+
+from flcog.hooks import Params
+
+
+@dataclass
+class Ledger:
+    """Bytes up (clients to server) and down, over the run, by what they were sent for: "model", or a method's name."""
+
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, up: int = 0, down: int = 0) -> None:
+        self.up[name] = self.up.get(name, 0) + up
+        self.down[name] = self.down.get(name, 0) + down
+
+    @property
+    def total_up(self) -> int:
+        return sum(self.up.values())
+
+    @property
+    def total_down(self) -> int:
+        return sum(self.down.values())
+
+    def figures(self, before: "Ledger") -> dict[str, float]:
+        """This round's columns, given the ledger as it was before the round."""
+        return {
+            "comm/up_bytes": self.total_up - before.total_up,
+            "comm/down_bytes": self.total_down - before.total_down,
+            "comm/total_bytes": self.total_up + self.total_down,
+        }
+
+    def copy(self) -> "Ledger":
+        return Ledger(dict(self.up), dict(self.down))
+
+    def state_dict(self) -> dict[str, dict[str, int]]:
+        return {"up": dict(self.up), "down": dict(self.down)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, dict[str, int]]) -> "Ledger":
+        return cls(dict(state["up"]), dict(state["down"]))
+
+
+def model_bytes(params: Params, buffers: Params) -> int:
+    """The model itself, as broadcast to one client."""
+    return sum(tensor.numel() * tensor.element_size() for part in (params, buffers) for tensor in part.values())
+
+
+def human(num_bytes: float) -> str:
+    """Bytes for people: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+

@@ -1,0 +1,182 @@
+"""What one client does in a round, as pure functions: the folds of the hook table that both executors share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.client import Apply, ModelFunction, PlainApply
+from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Optimisation, Params, Slot, Upload
+
+Differentiate = Callable[[Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], Params], tuple[Params, tuple[Params, Tensor]]]
+"""``differentiate(f, params) -> (gradient of f's first result, f's second result)``."""
+
+
+class Local(NamedTuple):
+    """What belongs to one client in one round; under vmap every tensor has a leading client axis."""
+
+    clients: list[Slot]
+    draws: list[Slot]
+    inputs: list[Slot]
+    num_steps: Tensor | int
+    num_samples: Tensor | int
+    weight: Tensor | float
+
+
+@dataclass
+class Program:
+    """One round's client side: the active methods around the model, with everything that is the same for all clients.
+
+    Args:
+        model: the client's model as a function.
+        methods: the methods active this round.
+        servers: each method's broadcast slot.
+        global_params, global_buffers: the broadcast model.
+        optimisation: the local optimiser's settings this round.
+        plain: whether the client is a plain LightningModule, known only by its ``training_step``.
+    """
+
+    model: ModelFunction
+    methods: Sequence[Method]
+    servers: Sequence[Slot]
+    global_params: Params
+    global_buffers: Params
+    optimisation: Optimisation
+    plain: bool = False
+
+    def __post_init__(self) -> None:
+        self.losses, self.wraps, self.corrections, self.followers, self.makers = (
+            [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
+            for hook in ("loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs")
+        )
+        self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
+
+    def apply(self, buffers: Params, live: bool = False) -> Apply:
+        return (PlainApply if self.plain else Apply)(self.model, buffers, live)
+
+    def contexts(self, local: Local, buffers: Params, step: int | Tensor) -> list[Context]:
+        """Each method's view of a client."""
+        return [
+            Context(
+                self.global_params,
+                self.global_buffers,
+                buffers,
+                server,
+                client,
+                draws,
+                inputs,
+                step,
+                local.num_steps,
+                local.num_samples,
+                local.weight,
+                self.optimisation,
+            )
+            for server, client, draws, inputs in zip(self.servers, local.clients, local.draws, local.inputs, strict=True)
+        ]
+
+    def make_inputs(self, local: Local, buffers: Params) -> Local:
+        """Data that methods make for the client before it trains."""
+        if not self.makers:
+            return local
+        contexts, inputs = self.contexts(local, buffers, 0), list(local.inputs)
+        for i, method in self.makers:
+            inputs[i] = method.client_inputs(self.apply(buffers), contexts[i])
+        return local._replace(inputs=inputs)
+
+    def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor]:
+        """The task loss with every method's term, and the task loss alone."""
+        task = apply.loss(params, batch)
+        total = task
+        for i, method in self.losses:
+            total = total + method.loss(apply, params, batch, task, contexts[i])
+        return total, task
+
+    def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context]) -> Gradient:
+        """The gradient that the optimiser sees: ``base`` inside every wrapper, then every correction."""
+        function = base
+        for i, method in self.wraps:
+            function = method.wrap_gradient(function, contexts[i])
+        result = function(params, batch)
+        values = result.values
+        for i, method in self.corrections:
+            values = method.correct_gradient(values, params, contexts[i])
+        return result._replace(values=values)
+
+    def pure_gradient(
+        self, differentiate: Differentiate, buffers: Params, contexts: list[Context]
+    ) -> GradientFunction:
+        """The gradient of the summed loss as a pure function; every call starts from the same ``buffers``."""
+
+        def gradient(params: Params, batch: Batch) -> Gradient:
+            def loss(params: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
+                # BatchNorm's statistics are updated in place, so each pass gets its own.
+                apply = self.apply({name: buffer.clone() for name, buffer in buffers.items()})
+                total, task = self.total_loss(apply, params, batch, contexts)
+                return total, (apply.buffers, task.detach())
+
+            values, (new_buffers, task) = differentiate(loss, params)
+            return Gradient(values, new_buffers, task)
+
+        return gradient
+
+    def after_step(self, params: Params, buffers: Params, batch: Batch, local: Local, step: int | Tensor) -> tuple[Params, Local]:
+        """The chain of what follows an optimiser step."""
+        if not self.followers:
+            return params, local
+        contexts, clients = self.contexts(local, buffers, step), list(local.clients)
+        for i, method in self.followers:
+            params, clients[i] = method.after_step(self.apply(buffers), params, batch, contexts[i])
+        return params, local._replace(clients=clients)
+
+    def finish(self, delta: Params, params: Params, buffers: Params, local: Local) -> tuple[Params | None, list[Slot], list[Upload]]:
+        """The chain of what leaves the client: its delta, its new slots, and each method's upload."""
+        contexts = self.contexts(local, buffers, local.num_steps)
+        clients, uploads, sends_weights = list(local.clients), [], True
+        for i, method in enumerate(self.methods):
+            if not method.overrides("finish_client"):
+                uploads.append(Upload(None, clients[i]))
+                continue
+            upload = method.finish_client(delta, params, contexts[i])
+            if upload.delta is None:
+                sends_weights = False
+            else:
+                delta = upload.delta
+            clients[i] = upload.client
+            uploads.append(upload)
+        return (delta if sends_weights else None), clients, uploads
+
+    def up_bytes(self, delta: Params | None, uploads: Sequence[Upload]) -> list[int]:
+        """Bytes a client sends: the model first, then each method's messages. A tensor sent twice crosses once."""
+        model = [] if delta is None else [*delta.values(), *(self.global_buffers[name] for name in self.model.shared_buffers)]
+        seen, counts = {id(tensor) for tensor in model}, [sum(map(num_bytes, model))]
+        for upload in uploads:
+            tensors = [t for t in pytree.tree_leaves((dict(upload.mean), dict(upload.sum))) if id(t) not in seen]
+            seen.update(map(id, tensors))
+            counts.append(sum(map(num_bytes, tensors)))
+        return counts
+
+
+def num_bytes(value: Tensor | float) -> int:
+    """What a tensor (or one number, sent as a float) takes on the wire."""
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 4
+
+
+def differentiate_pure(
+    function: Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], params: Params
+) -> tuple[Params, tuple[Params, Tensor]]:
+    """By torch.func, which vmap can transform."""
+    return torch.func.grad(function, has_aux=True)(params)
+
+
+def differentiate_eager(
+    function: Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], params: Params
+) -> tuple[Params, tuple[Params, Tensor]]:
+    """By plain autograd, for the loop: a traceback that reads as the user's code does."""
+    with torch.enable_grad():
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        loss, rest = function(leaves)
+        values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, values, strict=True)), rest

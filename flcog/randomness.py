@@ -1,0 +1,79 @@
+"""Randomness as an input: every draw is a pure function of (seed, round, client, purpose, position).
+
+A run has no random stream that is consumed in order. The hash below (splitmix64) maps a key and a position to 64 bits, so the
+loop, vmap, any number of processes and a resumed run see the same numbers, and adding a method to a run moves nobody else's.
+Whole cohorts are drawn at once: a generator object per client would cost more than many a client's training.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _finish(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def fold(*words: int | str) -> int:
+    """One 64-bit key from integers and names, e.g. ``fold(seed, round, client, "order")``."""
+    key = 0
+    for word in words:
+        value = zlib.crc32(word.encode()) if isinstance(word, str) else int(word)
+        key = _finish((key + _GOLDEN + (value & _MASK)) & _MASK)
+    return key
+
+
+def fold_each(key: int, values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """``fold`` with one more word, for many words at once: uint64 keys of the same length as ``values``."""
+    words = np.asarray(values, dtype=np.int64).astype(np.uint64)
+    return hash64(words + np.uint64((key + _GOLDEN) & _MASK))
+
+
+def hash64(z: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 on uint64 arrays; wraps around silently, as it must."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniform(keys: np.ndarray) -> np.ndarray:
+    """Doubles in [0, 1) from 64-bit keys."""
+    return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def generator(*words: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator for draws that no formula of ours covers (noise images, parameters)."""
+    return torch.Generator(device).manual_seed(fold(*words) & (2**63 - 1))
+
+
+def sample_without_replacement(population: int, count: int, key: int) -> list[int]:
+    """``count`` distinct integers below ``population``, sorted, in O(count) whatever the population (Floyd's algorithm)."""
+    if count >= population:
+        return list(range(population))
+    chosen: set[int] = set()
+    for position, top in enumerate(range(population - count, population)):
+        candidate = fold(key, position) % (top + 1)
+        chosen.add(top if candidate in chosen else candidate)
+    return sorted(chosen)
+
+
+def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shuffled passes over each client's samples, for many clients at once.
+
+    Client k reads ``num_epochs[k]`` independent permutations of ``range(num_samples[k])``, one after another. Returns the
+    positions of all clients in one array and the offsets that separate the clients.
+    """
+    lengths = num_samples * num_epochs
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    counter = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    epoch, position = np.divmod(counter, np.repeat(num_samples, lengths))
+    draws = hash64(np.repeat(keys, lengths) + counter.astype(np.uint64) * np.uint64(_GOLDEN))
+    segment = epoch + np.repeat(np.cumsum(num_epochs) - num_epochs, lengths)
+    return position[np.lexsort((draws, segment))], offsets

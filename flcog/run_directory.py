@@ -1,0 +1,114 @@
+"""A run's directory: what it was, what came out, and where it can go on from."""
+
+import csv
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LAST = "checkpoints/last.ckpt"
+
+
+def new_run_directory(root: str | Path) -> Path:
+    """A fresh directory under ``root``, named by the time it was made."""
+    root = Path(root)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        path = root / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.is_dir():
+                continue
+            raise ValueError(f"cannot write runs under {root}: {path} is a file; choose another trainer.default_root_dir") from None
+        except OSError as error:
+            raise ValueError(f"cannot write runs under {root}: {error.strerror}; choose another trainer.default_root_dir") from error
+        return path
+    raise ValueError(f"a thousand runs started this second under {root}")
+
+
+def find_checkpoint(ckpt_path: str | Path, root: str | Path) -> Path:
+    """The file meant by ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root``."""
+    if str(ckpt_path) in ("last", "best"):
+        runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns)
+        if not runs:
+            raise ValueError(f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint; give a file, or start without ckpt_path")
+        return runs[-1].with_name(f"{ckpt_path}.ckpt")
+    path = Path(ckpt_path)
+    return path / LAST if path.is_dir() else path
+
+
+class MetricsTable:
+    """``metrics.csv``: one row per round, flushed as it is written; a new column rewrites the file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.rows, self.columns = path, [], []  # type: tuple[Path | None, list[dict[str, float]], list[str]]
+
+    def load(self, rounds: int) -> None:
+        """Take over the rows of the first ``rounds`` rounds; later ones were not checkpointed and will be run again."""
+        self.rows = []
+        if self.path is not None and self.path.is_file():
+            with self.path.open(newline="") as file:
+                for raw in csv.DictReader(file):
+                    row = {name: _number(value) for name, value in raw.items() if name and value not in ("", None)}
+                    if row.get("round", rounds + 1) <= rounds:
+                        self.rows.append(row)
+        self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        self._rewrite()
+
+    def append(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+        new = [name for name in row if name not in self.columns]
+        if new or len(self.rows) == 1:
+            self.columns += new
+            self._rewrite()
+        elif self.path is not None:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerow(row)
+
+    def _rewrite(self) -> None:
+        if self.path is None or not self.columns:
+            return
+        aside = self.path.with_name(".metrics.csv.new")
+        with aside.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(aside, self.path)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() and "." not in text and "e" not in text else value
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on beside its config: versions, the commit, the machine, the command."""
+    packages = ("flcog", "torch", "torchvision", "lightning", "torchmetrics", "numpy", "wandb")
+    return {
+        "command": " ".join(sys.argv),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the working directory, with "+changes" if files differ from it; None outside a repository."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        status = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+changes" if status.strip() else "")
+
+
+def write_yaml(path: Path, content: Any) -> None:
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))

@@ -1,0 +1,78 @@
+"""Values that change with the round: learning rates, thresholds. A schedule is a callable from the round (from 0) to a number."""
+
+import math
+from dataclasses import dataclass, field
+
+
+class Schedule:
+    """Maps a round, counted from 0, to a number."""
+
+    def __call__(self, round: int) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """``gamma ** round``: FedExP and FedDC decay by 0.998 a round.
+
+    >>> Exponential(0.5)(2)
+    0.25
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma must lie in (0, 1]; got {self.gamma}")
+
+    def __call__(self, round: int) -> float:
+        return self.gamma**round
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """``values[i]`` from the i-th of ``boundaries`` on; the first value holds until the first boundary.
+
+    >>> lr = Piecewise(values=[1.0, 0.1], boundaries=[100])
+    >>> lr(99), lr(100)
+    (1.0, 0.1)
+    """
+
+    values: list[float]
+    boundaries: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ValueError(
+                f"a piecewise schedule has one value more than boundaries; got {len(self.values)} values, {len(self.boundaries)} boundaries"
+            )
+        if sorted(set(self.boundaries)) != list(self.boundaries):
+            raise ValueError(f"boundaries must rise; got {self.boundaries}")
+
+    def __call__(self, round: int) -> float:
+        return self.values[sum(round >= boundary for boundary in self.boundaries)]
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from 1 at round 0 to ``floor`` at round ``rounds``, and ``floor`` from then on.
+
+    >>> Cosine(rounds=10)(5)
+    0.5
+    """
+
+    rounds: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 <= self.floor <= 1:
+            raise ValueError(f"rounds must be at least 1 and floor in [0, 1]; got rounds={self.rounds}, floor={self.floor}")
+
+    def __call__(self, round: int) -> float:
+        progress = min(round / self.rounds, 1.0)
+        return round_to(self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def round_to(value: float, digits: int = 12) -> float:
+    """Drop the last bits, in which machines' cosines differ."""
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,765 @@
+"""The federated trainer: rounds instead of epochs, on Lightning Fabric."""
+
+import dataclasses
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from flcog import checkpoint, trackers
+from flcog.aggregation import Aggregate
+from flcog.allocations import keep_allocations
+from flcog.client import ClientModule, ModelFunction
+from flcog.data import FederatedDataModule, Federation
+from flcog.evaluation import Evaluator, spread
+from flcog.executors import ELEMENTWISE, LoopExecutor, Result, Round, VmapExecutor
+from flcog.hooks import Callback, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
+from flcog.ledger import Ledger, model_bytes
+from flcog.observers import default_observers
+from flcog.program import Program, num_bytes
+from flcog.randomness import fold, generator, sample_without_replacement
+from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, write_yaml
+from flcog.work import Batching, Work, make_work
+
+DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
+
+
+@dataclasses.dataclass
+class ClientData:
+    """One client's own view of its data (:class:`flcog.hooks.ClientView`)."""
+
+    id: int
+    num_samples: int
+    round: int
+    federation: Federation
+
+    @property
+    def num_classes(self) -> int:
+        return self.federation.num_classes
+
+    @property
+    def task(self) -> str:
+        return self.federation.task
+
+    @property
+    def label_counts(self) -> Tensor:
+        return self.federation.label_counts(self.id)
+
+
+class FederatedTrainer:
+    """Trains a client module on a federation.
+
+    Args:
+        rounds: communication rounds in all, those of a resumed checkpoint included.
+        clients_per_round: how many clients take part in a round: a count (int), or a fraction of all (float in (0, 1]).
+        local_steps: optimiser steps of each client in a round; or else
+        local_epochs: passes of each client over its own data in a round (fractions are allowed).
+        executor: ``loop`` (one client after another), ``vmap`` (many as one batched program), or ``auto``.
+        chunk_size: clients per batched program under vmap; None chooses.
+        callbacks: methods and observers, in the order in which they act.
+        logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
+        eval_every: rounds between evaluations; 0 for none. The last round is always evaluated.
+        default_root_dir: where runs get their directories.
+        accelerator, strategy, devices, num_nodes, precision: as Fabric has them; processes share out the clients of a round.
+        seed: fixes cohorts, batches, noise: the same at any executor and number of processes.
+        on_bad_update: what to do about a client whose update is NaN or infinite: ``raise``, or ``drop`` it.
+
+    Example:
+        >>> import flcog
+        >>> from flcog.datamodules import Digits
+        >>> trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False)
+    """
+
+    def __init__(
+        self,
+        rounds: int = 50,
+        clients_per_round: int | float = 1.0,
+        local_steps: int | None = None,
+        local_epochs: float | None = None,
+        executor: Literal["auto", "loop", "vmap"] = "auto",
+        chunk_size: int | None = None,
+        callbacks: list[Callback] | None = None,
+        logger: Logger | list[Logger] | bool | None = True,
+        eval_every: int = 1,
+        default_root_dir: str = "runs",
+        accelerator: str = "auto",
+        strategy: str = "auto",
+        devices: int | str = 1,
+        num_nodes: int = 1,
+        precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"] = "32-true",
+        seed: int = 0,
+        on_bad_update: Literal["raise", "drop"] = "raise",
+    ) -> None:
+        if (local_steps is None) == (local_epochs is None):
+            given = "neither" if local_steps is None else "both"
+            raise ValueError(f"set exactly one of local_steps and local_epochs; got {given}")
+        for name, value, least in (
+            ("rounds", rounds, 1),
+            ("local_steps", local_steps, 1),
+            ("chunk_size", chunk_size, 1),
+            ("eval_every", eval_every, 0),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}; got {value}")
+        if local_epochs is not None and local_epochs <= 0:
+            raise ValueError(f"local_epochs must be positive; got {local_epochs}")
+        for name, choice, choices in (
+            ("executor", executor, ("auto", "loop", "vmap")),
+            ("on_bad_update", on_bad_update, ("raise", "drop")),
+            ("precision", precision, tuple(DTYPES)),
+            ("strategy", strategy, ("auto", "ddp", "single_device")),
+        ):
+            if choice not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {choice!r}")
+        if clients_per_round <= 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
+            raise ValueError(
+                f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients_per_round!r}: write 10, not 10.0, for a count"
+            )
+        self.rounds, self.clients_per_round, self.local_steps, self.local_epochs = rounds, clients_per_round, local_steps, local_epochs
+        self.executor_choice, self.chunk_size, self.eval_every = executor, chunk_size, eval_every
+        self.logger, self.default_root_dir, self.seed, self.on_bad_update = logger, default_root_dir, seed, on_bad_update
+        self.precision, self.num_nodes, self._launched = precision, num_nodes, False
+        for callback in callbacks or []:
+            if not isinstance(callback, Callback):
+                raise ValueError(f"callbacks are flcog methods or observers; got {type(callback).__name__}")
+        self.methods: list[Method] = [callback for callback in callbacks or [] if isinstance(callback, Method)]
+        check_methods(self.methods)
+        self.observers: list[Callback] = default_observers([c for c in callbacks or [] if not isinstance(c, Method)])
+        self.fabric = _make_fabric(accelerator, strategy, devices, num_nodes, precision, [*self.methods, *self.observers])
+
+        self.round = 0
+        """Rounds done."""
+        self.should_stop = False
+        """An observer sets this to end the run after the current round."""
+        self.config: dict[str, Any] | None = None
+        """The full configuration, where the CLI knows it."""
+        self.run_dir: Path | None = None
+        self.loggers: list[Logger] = []
+        self.table = MetricsTable(None)
+        self.ledger = Ledger()
+        self.notes: list[str] = []
+        """Choices made on the user's behalf, for the run's summary."""
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One row per round: the rows of ``metrics.csv``."""
+        return self.table.rows
+
+    # The three verbs --------------------------------------------------------------------------------------------------------------
+
+    def fit(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> None:
+        """Train for ``rounds`` rounds, or go on from a checkpoint.
+
+        One run, with every hook where it fires (observers' hooks begin with ``on_``)::
+
+            configure_model                                   once: the model, with what methods add to it
+            prepare_data                                      once: exchanges of data before round 1
+            init_server                                       once: each method's server state
+            on_fit_start
+            for each round:
+                sample the cohort
+                on_round_start
+                for each client of the cohort:
+                    plan                                      its number of steps, or that it drops out
+                    report                                    once in its life: what it tells the server
+                weights                                       aggregation weights of the cohort
+                broadcast                                     server -> clients: the model, and a part of each server state
+                for each client (looped, vmapped in chunks, or spread over processes):
+                    init_client                               once in its life: its state
+                    draw                                      its randomness of this round
+                    client_inputs                             data made for it
+                    for each local step:
+                        wrap_gradient
+                        loss                                  inside the gradient: task loss + sum of terms
+                        correct_gradient
+                        (the optimiser steps)
+                        after_step
+                    finish_client                             clients -> server: delta and messages; its new state
+                server_step                                   after summing up: what becomes of the mean delta
+                evaluate_at                                   where the global model is evaluated
+                on_evaluation_end
+                on_round_end
+            on_fit_end
+
+        Args:
+            model: a :class:`flcog.ClientModule`, or any LightningModule with ``training_step`` and ``configure_optimizers``.
+            datamodule: the federation's data.
+            ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir``.
+        """
+        try:
+            self._set_up(model, datamodule, ckpt_path, stage="fit")
+            self._observe("on_fit_start")
+            while self.round < self.rounds and not self.should_stop:
+                self._run_round()
+            self._observe("on_fit_end")
+        except BaseException as exception:
+            self._observe("on_exception", exception)
+            raise
+        finally:
+            for logger in self.loggers:
+                logger.finalize("success" if self.round >= self.rounds else "failed")
+
+    def validate(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> dict[str, float]:
+        """Evaluate on the validation sets, from a checkpoint or as the model is."""
+        return self._measure(model, datamodule, ckpt_path, "val")
+
+    def test(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> dict[str, float]:
+        """Evaluate on the test sets, from a checkpoint or as the model is."""
+        return self._measure(model, datamodule, ckpt_path, "test")
+
+    def _measure(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, split: str) -> dict[str, float]:
+        self._set_up(model, datamodule, ckpt_path, stage=split)
+        metrics = {name: value for name, value in self._evaluate().items() if name.startswith(f"{split}/")}
+        if not metrics:
+            raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
+        return metrics
+
+    # A round ----------------------------------------------------------------------------------------------------------------------
+
+    def _run_round(self) -> None:
+        began, round, before = time.perf_counter(), self.round, self.ledger.copy()
+        methods = [method for method in self.methods if method.active(round)]
+        evaluated = self.eval_every > 0 and ((round + 1) % self.eval_every == 0 or round + 1 == self.rounds)
+        clients = sample_without_replacement(self.federation.num_clients, self._cohort_size(), fold(self.seed, round, "cohort"))
+        self._observe("on_round_start", round + 1, clients)
+
+        clients, steps = self._plan(methods, clients, round)
+        metrics: dict[str, float] = {"round": round + 1}
+        if clients:
+            optimisation = self._set_learning_rate(round)
+            cohort = self._make_cohort(methods, clients, round, optimisation, metrics)
+            aggregate = self._train_clients(methods, cohort, steps, optimisation, evaluated)
+            self._server_step(methods, cohort, aggregate)
+            metrics |= aggregate.figures()
+            if aggregate.dropped:
+                metrics["clients/dropped"] = len(aggregate.dropped)
+        else:
+            warnings.warn(f"round {round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
+        metrics |= self.ledger.figures(before)
+        metrics["time/round"] = time.perf_counter() - began
+
+        self.round += 1
+        if evaluated:
+            began = time.perf_counter()
+            metrics |= self._evaluate()
+            metrics["time/evaluation"] = time.perf_counter() - began
+            self._observe("on_evaluation_end", self.round, metrics)
+        self.table.append(metrics)
+        for logger in self.loggers:
+            logger.log_metrics({name: value for name, value in metrics.items() if name != "round"}, step=self.round)
+        self._observe("on_round_end", self.round, metrics)
+
+    def _plan(self, methods: Sequence[Method], clients: list[int], round: int) -> tuple[list[int], list[int]]:
+        """Who takes part with how many steps, and what newcomers report."""
+        sizes = self.federation.partition.offsets
+        planners = [method for method in methods if method.overrides("plan")]
+        plans: list[tuple[int, int]] = []
+        for client in clients:
+            num_samples = int(sizes[client + 1] - sizes[client])
+            plan: Plan | None = Plan(self.batching.num_steps(num_samples))
+            for method in planners:
+                rng = generator(self.seed, round, client, "plan", method.name)
+                plan = method.plan(plan, ClientData(client, num_samples, round, self.federation), rng)
+                if plan is None:
+                    break
+            if plan is not None:
+                if plan.num_steps < 1:
+                    raise ValueError(f"a plan has at least one local step; client {client} got {plan.num_steps}")
+                plans.append((client, plan.num_steps))
+        taking_part = [client for client, _ in plans]
+        for method in methods:
+            if method.overrides("report"):
+                reports = self._reports.setdefault(method.name, {})
+                for client in taking_part:
+                    if client not in reports:
+                        num_samples = int(sizes[client + 1] - sizes[client])
+                        reports[client] = method.report(ClientData(client, num_samples, round, self.federation))
+                        if client not in self._reported.setdefault(method.name, set()):
+                            self._reported[method.name].add(client)
+                            self.ledger.add(method.name, up=sum(map(num_bytes, pytree.tree_leaves(reports[client]))))
+        return taking_part, [steps for _, steps in plans]
+
+    def _make_cohort(
+        self, methods: Sequence[Method], clients: list[int], round: int, optimisation: Optimisation, metrics: dict[str, float]
+    ) -> Cohort:
+        """The cohort with its aggregation weights: shares of samples, then every method's say."""
+        offsets, ids = self.federation.partition.offsets, np.array(clients)
+        num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids])
+        cohort = Cohort(
+            round=round,
+            clients=clients,
+            num_clients=self.federation.num_clients,
+            num_samples=num_samples,
+            weights=num_samples.double() / num_samples.sum(),
+            apply=Program(self.model, [], [], self.params, self.buffers, optimisation, self.plain).apply(self.buffers),
+            buffers=self.buffers,
+            optimisation=optimisation,
+            metrics=metrics,
+            seed=self.seed,
+        )
+        for method in methods:
+            if not method.overrides("weights"):
+                continue
+            reports = self._reports.get(method.name, {})
+            proposed = method.weights(cohort.weights, [reports.get(client) for client in clients], cohort).double()
+            if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
+                raise ValueError(f"{method.name}.weights must return {len(clients)} finite weights of at least 0; got {proposed}")
+            if proposed.sum() == 0:
+                warnings.warn(f"{method.name} gave every client of round {round + 1} weight 0: keeping the weights before it", stacklevel=2)
+                continue
+            cohort.weights = proposed / proposed.sum()
+        return cohort
+
+    def _train_clients(
+        self, methods: Sequence[Method], cohort: Cohort, steps: list[int], optimisation: Optimisation, directions: bool
+    ) -> Aggregate:
+        """Broadcast, run this process's share of the clients, and add up over processes."""
+        round, clients = cohort.round, cohort.clients
+        broadcasts = [method.broadcast(self.servers[method.name]) for method in methods]
+        self.ledger.add("model", down=len(clients) * model_bytes(self.params, self.buffers))
+        for method, slot in zip(methods, broadcasts, strict=True):
+            self.ledger.add(method.name, down=len(clients) * sum(map(num_bytes, pytree.tree_leaves(slot))))
+
+        shares = self._share_out(clients, steps)
+        mine = shares[self.fabric.global_rank]
+        works = make_work(
+            self.federation,
+            self.batching,
+            [clients[i] for i in mine],
+            [steps[i] for i in mine],
+            cohort.weights[mine].tolist(),
+            self.seed,
+            round,
+        )
+        self._add_slots(methods, works, round)
+        program = Program(self.model, methods, broadcasts, self.params, self.buffers, optimisation, plain=self.plain)
+        aggregate = Aggregate(len(methods), [m.individual_uploads for m in methods], directions, self.on_bad_update)
+        task = Round(program, works, self._read, self._bytes_per_sample, self.seed, round)
+        for result in self._executor_results(task):
+            for k in aggregate.add(result, self.buffers, round):
+                self._keep(methods, result.works[k].client, result.slots[k])
+        if self.fabric.world_size > 1:
+            self._reduce(aggregate, somebody_idle=any(not share for share in shares))
+        for name, count in zip(["model", *(method.name for method in methods)], aggregate.up_bytes, strict=True):
+            self.ledger.add(name, up=count)
+        return aggregate
+
+    def _server_step(self, methods: Sequence[Method], cohort: Cohort, aggregate: Aggregate) -> None:
+        """Methods turn the mean delta into the server's step; buffers are plainly averaged."""
+        if "weighted" not in aggregate.sums or float(aggregate.sums["weighted"]["weight"]) == 0:
+            warnings.warn(f"round {cohort.round + 1}: no client's update counts; the model stays as it was", stacklevel=2)
+            return
+        mean = aggregate.mean("delta")
+        delta: Params = {name: mean[name].to(p.dtype) if mean else torch.zeros_like(p) for name, p in self.params.items()}
+        for i, method in enumerate(methods):
+            messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), aggregate.individual[i])
+            delta, self.servers[method.name] = method.server_step(
+                self.servers[method.name], self.params, delta, messages, cohort
+            )
+        self.params = {name: (value + delta[name]).detach() for name, value in self.params.items()}
+        for name, change in aggregate.mean("buffers").items():
+            value = self.buffers[name] + change
+            self.buffers[name] = value if self.buffers[name].is_floating_point() else value.round().to(self.buffers[name].dtype)
+
+    def _add_slots(self, methods: Sequence[Method], works: Sequence[Work], round: int) -> None:
+        """Each client's state (made when first needed) and this round's draws."""
+        if not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
+            for work in works:
+                work.slots = work.draws = [{}] * len(methods)
+            return
+        for work in works:
+            stored = self.states.slots.get(work.client, {})
+            data = ClientData(work.client, work.num_samples, round, self.federation)
+            for method in methods:
+                slot = stored.get(method.name)
+                work.slots.append(method.init_client(self.params) if slot is None else slot)
+                draws = {}
+                if method.overrides("draw"):
+                    draws = method.draw(generator(self.seed, round, work.client, "draw", method.name), data)
+                work.draws.append(self._to_device(draws))
+
+    def _keep(self, methods: Sequence[Method], client: int, slots: list[Slot]) -> None:
+        new = {method.name: slot for method, slot in zip(methods, slots, strict=True) if pytree.tree_leaves(slot)}
+        if new:
+            self.states.put(client, self.states.slots.get(client, {}) | new)
+
+    def _share_out(self, clients: list[int], steps: list[int]) -> list[list[int]]:
+        """Positions in the cohort, by process: the longest first, each to the least busy.
+
+        A client whose state a method keeps stays on the process that first trained it; everybody computes the same assignment.
+        """
+        if self.fabric.world_size == 1:
+            return [list(range(len(clients)))]
+        shares: list[list[int]] = [[] for _ in range(self.fabric.world_size)]
+        load = [0] * self.fabric.world_size
+        stateful = any(method.overrides("init_client") for method in self.methods)
+        owner = self.states.owner if stateful else {}
+        for i in sorted(range(len(clients)), key=lambda i: (clients[i] not in owner, -steps[i], clients[i])):
+            rank = owner.get(clients[i])
+            if rank is None:
+                rank = min(range(len(load)), key=load.__getitem__)
+                if stateful:
+                    owner[clients[i]] = rank
+            shares[rank].append(i)
+            load[rank] += steps[i]
+        return [sorted(share) for share in shares]
+
+    def _reduce(self, aggregate: Aggregate, somebody_idle: bool) -> None:
+        aggregate.reduce(_all_reduce, self.fabric.broadcast, somebody_idle, self.fabric.device)
+        counts = _all_reduce(torch.tensor([*aggregate.up_bytes, len(aggregate.dropped)], dtype=torch.int64, device=self.fabric.device))
+        aggregate.up_bytes = counts[:-1].tolist()
+        if any(method.individual_uploads for method in self.methods):
+            gathered: list[Any] = [None] * self.fabric.world_size
+            torch.distributed.all_gather_object(gathered, aggregate.individual)
+            aggregate.individual = [
+                sorted((upload for part in gathered for upload in part[i]), key=lambda upload: upload.client)
+                for i in range(len(aggregate.individual))
+            ]
+
+    # Evaluation -------------------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> dict[str, float]:
+        """The global model on the central sets, and its spread over the clients' own held-out parts."""
+        params = self.params
+        for method in self.methods:
+            if method.overrides("evaluate_at") and method.active(max(0, self.round - 1)):
+                params = method.evaluate_at(self.servers[method.name], params)
+        metrics: dict[str, float] = {}
+        for split, samples in (("val", self.federation.val), ("test", self.federation.test)):
+            if samples is not None:
+                figures = self.evaluator.on_set(params, self.buffers, samples)
+                metrics |= {f"{split}/{name}": value for name, value in figures.items()}
+        if isinstance(self.model.module, ClientModule):
+            module = self.model.module
+            for split, parts in (("val", self.federation.client_val), ("test", self.federation.client_test)):
+                if parts is not None:
+                    scores = self.evaluator.on_clients(params, self.buffers, parts)
+                    metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
+        return metrics
+
+    # Setting up -------------------------------------------------------------------------------------------------------------------
+
+    def _set_up(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, stage: str) -> None:
+        if not self._launched:
+            self.fabric.launch()
+            self._launched = True
+        if self.fabric.world_size > 1 and self.fabric.device.type == "cpu":
+            # Processes that each take every core slow one another down a hundredfold.
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", self.fabric.world_size // self.num_nodes))
+            torch.set_num_threads(max(1, num_cores() // max(1, here)))
+        keep_allocations()
+        found = None if ckpt_path is None else self.fabric.broadcast(find_checkpoint(ckpt_path, self.default_root_dir))
+        saved = None if found is None else checkpoint.read(found)
+        with self.fabric.rank_zero_first(local=True):
+            datamodule.prepare_data()
+        datamodule.setup(stage)
+        self.round, self.should_stop = 0, False
+        self.ledger, self.table, self.notes = Ledger(), MetricsTable(None), []
+        if stage == "fit":
+            self._open_run(found, None if saved is None else saved["tracker_run"])
+        self._set_up_model(model, datamodule)
+        clients_dir = None if self.run_dir is None else self.run_dir / "checkpoints" / "clients"
+        self.states = checkpoint.ClientStates(clients_dir, self.fabric.global_rank)
+        if found is not None and saved is not None:
+            self._restore(found, saved, resume=stage == "fit")
+        if stage == "fit":
+            self._log_setting(model, datamodule)
+
+    def _set_up_model(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
+        """The model with what methods add to it, the data with what they exchange, the servers' states, the executor."""
+        federation = datamodule.federation
+        self.plain = not isinstance(model, ClientModule)
+        if not self.plain and model.task != federation.task:
+            raise ValueError(
+                f"{type(model).__name__} learns {model.task}, but {type(datamodule).__name__} holds {federation.task} data: "
+                "use Classifier, MultiLabelClassifier or Regressor accordingly"
+            )
+        for method in self.methods:
+            if federation.task not in method.tasks:
+                raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
+            if method.overrides("configure_model"):
+                if not isinstance(model, ClientModule):
+                    raise ValueError(f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}")
+                model = method.configure_model(model)
+        dtype = DTYPES[self.precision]
+        torch.set_default_dtype(dtype if dtype.is_floating_point and self.precision.endswith("true") else torch.float32)
+        model = model.to(self.fabric.device, dtype)
+        if self.fabric.world_size > 1:
+            for tensor in model.state_dict().values():
+                torch.distributed.broadcast(tensor, 0)
+        self.model = ModelFunction(model, self.fabric.autocast if self.precision.endswith("mixed") else nullcontext)
+        self.params: Params = {name: p.detach().clone() for name, p in self.model.params.items()}
+        self.buffers: Params = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
+        federation = dataclasses.replace(federation, train=federation.train.to(self.fabric.device))
+        for method in self.methods:
+            if method.overrides("prepare_data"):
+                federation = method.prepare_data(federation, generator(self.seed, "prepare_data", method.name))
+        for name, (up, down) in federation.ledger.items():
+            self.ledger.add(name, up, down)
+        self.federation = federation
+        self.batching = Batching(datamodule.batch_size, self.local_steps, self.local_epochs, datamodule.drop_last)
+        self._cohort_size()
+        self.servers = {method.name: method.init_server(self.params) for method in self.methods}
+        self._reports: dict[str, dict[int, Any]] = {}
+        self._reported: dict[str, set[int]] = {}
+        first, _ = self._read(federation.partition.indices[:1], None)
+        self._bytes_per_sample = first.numel() * first.element_size()
+        self.optimizer = _single_optimizer(model)
+        self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.executor = self._choose_executor(first)
+        self.evaluator = Evaluator(
+            self.model,
+            federation,
+            datamodule.eval_batch_size,
+            self._convert,
+            self.fabric.device,
+            self.fabric.global_rank,
+            self.fabric.world_size,
+            _all_reduce if self.fabric.world_size > 1 else lambda tensor: tensor,
+        )
+
+    def _choose_executor(self, sample: Tensor) -> LoopExecutor | VmapExecutor:
+        """Loop or vmap, with one line that says why where the user did not choose."""
+        loop = LoopExecutor(self.model, self.optimizer)
+        if self.executor_choice == "loop":
+            return loop
+        obstacles = [f"{method.name} cannot be vectorised over clients" for method in self.methods if not method.vmappable]
+        if self.plain:
+            obstacles.append("a plain LightningModule is known only by its training_step (use a flcog.ClientModule)")
+        if type(self.optimizer) not in ELEMENTWISE:
+            obstacles.append(f"{type(self.optimizer).__name__} is no elementwise optimiser")
+        if obstacles:
+            if self.executor_choice == "vmap":
+                warnings.warn(f"executor=vmap falls back to loop: {'; '.join(obstacles)}", stacklevel=2)
+            self.notes.append(f"executor: loop ({'; '.join(obstacles)})")
+            return loop
+        num_params = sum(p.numel() for p in self.params.values())
+        # One client's multiply-adds a step; below this the Python of a step outweighs its arithmetic, so batching clients pays.
+        work = num_params * min(self.batching.batch_size, int(self.federation.partition.sizes.max()))
+        convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.module.modules())
+        on_cpu = self.fabric.device.type == "cpu"
+        if self.executor_choice == "auto" and on_cpu and (convolutional or work > TINY_STEP):
+            self.notes.append("executor: loop (on a CPU batching clients pays only for tiny models)")
+            return loop
+        chunk = self.chunk_size or max(1, min(256, CHUNK_BYTES[on_cpu] // max(1, 16 * num_params + 8 * self._bytes_per_sample * self.batching.batch_size)))
+        if self.executor_choice == "auto":
+            why = "a tiny model: a step's Python outweighs its arithmetic" if on_cpu else "clients share the accelerator's kernels"
+            self.notes.append(f"executor: vmap, {chunk} clients at a time ({why})")
+        return VmapExecutor(self.model, self.optimizer, chunk)
+
+    def _executor_results(self, task: Round) -> Iterator[Result]:
+        """The executor's results; a program that torch.func cannot batch is run by the loop instead, from its first chunk on."""
+        if isinstance(self.executor, LoopExecutor):
+            yield from self.executor.run(task)
+            return
+        results = self.executor.run(task)
+        try:
+            first = next(results, None)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("vmap", "Batching rule", "functorch")):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
+            self.notes.append(f"executor: loop ({reason})")
+            self.executor = LoopExecutor(self.model, self.optimizer)
+            yield from self.executor.run(task)
+            return
+        if first is not None:
+            yield first
+            yield from results
+
+    def _cohort_size(self) -> int:
+        population = self.federation.num_clients
+        if isinstance(self.clients_per_round, float):
+            return max(1, round(self.clients_per_round * population))
+        if self.clients_per_round > population:
+            raise ValueError(
+                f"clients_per_round={self.clients_per_round} but the federation has {population} clients: "
+                "lower it, or raise data.num_clients"
+            )
+        return self.clients_per_round
+
+    def _set_learning_rate(self, round: int) -> Optimisation:
+        schedule = self.model.module.lr_schedule if isinstance(self.model.module, ClientModule) else None
+        factor = 1.0 if schedule is None else schedule(round)
+        for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = rate * factor
+        group = self.optimizer.param_groups[0]
+        return Optimisation(group["lr"], group.get("momentum", 0.0), group.get("weight_decay", 0.0))
+
+    def _read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(indices).to(self.fabric.device, non_blocking=True)
+        inputs, targets = self.federation.load(self.federation.train, chosen, self.fabric.device, keys)
+        return self._convert(inputs), targets
+
+    def _convert(self, inputs: Tensor) -> Tensor:
+        return inputs.to(DTYPES[self.precision]) if inputs.is_floating_point() else inputs
+
+    def _to_device(self, tree: Any) -> Any:
+        return pytree.tree_map(lambda t: t.to(self.fabric.device) if isinstance(t, Tensor) else t, tree)
+
+    # The run directory ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that prints and writes."""
+        return self.fabric.is_global_zero
+
+    def _open_run(self, found: Path | None, tracker_run: str | None) -> None:
+        """A new run's directory, or the one of the run that goes on."""
+        if found is None:
+            self.run_dir = Path(self.fabric.broadcast(str(new_run_directory(self.default_root_dir)) if self.is_first else ""))
+        else:
+            self.run_dir = found.resolve().parent.parent
+        self.table = MetricsTable(self.run_dir / "metrics.csv" if self.is_first else None)
+        self.loggers = trackers.make_loggers(self.logger, self.run_dir, tracker_run) if self.is_first else []
+
+    def _log_setting(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
+        """What the run is: to its directory and to the trackers."""
+        if not self.is_first or self.run_dir is None:
+            return
+        setting = {
+            "methods": [repr(method) for method in self.methods],
+            "model": type(getattr(model, "model", model)).__name__,
+            "num_parameters": sum(p.numel() for p in self.params.values()),
+            "data": type(datamodule).__name__,
+            "num_clients": self.federation.num_clients,
+            "partition": self.federation.partition.hash,
+            "executor": self.executor.name,
+            "processes": self.fabric.world_size,
+            "seed": self.seed,
+            **environment(),
+        }
+        write_yaml(self.run_dir / "run.yaml", setting)
+        if self.config is not None:
+            write_yaml(self.run_dir / "config.yaml", self.config)
+        for logger in self.loggers:
+            logger.log_hyperparams({"run": setting, **({"config": self.config} if self.config else {})})
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, path: Path, resumable: bool = True) -> None:
+        """Write the run's state; every process calls it.
+
+        Args:
+            path: where to.
+            resumable: whether the clients' states belong to it; without them it can only be evaluated.
+        """
+        payload: dict[str, Any] = {
+            "format": checkpoint.FORMAT,
+            "round": self.round,
+            "seed": self.seed,
+            "params": self.params,
+            "buffers": self.buffers,
+            "methods": [method.name for method in self.methods],
+            "servers": self.servers,
+            "reported": {name: sorted(clients) for name, clients in self._reported.items()},
+            "ledger": self.ledger.state_dict(),
+            "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
+            "tracker_run": trackers.run_id(self.loggers),
+            "resumable": resumable,
+        }
+        if resumable:
+            self.states.files |= self._gather(self.states.save(self.round))
+            payload["clients"] = self.states.files
+        if self.is_first:
+            checkpoint.write(path, payload)
+
+    def _gather(self, written: dict[int, str]) -> dict[int, str]:
+        if self.fabric.world_size == 1 or not any(method.overrides("init_client") for method in self.methods):
+            return written
+        parts: list[Any] = [None] * self.fabric.world_size
+        torch.distributed.all_gather_object(parts, written)
+        return {client: name for part in parts for client, name in part.items()}
+
+    def _restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
+        """Take over a checkpoint: the model alone to evaluate it, everything to go on."""
+        checkpoint.check_same_model(path, saved["params"], self.params)
+        self.params = {name: saved["params"][name].to(value) for name, value in self.params.items()}
+        self.buffers = {name: saved["buffers"][name].to(value) for name, value in self.buffers.items()}
+        names = [method.name for method in self.methods]
+        if saved["methods"] == names:
+            self.servers = self._to_device(saved["servers"])
+        elif resume:
+            raise ValueError(f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list")
+        if not resume:
+            self.round = saved["round"]
+            return
+        if not saved["resumable"]:
+            raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
+        if saved["seed"] != self.seed:
+            raise ValueError(f"{path} was written by a run with seed {saved['seed']}; this one has {self.seed}: use the same seed")
+        self.round = saved["round"]
+        self._reported = {name: set(clients) for name, clients in saved["reported"].items()}
+        self.ledger = Ledger.from_state(saved["ledger"])
+        self.states.load(saved["clients"], self.fabric.world_size)
+        self.states.slots = self._to_device(self.states.slots)
+        for observer in self.observers:
+            observer.load_state_dict(saved["observers"].get(type(observer).__name__, {}))
+        self.table.load(self.round)
+
+    def _observe(self, hook: str, *args: Any) -> None:
+        self.fabric.call(hook, self, *args)
+
+
+# One client's multiply-adds per step up to which a step costs more Python than arithmetic on a CPU.
+TINY_STEP = 100_000
+
+CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
+"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator."""
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _all_reduce(tensor: Tensor) -> Tensor:
+    torch.distributed.all_reduce(tensor)
+    return tensor
+
+
+def _make_fabric(
+    accelerator: str, strategy: str, devices: int | str, num_nodes: int, precision: Any, callbacks: list[Callback]
+) -> Fabric:
+    """Fabric with processes that stay independent: nothing is wrapped in DDP, only sums travel."""
+    try:
+        return Fabric(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            callbacks=callbacks,
+        )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        raise ValueError(f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
+    """The optimiser of ``configure_optimizers``, in any of the forms Lightning allows that hold one."""
+    configured: Any = model.configure_optimizers()
+    if isinstance(configured, dict):
+        configured = (configured["optimizer"], configured.get("lr_scheduler"))
+    scheduler = None
+    if isinstance(configured, tuple) and len(configured) == 2 and not isinstance(configured[1], torch.optim.Optimizer):
+        configured, scheduler = configured
+    if isinstance(configured, list | tuple) and len(configured) == 1:
+        configured = configured[0]
+    if scheduler:
+        warnings.warn("configure_optimizers' scheduler is ignored: clients start anew each round; use lr_schedule", stacklevel=2)
+    if not isinstance(configured, torch.optim.Optimizer):
+        raise ValueError(f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}")
+    return configured

@@ -1,0 +1,369 @@
+import copy
+import math
+from collections.abc import Callable
+from urllib.error import URLError
+
+import jsonargparse
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+from flcog.models import (
+    CIFAR100CNN,
+    MLP,
+    VGG11,
+    Dropout,
+    FeatureModel,
+    FedDynCNN,
+    FedRepCNN,
+    LeNet,
+    ResNet18,
+    SimpleCNN,
+    SoftmaxRegression,
+    TextCNN,
+)
+
+# Parameter counts: from the papers and their code (shared facts: SimpleCNN, CIFAR100CNN, VGG11), or from the layers' formulas.
+RESNET = 11_689_512 - 513 * 1000  # torchvision documents 11,689,512 with its 1000-class head
+MODELS: dict[str, tuple[Callable[[], FeatureModel], tuple[int, ...], int]] = {
+    "SimpleCNN": (SimpleCNN, (3, 32, 32), 62_006),
+    "SimpleCNN-grey": (lambda: SimpleCNN(in_channels=1), (1, 28, 28), 44_426),
+    "CIFAR100CNN": (CIFAR100CNN, (3, 32, 32), 69_380),
+    "LeNet-dropout": (
+        lambda: LeNet(image_size=16, channels=(4,), kernel_size=3, hidden=(9, 8), dropout=0.6),
+        (3, 16, 16),
+        (27 + 1) * 4 + (4 * 49 + 1) * 9 + 10 * 8 + 9 * 10,
+    ),
+    "FedDynCNN": (FedDynCNN, (3, 32, 32), 76 * 64 + 1601 * 64 + 1601 * 384 + 385 * 192 + 193 * 10),
+    "FedRepCNN": (FedRepCNN, (3, 32, 32), 76 * 64 + 1601 * 64 + 1601 * 120 + 121 * 64 + 65 * 10),
+    "VGG11": (VGG11, (3, 32, 32), 9_750_922),
+    "ResNet18": (ResNet18, (3, 32, 32), RESNET + 513 * 10),
+    "ResNet18-small": (lambda: ResNet18(stem="3x3", norm="group"), (3, 8, 8), RESNET - 64 * 3 * (49 - 9) + 513 * 10),
+    "ResNet18-grey": (lambda: ResNet18(in_channels=1), (1, 32, 32), RESNET - 64 * 2 * 49 + 513 * 10),
+    "TextCNN": (lambda: TextCNN(vocab_size=50), (12,), 50 * 32 + (3 + 4 + 5) * 32 * 100 + 300 + 301 * 4),
+    "SoftmaxRegression": (SoftmaxRegression, (1, 28, 28), 7_850),
+    "MLP": (MLP, (53,), 54 * 64 + 65 * 64 + 65),
+    "MLP-linear": (lambda: MLP(in_features=5, hidden=()), (5,), 6),
+}
+
+
+def inputs(shape: tuple[int, ...], *batch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if len(shape) == 1 and shape[0] == 12:
+        return torch.randint(0, 50, (*batch, *shape), generator=generator)
+    return torch.randn(*batch, *shape, generator=generator)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_contract(name: str) -> None:
+    build, shape, num_parameters = MODELS[name]
+    model = build()
+    assert sum(p.numel() for p in model.parameters()) == num_parameters
+    x = inputs(shape, 2)
+    model.eval()
+    features = model.features(x)
+    assert features.shape == (2, model.num_features)
+    assert model.head.in_features == model.num_features
+    assert torch.equal(model(x), model.head(features))
+    if len(shape) == 3:
+        torch.testing.assert_close(model(x.to(memory_format=torch.channels_last)), model(x), rtol=1e-4, atol=1e-5)
+    assert list(model.state_dict())[-2:] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_vmap_equals_loop(name: str) -> None:
+    build, shape, _ = MODELS[name]
+    models = [build(), build()]
+    for k, model in enumerate(models):
+        set_keys(model, k + 5)
+    template = copy.deepcopy(models[0])
+    params, buffers = stack_module_state(models)
+    params = {key: value.detach() for key, value in params.items()}
+    x = inputs(shape, 2, 3)
+
+    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        buffers = {key: value.clone() for key, value in buffers.items()}
+        return functional_call(template, (params, buffers), (x,)).square().mean(), buffers
+
+    gradients, (losses, buffers) = vmap(grad_and_value(loss, has_aux=True))(params, buffers, x)
+    for k, model in enumerate(models):
+        value = model(x[k]).square().mean()
+        value.backward()
+        torch.testing.assert_close(losses[k], value.detach(), rtol=1e-4, atol=1e-6)
+        for key, parameter in model.named_parameters():
+            # In norm: BatchNorm over three samples magnifies the rounding of single elements.
+            error = (gradients[key][k] - parameter.grad).norm()
+            assert error <= 1e-3 * parameter.grad.norm() + 1e-6, key
+        for key, buffer in model.named_buffers():
+            torch.testing.assert_close(buffers[key][k], buffer, rtol=1e-4, atol=1e-5)
+
+
+def set_keys(model: nn.Module, key: int) -> None:
+    for name, buffer in model.named_buffers():
+        if name.endswith("dropout_key"):
+            buffer.fill_(key)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
+    """The order of layers in the papers: ReLU before the pooling."""
+    model = SimpleCNN()
+    c1, c2 = model.convolutions[0], model.convolutions[3]
+    f1, f2 = model.hidden[0], model.hidden[2]
+    x = inputs((3, 32, 32), 4).to(memory_format=memory_format)
+    y = F.max_pool2d(F.relu(F.conv2d(x, c1.weight, c1.bias)), 2)
+    y = F.max_pool2d(F.relu(F.conv2d(y, c2.weight, c2.bias)), 2)
+    y = F.relu(F.linear(y.reshape(4, 400), f1.weight, f1.bias))
+    y = F.relu(F.linear(y, f2.weight, f2.bias))
+    torch.testing.assert_close(model.features(x), y)
+
+
+def test_text_cnn_against_sums() -> None:
+    model = TextCNN(vocab_size=9, embedding_dim=4, num_classes=2, kernel_sizes=(2, 3), num_filters=3).eval()
+    tokens = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 0, 0, 0]])
+    table = model.embedding.weight.detach().numpy()
+    assert not table[0].any()
+    expected = []
+    for row in tokens.numpy():
+        words = table[row]
+        for convolution, size in zip(model.convolutions, (2, 3), strict=True):
+            weight, bias = convolution.weight.detach().numpy(), convolution.bias.detach().numpy()
+            windows = [words[i : i + size].T for i in range(5 - size + 1)]
+            expected.append(np.max([np.maximum((weight * w).sum((1, 2)) + bias, 0) for w in windows], 0))
+    np.testing.assert_allclose(model.features(tokens).detach().numpy(), np.reshape(expected, (2, 6)), rtol=1e-5, atol=1e-6)
+
+
+def test_text_cnn_pads_short_sentences_and_keeps_padding_at_zero() -> None:
+    model = TextCNN(vocab_size=9, dropout=0.0)
+    short = torch.tensor([[3, 1]])
+    assert torch.equal(model(short), model(F.pad(short, (0, 3))))
+    model(torch.tensor([[3, 1, 0, 0, 0, 0]])).sum().backward()
+    assert not model.embedding.weight.grad[0].any()
+
+
+def test_vgg_initialisation() -> None:
+    for layer in VGG11().convolutions:
+        if isinstance(layer, nn.Conv2d):
+            assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * layer.out_channels)), rel=0.1)
+
+
+def splitmix64(z: int) -> int:
+    word = 2**64 - 1
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & word
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & word
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("key", [0, 1, -7, 2**63 - 1, -(2**63)])
+def test_dropout_against_integers(key: int) -> None:
+    word, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+    start = splitmix64((key + golden) & word)
+    bits = [splitmix64((start + i * golden) & word) for i in range(24)]
+    # The hash is compared as a signed integer, whose lowest p of the range is dropped.
+    signed = [b - 2**64 if b >= 2**63 else b for b in bits]
+    expected = torch.tensor([b >= 0.3 * 2**64 - 2**63 for b in signed]).view(2, 3, 4)
+    dropout = Dropout(0.3)
+    dropout.dropout_key.fill_(key)
+    assert torch.equal(dropout(torch.ones(2, 3, 4)) != 0, expected)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_rate_and_independence(p: float) -> None:
+    dropout = Dropout(p)
+    masks = torch.stack([dropout(torch.ones(200, 300)) != 0 for _ in range(4)]).double()
+    deviation = math.sqrt(p * (1 - p) / 60_000)
+    assert (masks.mean((1, 2)) - (1 - p)).abs().max() < 5 * deviation
+    # Neither whole rows or columns go together, nor successive masks, nor a mask with its neighbour shifted.
+    assert masks.mean(1).std() == pytest.approx(math.sqrt(p * (1 - p) / 200), rel=0.2)
+    assert masks.mean(2).std() == pytest.approx(math.sqrt(p * (1 - p) / 300), rel=0.2)
+    flat = masks.flatten(1)
+    for other in (flat[1], flat[0].roll(1), flat[1].roll(1), flat[1].roll(-1), flat[0].roll(300)):
+        assert abs(torch.corrcoef(torch.stack([flat[0], other]))[0, 1]) < 5 / math.sqrt(60_000)
+
+
+def test_dropout_moves_on_and_can_be_set_back() -> None:
+    dropout, x = Dropout(), torch.ones(4, 8)
+    first, second = dropout(x), dropout(x)
+    assert not torch.equal(first, second)
+    dropout.dropout_key.fill_(0)
+    assert torch.equal(dropout(x), first)
+    dropout.dropout_key.fill_(1)
+    assert torch.equal(dropout(x), second)
+
+
+def test_dropout_scales_values_and_gradients() -> None:
+    dropout, x = Dropout(0.2), torch.randn(50, 20, requires_grad=True)
+    y = dropout(x)
+    kept = y != 0
+    torch.testing.assert_close(y, torch.where(kept, x / 0.8, 0.0))
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.where(kept, 1.25, 0.0))
+    assert dropout(x.detach().bfloat16()).dtype == torch.bfloat16
+
+
+def test_dropout_ignores_padding_rows() -> None:
+    unpadded, padded = Dropout(), Dropout()
+    x = torch.randn(5, 3, 2)
+    for _ in range(2):
+        assert torch.equal(padded(torch.cat([x, torch.zeros(3, 3, 2)]))[:5], unpadded(x))
+
+
+def test_dropout_under_vmap() -> None:
+    template, keys, x = Dropout(0.4), torch.tensor([0, 3, -9]), torch.randn(3, 6, 7)
+
+    def twice(key: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        buffers = {"dropout_key": key.clone()}
+        first = functional_call(template, buffers, (x,))
+        return first, functional_call(template, buffers, (x,)), buffers["dropout_key"]
+
+    firsts, seconds, moved = vmap(twice)(keys, x)
+    assert torch.equal(moved, keys + 2)
+    for k, key in enumerate(keys):
+        single = Dropout(0.4)
+        single.dropout_key.copy_(key)
+        assert torch.equal(single(x[k]), firsts[k])
+        assert torch.equal(single(x[k]), seconds[k])
+
+
+def test_dropout_leaves_streams_checkpoints_and_evaluation_alone() -> None:
+    dropout, x = Dropout(), torch.randn(4, 4)
+    before = torch.get_rng_state()
+    dropout(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not dropout.state_dict()
+    dropout.eval()
+    assert dropout(x) is x
+    assert dropout.dropout_key.item() == 1
+
+
+def test_equal_keys_drop_equally_and_others_do_not() -> None:
+    model, x = VGG11().requires_grad_(False), torch.ones(2, 512)
+    first, second = model.hidden[0], model.hidden[3]
+    assert torch.equal(first(x), second(x))
+    second.dropout_key.fill_(12345)
+    assert not torch.equal(first(x), second(x))
+    assert [name for name, _ in model.named_buffers()] == ["hidden.0.dropout_key", "hidden.3.dropout_key"]
+    assert not list(SimpleCNN().buffers())
+
+
+@pytest.fixture(scope="module")
+def torchvision_state(tmp_path_factory: pytest.TempPathFactory):
+    """A file as torchvision publishes it, and the network it came from."""
+    network = torchvision.models.resnet18(num_classes=7).eval()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(network.state_dict(), path)
+    return path, network
+
+
+def test_resnet_loads_torchvision_weights(torchvision_state) -> None:
+    path, network = torchvision_state
+    x = inputs((3, 32, 32), 2)
+    assert torch.equal(ResNet18(num_classes=7, weights=path).eval()(x), network(x))
+    other_head = ResNet18(num_classes=3, weights=str(path)).eval()
+    network.fc = nn.Identity()
+    assert torch.equal(other_head.features(x), network(x))
+    assert other_head(x).shape == (2, 3)
+
+
+def test_resnet_loads_its_own_weights(tmp_path) -> None:
+    torch.manual_seed(0)
+    settings = {"num_classes": 4, "stem": "3x3", "norm": "group", "num_groups": 4}
+    model = ResNet18(**settings)
+    torch.save(model.state_dict(), tmp_path / "own.pt")
+    x = inputs((3, 8, 8), 2)
+    assert torch.equal(ResNet18(**settings, weights=tmp_path / "own.pt")(x), model(x))
+
+
+def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
+    path, _ = torchvision_state
+    for settings in ({"stem": "3x3"}, {"norm": "group"}, {"in_channels": 1}):
+        with pytest.raises(ValueError, match=r"^[^\n]*holds another network: set stem, norm and in_channels to its own[^\n]*$"):
+            ResNet18(num_classes=7, weights=path, **settings)
+    with pytest.raises(ValueError, match=r"^weights='.*missing.pt' must be 'imagenet' or a file .*No such file"):
+        ResNet18(weights=tmp_path / "missing.pt")
+    (tmp_path / "text.pt").write_text("not a state dict")
+    torch.save(nn.Linear(1, 1), tmp_path / "module.pt")
+    for name in ("text.pt", "module.pt"):
+        with pytest.raises(ValueError, match=r"^weights='[^\n]*' must be 'imagenet' or a file saved by[^\n]*$"):
+            ResNet18(weights=tmp_path / name)
+    torch.save({"state_dict": {}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="holds no state dict: save model.state_dict()"):
+        ResNet18(weights=tmp_path / "checkpoint.pt")
+
+
+def test_imagenet_weights_come_from_the_hub_cache(torchvision_state, tmp_path, monkeypatch) -> None:
+    path, network = torchvision_state
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    cached = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    cached.symlink_to(path)
+    model = ResNet18(num_classes=3, weights="imagenet")
+    assert torch.equal(model.body.conv1.weight, network.conv1.weight)
+
+    cached.unlink()
+
+    def offline(*args: object, **kwargs: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    with pytest.raises(
+        ValueError, match=r"could not be downloaded .*no route to host.* copy https://.*/resnet18-f37072fd.pth into"
+    ):
+        ResNet18(weights="imagenet")
+    with pytest.raises(ValueError, match="weights='imagenet' were trained with .* got stem='3x3', norm='batch'"):
+        ResNet18(stem="3x3", weights="imagenet")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SimpleCNN(in_channels=0), "in_channels must be at least 1, got 0"),
+        (lambda: SimpleCNN(num_classes=0), "num_classes must be at least 1, got 0"),
+        (lambda: SimpleCNN(image_size=15), "image_size must be at least 16 for this SimpleCNN, got 15"),
+        (lambda: LeNet(channels=()), "channels must be one or more integers of at least 1, got \\[\\]"),
+        (lambda: LeNet(hidden=(4, 0)), "hidden must be one or more integers of at least 1, got \\[4, 0\\]"),
+        (lambda: LeNet(dropout=1.0), "dropout p must lie in \\[0, 1\\), got 1.0"),
+        (lambda: Dropout(-0.1), "dropout p must lie in"),
+        (lambda: VGG11(dropout=2), "dropout p must lie in"),
+        (lambda: ResNet18(stem="5x5"), "stem must be '7x7' or '3x3', got '5x5'"),  # type: ignore[arg-type]
+        (lambda: ResNet18(norm="layer"), "norm must be 'batch' or 'group', got 'layer'"),  # type: ignore[arg-type]
+        (lambda: ResNet18(norm="group", num_groups=3), "num_groups must divide 64, .* got 3"),
+        (lambda: TextCNN(vocab_size=0), "vocab_size must be at least 1"),
+        (lambda: TextCNN(vocab_size=9, kernel_sizes=()), "kernel_sizes must be one or more"),
+        (lambda: SoftmaxRegression(in_features=0), "in_features must be at least 1"),
+        (lambda: MLP(hidden=(3, 0)), "hidden\\[1\\] must be at least 1, got 0"),
+        (lambda: SimpleCNN()(torch.zeros(2, 1, 28, 28)), "SimpleCNN takes inputs of shape \\(3, 32, 32\\), got \\(1, 28, 28\\)"),
+        (lambda: VGG11()(torch.zeros(2, 3, 64, 64)), "VGG11 takes .* resize the images to 32x32"),
+        (lambda: ResNet18()(torch.zeros(2, 1, 32, 32)), "ResNet18 takes .* set in_channels to that of the data"),
+        (lambda: SoftmaxRegression()(torch.zeros(2, 9)), "SoftmaxRegression takes .* \\(784,\\), got \\(9,\\): set in_features"),
+        (lambda: MLP()(torch.zeros(2, 9)), "MLP takes .* set in_features"),
+    ],
+)
+def test_bad_input_is_one_clear_line(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def test_ignored_groups_warn() -> None:
+    with pytest.warns(UserWarning, match="num_groups=4 has no effect with norm='batch'"):
+        ResNet18(num_groups=4)
+
+
+def test_yaml_arguments() -> None:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--model", type=FeatureModel)
+    config = parser.parse_string(
+        "model: {class_path: flcog.models.LeNet, init_args: {channels: [2, 3], hidden: [5], image_size: 20}}"
+    )
+    model = parser.instantiate(config).model
+    assert isinstance(model, LeNet) and model.num_features == 5
+    with pytest.raises(jsonargparse.ArgumentError):
+        parser.parse_string("model: {class_path: flcog.models.ResNet18, init_args: {stem: 5x5}}")
