@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import reading, require_files, require_finite, standardisation
 from torch import Tensor
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits, Task
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files, require_finite, standardisation
 
 Array = np.ndarray | Tensor
 
@@ -128,7 +128,9 @@ class ArrayData(FederatedDataModule):
             if pair[0] is not None and pair[1] is not None:
                 names[part] = (pair[0], pair[1])
             elif part == "train" or pair != [None, None]:
-                raise ValueError(f"{source} needs {part}_images and {part}_labels together; it has {', '.join(sorted(arrays)) or 'nothing'}")
+                raise ValueError(
+                    f"{source} needs {part}_images and {part}_labels together; it has {', '.join(sorted(arrays)) or 'nothing'}"
+                )
         raw = {part: arrays[labels] for part, (_, labels) in names.items()}
         for part, targets in raw.items():
             raw[part] = _check_targets(targets, f"{source}: {names[part][1]}")
@@ -137,13 +139,17 @@ class ArrayData(FederatedDataModule):
         if num_classes is None:
             num_classes = _count_classes(raw, task)
             if task == "classification" and raw["train"].ndim == 1 and raw["train"].min(initial=1) > 0:
-                warnings.warn(f"{source}: no label is 0, and {num_classes} classes are assumed: classes are numbered from 0", stacklevel=2)
+                warnings.warn(
+                    f"{source}: no label is 0, and {num_classes} classes are assumed: classes are numbered from 0", stacklevel=2
+                )
         samples = {}
         for part, (images, labels) in names.items():
             targets_tensor = _targets(raw[part], task, num_classes, f"{source}: {labels}")
             inputs = _inputs(arrays[images], f"{source}: {images}")
             if len(inputs) != len(targets_tensor):
-                raise ValueError(f"{source}: {images} has {len(inputs)} rows and {labels} has {len(targets_tensor)}: one label per input")
+                raise ValueError(
+                    f"{source}: {images} has {len(inputs)} rows and {labels} has {len(targets_tensor)}: one label per input"
+                )
             if len(inputs) == 0:
                 raise ValueError(f"{source}: {images} is empty")
             samples[part] = Samples(inputs, targets_tensor, self.train_users if part == "train" else None)
@@ -160,7 +166,11 @@ class _Archive(Mapping[str, np.ndarray]):
         try:
             return self.archive[key]
         except Exception as error:
-            reason = "it holds Python objects, save it as numbers" if "allow_pickle" in str(error) else f"{type(error).__name__}: {error}"
+            reason = (
+                "it holds Python objects, save it as numbers"
+                if "allow_pickle" in str(error)
+                else f"{type(error).__name__}: {error}"
+            )
             raise ValueError(f"{self.path}: {key} cannot be read: {reason}") from error
 
     def __iter__(self) -> Iterator[str]:
@@ -187,7 +197,9 @@ def _task_of(targets: np.ndarray, where: str) -> Task:
     if targets.ndim == 1:
         return "regression" if targets.dtype.kind == "f" else "classification"
     if not np.isin(targets, (0, 1)).all():
-        raise ValueError(f"{where} has {targets.shape[1]} columns, so it should hold only 0 and 1; regression takes one value per sample")
+        raise ValueError(
+            f"{where} has {targets.shape[1]} columns, so it should hold only 0 and 1; regression takes one value per sample"
+        )
     return "classification" if (targets.sum(1) == 1).all() else "multilabel"
 
 
@@ -217,7 +229,9 @@ def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> T
     outside = (targets < 0) | (targets >= num_classes)
     if outside.any():
         first = int(np.argmax(outside))
-        raise ValueError(f"{where} holds {targets[first]} at row {first}: {num_classes} classes are numbered 0 to {num_classes - 1}")
+        raise ValueError(
+            f"{where} holds {targets[first]} at row {first}: {num_classes} classes are numbered 0 to {num_classes - 1}"
+        )
     return torch.from_numpy(targets.astype(np.int64))
 
 
@@ -227,7 +241,9 @@ def _inputs(inputs: np.ndarray, where: str) -> Tensor:
     if inputs.ndim not in (2, 3, 4):
         raise ValueError(f"{where} must be images [N, H, W] or [N, H, W, C], or rows [N, F]; its shape is {inputs.shape}")
     if inputs.ndim == 4 and inputs.shape[1] in (1, 3) and inputs.shape[3] not in (1, 3):
-        raise ValueError(f"{where} has shape {inputs.shape}, channels first: save it as [N, H, W, C], e.g. with .transpose(0, 2, 3, 1)")
+        raise ValueError(
+            f"{where} has shape {inputs.shape}, channels first: save it as [N, H, W, C], e.g. with .transpose(0, 2, 3, 1)"
+        )
     if inputs.dtype.kind == "f":
         require_finite(inputs, where)
         inputs = inputs.astype(np.float32, copy=False)

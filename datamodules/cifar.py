@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import torch
 import torchvision
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import require_files
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import require_files
 
 
 class CIFAR10(FederatedDataModule):
@@ -76,7 +76,9 @@ class CIFAR10(FederatedDataModule):
             source = self._source(self.data_dir, train=train)
         except RuntimeError as error:
             broken = [str(folder / file) for file, md5 in files.items() if not check_integrity(str(folder / file), md5)]
-            raise ValueError(f"{name}: {', '.join(broken)} differs from the published file (by md5): delete it, then {remedy}") from error
+            raise ValueError(
+                f"{name}: {', '.join(broken)} differs from the published file (by md5): delete it, then {remedy}"
+            ) from error
         self.class_names = tuple(source.classes)
         return Samples(torch.from_numpy(source.data), torch.tensor(source.targets))
 

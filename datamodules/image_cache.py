@@ -11,12 +11,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from flcog.datamodules.files import reading
 from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
-
-from flcog.datamodules.files import reading
 
 IN_MEMORY_BYTES = 2 * 2**30
 """Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""
@@ -35,6 +34,7 @@ class ImageCache:
     Args:
         folder: where the file is kept.
         name: a readable start of its name.
+        root: the folder that the images' names start from.
         files: the images, in the order of the array's rows.
         size: height and width to scale to.
         shape_by: what becomes of an image of another size: it is stretched, cropped about the centre, or rejected.
@@ -44,7 +44,8 @@ class ImageCache:
 
     folder: Path
     name: str
-    files: Sequence[Path]
+    root: Path
+    files: Sequence[str]
     size: tuple[int, int]
     shape_by: Literal["stretch", "crop", "reject"] = "stretch"
     mode: Literal["RGB", "L"] = "RGB"
@@ -53,7 +54,7 @@ class ImageCache:
     @property
     def path(self) -> Path:
         digest = hashlib.sha256(repr((self.size, self.shape_by, self.mode)).encode())
-        for part in (*map(str, self.files), *self.stamps):
+        for part in (*self.files, *self.stamps):
             digest.update(part.encode() + b"\0")
         return self.folder / f"{self.name}-{self.size[0]}x{self.size[1]}-{digest.hexdigest()[:12]}.npy"
 
@@ -109,21 +110,21 @@ class ImageCache:
         marks.write_bytes(bytes(len(self.files)))
 
     def _decode(self, row: int) -> np.ndarray:
-        file = self.files[row]
-        with reading(file), Image.open(file) as image:
-            image = image.convert(self.mode)
-            height, width = self.size
-            if image.size != (width, height):
-                if self.shape_by == "reject":
-                    raise ValueError(f"it is {image.width}x{image.height}, the first image {width}x{height}: set an image_size")
-                if self.shape_by == "crop":
-                    image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-                else:
-                    image = image.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(image).reshape(self.shape[1:])
+        file = self.root / self.files[row]
+        with reading(file), Image.open(file) as opened:
+            image = opened.convert(self.mode)
+        height, width = self.size
+        if image.size != (width, height):
+            if self.shape_by == "reject":
+                raise ValueError(
+                    f"{file} is {image.width}x{image.height}, unlike the first image of {width}x{height}: set an image_size"
+                )
+            fit = ImageOps.fit if self.shape_by == "crop" else Image.Image.resize
+            image = fit(image, (width, height), Image.Resampling.BILINEAR)
+        return np.asarray(image).reshape(self.shape[1:])
 
 
-def image_size(file: Path) -> tuple[int, int]:
+def size_of(file: Path) -> tuple[int, int]:
     """Height and width, from the file's header."""
     with reading(file), Image.open(file) as image:
         return image.height, image.width

@@ -3,16 +3,17 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import require_files
+from flcog.datamodules.image_cache import ImageCache, size_of
 from torch import Tensor
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import require_files
-from flcog.datamodules.image_cache import ImageCache, image_size
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -33,7 +34,7 @@ class ImageFolders(FederatedDataModule):
           std: [0.24205776, 0.23828046, 0.25874835]
           augmentation: crop-flip
 
-    A public set of some ImageNet classes, such as FedWalk's leash task (https://arxiv.org/abs/2404.15503), is ``classes`` with
+    A public set of some ImageNet classes, such as FedWalk's leash task (https://arxiv.org/abs/2404.11888), is ``classes`` with
     their WordNet ids and an ``image_size``.
 
     Args:
@@ -64,7 +65,9 @@ class ImageFolders(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if classes is not None and len(set(classes)) < len(classes):
-            raise ValueError(f"classes names some folder twice: {', '.join(sorted({c for c in classes if classes.count(c) > 1}))}")
+            raise ValueError(
+                f"classes names some folder twice: {', '.join(sorted({c for c in classes if classes.count(c) > 1}))}"
+            )
         if image_size is not None and image_size < 1:
             raise ValueError(f"image_size must be at least 1; got {image_size}")
         self.data_dir, self.classes, self.image_size, self.grey = data_dir, classes, image_size, grey
@@ -72,16 +75,17 @@ class ImageFolders(FederatedDataModule):
         self.mean, self.std, self.augmentation = mean, std, augmentation
         self.cache_dir = Path(cache_dir) if cache_dir is not None else Path(data_dir) / "decoded"
 
-    @property
+    @cached_property
     def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The class folders, in label order."""
-        if self.classes is None:
-            folder = Path(self.data_dir) / str(self.folders["train"])
-            self._require(folder)
-            self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-            if not self.classes:
-                raise ValueError(f"{folder} has no class folders: images are looked for in {folder}/<class>/")
-        return tuple(self.classes)
+        if self.classes is not None:
+            return tuple(self.classes)
+        folder = Path(self.data_dir) / str(self.folders["train"])
+        self._require(folder)
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        if not names:
+            raise ValueError(f"{folder} has no class folders: images are looked for in {folder}/<class>/")
+        return tuple(names)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
@@ -91,7 +95,7 @@ class ImageFolders(FederatedDataModule):
     def prepare_data(self) -> None:
         for part, folder in self.folders.items():
             if folder is not None:
-                self._cache(part, self._list(folder)).fill()
+                self._cache(part, folder, self._list(folder)).fill()
 
     def load(self) -> Splits:
         return Splits(**{part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None})
@@ -104,22 +108,31 @@ class ImageFolders(FederatedDataModule):
 
     def _load(self, part: str, folder: str) -> Samples:
         listing = self._list(folder)
-        return Samples(self._cache(part, listing).load(), torch.tensor(listing.targets))
+        return Samples(self._cache(part, folder, listing).load(), torch.tensor(listing.targets))
 
-    def _cache(self, part: str, listing: "_Listing") -> ImageCache:
-        shape_by: Literal["crop", "reject"] = "crop" if self.image_size is not None else "reject"
-        size = (self.image_size, self.image_size) if self.image_size is not None else image_size(listing.files[0])
-        return ImageCache(self.cache_dir, part, listing.files, size, shape_by, "L" if self.grey else "RGB", listing.stamps)
+    def _cache(self, part: str, folder: str, listing: "_Listing") -> ImageCache:
+        root = Path(self.data_dir) / folder
+        size = (self.image_size, self.image_size) if self.image_size is not None else size_of(root / listing.files[0])
+        return ImageCache(
+            self.cache_dir,
+            part,
+            root,
+            listing.files,
+            size,
+            shape_by="reject" if self.image_size is None else "crop",
+            mode="L" if self.grey else "RGB",
+            stamps=listing.stamps,
+        )
 
     def _list(self, split: str) -> "_Listing":
         root = Path(self.data_dir) / split
         self._require(root, *(root / name for name in self.class_names))
         listing = _Listing([], [], [])
         for label, name in enumerate(self.class_names):
-            found = sorted(_images(root / name))
+            found = sorted(_images(root, name))
             if not found:
                 raise ValueError(f"{root / name} has no images ({', '.join(EXTENSIONS)})")
-            listing.files.extend(Path(path) for path, _ in found)
+            listing.files.extend(file for file, _ in found)
             listing.stamps.extend(stamp for _, stamp in found)
             listing.targets.extend([label] * len(found))
         return listing
@@ -130,19 +143,21 @@ class ImageFolders(FederatedDataModule):
 
 @dataclass(frozen=True)
 class _Listing:
-    files: list[Path]
+    files: list[str]
     stamps: list[str]
     targets: list[int]
 
 
-def _images(folder: Path) -> list[tuple[str, str]]:
-    """Every image below the folder, with its size and time of change."""
-    found, folders = [], [str(folder)]
+def _images(root: Path, folder: str) -> list[tuple[str, str]]:
+    """Every image below the folder, named from ``root``, with its size and time of change."""
+    found, folders = [], [folder]
     while folders:
-        for entry in os.scandir(folders.pop()):
+        inside = folders.pop()
+        for entry in os.scandir(root / inside):
+            name = f"{inside}/{entry.name}"
             if entry.is_dir():
-                folders.append(entry.path)
+                folders.append(name)
             elif entry.name.lower().endswith(EXTENSIONS):
                 status = entry.stat()
-                found.append((entry.path, f"{status.st_size} {status.st_mtime_ns}"))
+                found.append((name, f"{status.st_size} {status.st_mtime_ns}"))
     return found

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torchvision
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import reading, require_files
 from torch import Tensor
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files
 
 
 class MNIST(FederatedDataModule):

@@ -86,7 +86,9 @@ class Aggregate:
             else:
                 total.add_(torch.tensordot(weights.to(value.dtype), value, 1))
 
-    def reduce(self, all_reduce: Callable[[Tensor], Tensor], agree: Callable[[Any], Any], somebody_idle: bool, device: torch.device) -> None:
+    def reduce(
+        self, all_reduce: Callable[[Tensor], Tensor], agree: Callable[[Any], Any], somebody_idle: bool, device: torch.device
+    ) -> None:
         """Add up over processes: one vector crosses, whatever the methods.
 
         Args:

@@ -21,7 +21,9 @@ def write(path: Path, payload: dict[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Load a checkpoint without running anything it might contain."""
     if not path.is_file():
-        raise ValueError(f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's")
+        raise ValueError(
+            f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's"
+        )
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:

@@ -139,7 +139,9 @@ class Federation:
     def num_clients(self) -> int:
         return self.partition.num_clients
 
-    def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+    def load(
+        self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
         inputs = samples.gather(indices).to(device, non_blocking=True)
         if self.augment is not None and keys is not None:
@@ -277,8 +279,18 @@ class FederatedDataModule(L.LightningDataModule):
             raise ValueError(
                 f"client_test and client_val are fractions that leave something to train on; got {client_test} and {client_val}"
             )
-        self.num_clients, self.partitioner, self.batch_size, self.eval_batch_size = num_clients, partitioner, batch_size, eval_batch_size
-        self.partition_seed, self.client_test, self.client_val, self.drop_last = partition_seed, client_test, client_val, drop_last
+        self.num_clients, self.partitioner, self.batch_size, self.eval_batch_size = (
+            num_clients,
+            partitioner,
+            batch_size,
+            eval_batch_size,
+        )
+        self.partition_seed, self.client_test, self.client_val, self.drop_last = (
+            partition_seed,
+            client_test,
+            client_val,
+            drop_last,
+        )
         self._federation: Federation | None = None
 
     def load(self) -> Splits:

@@ -39,7 +39,9 @@ class Evaluator:
     ) -> None:
         self.model, self.federation, self.batch_size, self.convert, self.device = model, federation, batch_size, convert, device
         self.rank, self.world_size, self.all_reduce = rank, world_size, all_reduce
-        self._metrics = model.module.metrics(federation.num_classes).to(device) if isinstance(model.module, ClientModule) else None
+        self._metrics = (
+            model.module.metrics(federation.num_classes).to(device) if isinstance(model.module, ClientModule) else None
+        )
 
     def _batches(self, samples: Samples, indices: np.ndarray) -> Any:
         for first in range(0, len(indices), self.batch_size):
@@ -79,7 +81,9 @@ class Evaluator:
                 name = name.split("/")[-1].removeprefix("test_").removeprefix("val_")
                 sums[name] = sums.get(name, 0.0) + values[-1] * len(targets)
         names = sorted(sums)
-        totals = self.all_reduce(torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.device))
+        totals = self.all_reduce(
+            torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.device)
+        )
         return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
 
     @torch.no_grad()

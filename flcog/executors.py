@@ -1,7 +1,7 @@
 """Two ways to run the same clients: one at a time (`loop`, the readable one and the oracle), or many as one batched program (`vmap`)."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +42,13 @@ class Round(NamedTuple):
     bytes_per_sample: int
     seed: int
     round: int
+    watch: Callable[[int, float], None] | None = None
+    """Told each local step's task loss, by the loop."""
 
 
 def seed_scratch(names: Sequence[str], round: Round, clients: Sequence[int]) -> dict[str, np.ndarray]:
     """Dropout keys, [clients] each: noise is a function of (seed, round, client, layer)."""
-    return {
-        name: fold_each(fold(round.seed, round.round, "dropout", name), clients).astype(np.int64) for name in names
-    }
+    return {name: fold_each(fold(round.seed, round.round, "dropout", name), clients).astype(np.int64) for name in names}
 
 
 def dropout_keys(model: ModelFunction) -> list[str]:
@@ -76,7 +76,9 @@ class LoopExecutor:
             try:
                 result = self._client(round, work, {name: int(values[position]) for name, values in keys.items()})
             except Exception as error:
-                error.add_note(f"in client {work.client}, round {round.round + 1}, local step {self._step + 1} of {work.num_steps}")
+                error.add_note(
+                    f"in client {work.client}, round {round.round + 1}, local step {self._step + 1} of {work.num_steps}"
+                )
                 raise
             yield result
 
@@ -98,6 +100,8 @@ class LoopExecutor:
         for self._step, batch in enumerate(batches(work, round.read, round.bytes_per_sample)):
             gradient = self._gradient(program, batch, local, self._step)
             total += gradient.loss
+            if round.watch is not None:
+                round.watch(self._step, float(gradient.loss))
             for name, parameter in params.items():
                 parameter.grad = gradient.values[name]
             self.optimizer.step()
@@ -179,7 +183,9 @@ class VmapExecutor:
                     yield self._chunk(round, chunk)
                 except Exception as error:
                     clients = ", ".join(str(work.client) for work in chunk)
-                    error.add_note(f"in round {round.round + 1}, among clients {clients}; executor=loop names the client and the step")
+                    error.add_note(
+                        f"in round {round.round + 1}, among clients {clients}; executor=loop names the client and the step"
+                    )
                     raise
 
     @torch.no_grad()
@@ -274,15 +280,18 @@ class VmapExecutor:
             masks = None if mask is None else torch.from_numpy(mask).to(device)
             for s in range(last - first):
                 full = mask is None or mask[:, s].all()
-                yield first + s, inputs[:, s], targets[:, s], None if full or masks is None else masks[:, s].to(torch.get_default_dtype())
+                yield (
+                    first + s,
+                    inputs[:, s],
+                    targets[:, s],
+                    None if full or masks is None else masks[:, s].to(torch.get_default_dtype()),
+                )
 
 
 def _over_clients(program: Program, step: int) -> Any:
     """One local step's gradient, for stacked clients."""
 
-    def gradient(
-        params: Params, buffers: Params, local: Local, inputs: Tensor, targets: Tensor, mask: Tensor | None
-    ) -> Gradient:
+    def gradient(params: Params, buffers: Params, local: Local, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Gradient:
         contexts = program.contexts(local, buffers, step) if program.needs_context else []
         base = program.pure_gradient(differentiate_pure, buffers, contexts)
         return program.gradient(base, params, Batch(inputs, targets, mask), contexts)

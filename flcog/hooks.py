@@ -314,9 +314,7 @@ class Method(Callback):
         """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
         return Upload(delta, ctx.client)
 
-    def server_step(
-        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
-    ) -> tuple[Params, Slot]:
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         """The change that the server applies to its ``params``, and the method's new server slot. *Chain; plain Python.*"""
         return delta, server
 

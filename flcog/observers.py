@@ -28,7 +28,12 @@ class Checkpoint(Callback):
                 raise ValueError(f"{name} must be at least 0; got {value}")
         if mode not in ("max", "min"):
             raise ValueError(f"mode must be max or min; got {mode!r}")
-        self.monitor, self.mode, self.every_n_rounds, self.keep_every_n_rounds = monitor, mode, every_n_rounds, keep_every_n_rounds
+        self.monitor, self.mode, self.every_n_rounds, self.keep_every_n_rounds = (
+            monitor,
+            mode,
+            every_n_rounds,
+            keep_every_n_rounds,
+        )
         self.best: float | None = None
         self.best_round: int | None = None
         self._pinned: dict[str, list[str]] = {}

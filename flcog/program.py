@@ -105,9 +105,7 @@ class Program:
             values = method.correct_gradient(values, params, contexts[i])
         return result._replace(values=values)
 
-    def pure_gradient(
-        self, differentiate: Differentiate, buffers: Params, contexts: list[Context]
-    ) -> GradientFunction:
+    def pure_gradient(self, differentiate: Differentiate, buffers: Params, contexts: list[Context]) -> GradientFunction:
         """The gradient of the summed loss as a pure function; every call starts from the same ``buffers``."""
 
         def gradient(params: Params, batch: Batch) -> Gradient:
@@ -131,7 +129,9 @@ class Program:
             params, clients[i] = method.after_step(self.apply(buffers), params, batch, contexts[i])
         return params, local._replace(clients=clients)
 
-    def finish(self, delta: Params, params: Params, buffers: Params, local: Local) -> tuple[Params | None, list[Slot], list[Upload]]:
+    def finish(
+        self, delta: Params, params: Params, buffers: Params, local: Local
+    ) -> tuple[Params | None, list[Slot], list[Upload]]:
         """The chain of what leaves the client: its delta, its new slots, and each method's upload."""
         contexts = self.contexts(local, buffers, local.num_steps)
         clients, uploads, sends_weights = list(local.clients), [], True

@@ -26,9 +26,13 @@ def new_run_directory(root: str | Path) -> Path:
         except FileExistsError:
             if path.is_dir():
                 continue
-            raise ValueError(f"cannot write runs under {root}: {path} is a file; choose another trainer.default_root_dir") from None
+            raise ValueError(
+                f"cannot write runs under {root}: {path} is a file; choose another trainer.default_root_dir"
+            ) from None
         except OSError as error:
-            raise ValueError(f"cannot write runs under {root}: {error.strerror}; choose another trainer.default_root_dir") from error
+            raise ValueError(
+                f"cannot write runs under {root}: {error.strerror}; choose another trainer.default_root_dir"
+            ) from error
         return path
     raise ValueError(f"a thousand runs started this second under {root}")
 
@@ -38,7 +42,9 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path) -> Path:
     if str(ckpt_path) in ("last", "best"):
         runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns)
         if not runs:
-            raise ValueError(f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint; give a file, or start without ckpt_path")
+            raise ValueError(
+                f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint; give a file, or start without ckpt_path"
+            )
         return runs[-1].with_name(f"{ckpt_path}.ckpt")
     path = Path(ckpt_path)
     return path / LAST if path.is_dir() else path
@@ -103,8 +109,12 @@ def environment() -> dict[str, Any]:
 def git_commit() -> str | None:
     """The commit of the working directory, with "+changes" if files differ from it; None outside a repository."""
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-        status = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=True).stdout
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return commit + ("+changes" if status.strip() else "")

@@ -19,7 +19,9 @@ def make_loggers(logger: Logger | Sequence[Logger] | bool | None, directory: Pat
         run_id: the W&B run to go on with after a resume.
     """
     if logger is True:
-        loggers: list[Logger] = [WandbLogger(project="flcog", name=directory.name, save_dir=str(directory), offline=not _logged_in())]
+        loggers: list[Logger] = [
+            WandbLogger(project="flcog", name=directory.name, save_dir=str(directory), offline=not _logged_in())
+        ]
     elif not logger:
         return []
     else:

@@ -127,7 +127,12 @@ class FederatedTrainer:
             raise ValueError(
                 f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients_per_round!r}: write 10, not 10.0, for a count"
             )
-        self.rounds, self.clients_per_round, self.local_steps, self.local_epochs = rounds, clients_per_round, local_steps, local_epochs
+        self.rounds, self.clients_per_round, self.local_steps, self.local_epochs = (
+            rounds,
+            clients_per_round,
+            local_steps,
+            local_epochs,
+        )
         self.executor_choice, self.chunk_size, self.eval_every = executor, chunk_size, eval_every
         self.logger, self.default_root_dir, self.seed, self.on_bad_update = logger, default_root_dir, seed, on_bad_update
         self.precision, self.num_nodes, self._launched = precision, num_nodes, False
@@ -211,7 +216,9 @@ class FederatedTrainer:
             for logger in self.loggers:
                 logger.finalize("success" if self.round >= self.rounds else "failed")
 
-    def validate(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> dict[str, float]:
+    def validate(
+        self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None
+    ) -> dict[str, float]:
         """Evaluate on the validation sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
@@ -219,38 +226,62 @@ class FederatedTrainer:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
-    def _measure(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, split: str) -> dict[str, float]:
+    def _measure(
+        self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, split: str
+    ) -> dict[str, float]:
         self._set_up(model, datamodule, ckpt_path, stage=split)
         metrics = {name: value for name, value in self._evaluate().items() if name.startswith(f"{split}/")}
         if not metrics:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
         return metrics
 
+    def replay(self, model: L.LightningModule, datamodule: FederatedDataModule, run: Path, round: int, client: int) -> None:
+        """Run one client's local update of one round again, alone, on the loop executor, printing every step.
+
+        Starts from the latest checkpoint before that round; what lies between is run again, which gives the same numbers.
+
+        Args:
+            model, datamodule: as the run had them.
+            run: the run's directory.
+            round: the round, counted from 0.
+            client: its number.
+        """
+        candidates = [
+            (checkpoint.read(path)["round"], path) for path in (run / "checkpoints").glob("*.ckpt") if path.stem != "best"
+        ]
+        before = [(done, path) for done, path in candidates if done <= round]
+        self._set_up(model, datamodule, str(max(before)[1]) if before else None, stage="replay")
+        if round >= self.rounds or round < 0:
+            raise ValueError(f"the run has rounds 1 to {self.rounds}; got --round {round + 1}")
+        clients = self._sample(round)
+        if client not in clients:
+            raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {clients}")
+        print(f"from round {self.round} of {max(before)[1]}" if before else "from the initial model: no earlier checkpoint")
+        while self.round < round:
+            self._advance(self._sample(self.round))
+        methods = [method for method in self.methods if method.active(round)]
+        clients, steps = self._plan(methods, clients, round)
+        if client not in clients:
+            raise ValueError(f"client {client} dropped out of round {round + 1} before it trained")
+        cohort = self._make_cohort(methods, clients, round, {})
+        task = self._make_task(methods, cohort, steps, [clients.index(client)])
+        work = task.works[0]
+        print(f"round {round + 1}, client {client}: {work.num_samples} samples, {work.num_steps} steps, weight {work.weight:.4g}")
+        task = task._replace(watch=lambda step, loss: print(f"  step {step + 1:>4}  task loss {loss:.6g}"))
+        result = next(LoopExecutor(self.model, self.optimizer).run(task))
+        for name, value in (result.delta or {}).items():
+            bad = int((~torch.isfinite(value)).sum())
+            print(f"  delta {name:<32} norm {float(value.norm()):.6g}" + (f"  {bad} values are not finite" if bad else ""))
+
     # A round ----------------------------------------------------------------------------------------------------------------------
 
     def _run_round(self) -> None:
-        began, round, before = time.perf_counter(), self.round, self.ledger.copy()
-        methods = [method for method in self.methods if method.active(round)]
+        began, round = time.perf_counter(), self.round
         evaluated = self.eval_every > 0 and ((round + 1) % self.eval_every == 0 or round + 1 == self.rounds)
-        clients = sample_without_replacement(self.federation.num_clients, self._cohort_size(), fold(self.seed, round, "cohort"))
+        clients = self._sample(round)
         self._observe("on_round_start", round + 1, clients)
-
-        clients, steps = self._plan(methods, clients, round)
-        metrics: dict[str, float] = {"round": round + 1}
-        if clients:
-            optimisation = self._set_learning_rate(round)
-            cohort = self._make_cohort(methods, clients, round, optimisation, metrics)
-            aggregate = self._train_clients(methods, cohort, steps, optimisation, evaluated)
-            self._server_step(methods, cohort, aggregate)
-            metrics |= aggregate.figures()
-            if aggregate.dropped:
-                metrics["clients/dropped"] = len(aggregate.dropped)
-        else:
-            warnings.warn(f"round {round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
-        metrics |= self.ledger.figures(before)
+        metrics = self._advance(clients, evaluated)
         metrics["time/round"] = time.perf_counter() - began
-
-        self.round += 1
         if evaluated:
             began = time.perf_counter()
             metrics |= self._evaluate()
@@ -260,6 +291,27 @@ class FederatedTrainer:
         for logger in self.loggers:
             logger.log_metrics({name: value for name, value in metrics.items() if name != "round"}, step=self.round)
         self._observe("on_round_end", self.round, metrics)
+
+    def _sample(self, round: int) -> list[int]:
+        return sample_without_replacement(self.federation.num_clients, self._cohort_size(), fold(self.seed, round, "cohort"))
+
+    def _advance(self, clients: list[int], directions: bool = False) -> dict[str, float]:
+        """One round of training: from the sampled clients to the new global model, and its figures."""
+        round, before = self.round, self.ledger.copy()
+        methods = [method for method in self.methods if method.active(round)]
+        clients, steps = self._plan(methods, clients, round)
+        metrics: dict[str, float] = {"round": round + 1}
+        if clients:
+            cohort = self._make_cohort(methods, clients, round, metrics)
+            aggregate = self._train_clients(methods, cohort, steps, directions)
+            self._server_step(methods, cohort, aggregate)
+            metrics |= aggregate.figures()
+            if aggregate.dropped:
+                metrics["clients/dropped"] = len(aggregate.dropped)
+        else:
+            warnings.warn(f"round {round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
+        self.round += 1
+        return metrics | self.ledger.figures(before)
 
     def _plan(self, methods: Sequence[Method], clients: list[int], round: int) -> tuple[list[int], list[int]]:
         """Who takes part with how many steps, and what newcomers report."""
@@ -291,10 +343,9 @@ class FederatedTrainer:
                             self.ledger.add(method.name, up=sum(map(num_bytes, pytree.tree_leaves(reports[client]))))
         return taking_part, [steps for _, steps in plans]
 
-    def _make_cohort(
-        self, methods: Sequence[Method], clients: list[int], round: int, optimisation: Optimisation, metrics: dict[str, float]
-    ) -> Cohort:
+    def _make_cohort(self, methods: Sequence[Method], clients: list[int], round: int, metrics: dict[str, float]) -> Cohort:
         """The cohort with its aggregation weights: shares of samples, then every method's say."""
+        optimisation = self._set_learning_rate(round)
         offsets, ids = self.federation.partition.offsets, np.array(clients)
         num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids])
         cohort = Cohort(
@@ -317,44 +368,46 @@ class FederatedTrainer:
             if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
                 raise ValueError(f"{method.name}.weights must return {len(clients)} finite weights of at least 0; got {proposed}")
             if proposed.sum() == 0:
-                warnings.warn(f"{method.name} gave every client of round {round + 1} weight 0: keeping the weights before it", stacklevel=2)
+                warnings.warn(
+                    f"{method.name} gave every client of round {round + 1} weight 0: keeping the weights before it", stacklevel=2
+                )
                 continue
             cohort.weights = proposed / proposed.sum()
         return cohort
 
-    def _train_clients(
-        self, methods: Sequence[Method], cohort: Cohort, steps: list[int], optimisation: Optimisation, directions: bool
-    ) -> Aggregate:
+    def _train_clients(self, methods: Sequence[Method], cohort: Cohort, steps: list[int], directions: bool) -> Aggregate:
         """Broadcast, run this process's share of the clients, and add up over processes."""
-        round, clients = cohort.round, cohort.clients
-        broadcasts = [method.broadcast(self.servers[method.name]) for method in methods]
-        self.ledger.add("model", down=len(clients) * model_bytes(self.params, self.buffers))
-        for method, slot in zip(methods, broadcasts, strict=True):
-            self.ledger.add(method.name, down=len(clients) * sum(map(num_bytes, pytree.tree_leaves(slot))))
-
+        clients = cohort.clients
         shares = self._share_out(clients, steps)
-        mine = shares[self.fabric.global_rank]
-        works = make_work(
-            self.federation,
-            self.batching,
-            [clients[i] for i in mine],
-            [steps[i] for i in mine],
-            cohort.weights[mine].tolist(),
-            self.seed,
-            round,
-        )
-        self._add_slots(methods, works, round)
-        program = Program(self.model, methods, broadcasts, self.params, self.buffers, optimisation, plain=self.plain)
+        task = self._make_task(methods, cohort, steps, shares[self.fabric.global_rank])
+        self.ledger.add("model", down=len(clients) * model_bytes(self.params, self.buffers))
+        for method, slot in zip(methods, task.program.servers, strict=True):
+            self.ledger.add(method.name, down=len(clients) * sum(map(num_bytes, pytree.tree_leaves(slot))))
         aggregate = Aggregate(len(methods), [m.individual_uploads for m in methods], directions, self.on_bad_update)
-        task = Round(program, works, self._read, self._bytes_per_sample, self.seed, round)
         for result in self._executor_results(task):
-            for k in aggregate.add(result, self.buffers, round):
+            for k in aggregate.add(result, self.buffers, cohort.round):
                 self._keep(methods, result.works[k].client, result.slots[k])
         if self.fabric.world_size > 1:
             self._reduce(aggregate, somebody_idle=any(not share for share in shares))
         for name, count in zip(["model", *(method.name for method in methods)], aggregate.up_bytes, strict=True):
             self.ledger.add(name, up=count)
         return aggregate
+
+    def _make_task(self, methods: Sequence[Method], cohort: Cohort, steps: list[int], positions: list[int]) -> Round:
+        """What the executor needs to run the clients at these positions of the cohort."""
+        works = make_work(
+            self.federation,
+            self.batching,
+            [cohort.clients[i] for i in positions],
+            [steps[i] for i in positions],
+            cohort.weights[positions].tolist(),
+            self.seed,
+            cohort.round,
+        )
+        self._add_slots(methods, works, cohort.round)
+        broadcasts = [method.broadcast(self.servers[method.name]) for method in methods]
+        program = Program(self.model, methods, broadcasts, self.params, self.buffers, cohort.optimisation, self.plain)
+        return Round(program, works, self._read, self._bytes_per_sample, self.seed, cohort.round)
 
     def _server_step(self, methods: Sequence[Method], cohort: Cohort, aggregate: Aggregate) -> None:
         """Methods turn the mean delta into the server's step; buffers are plainly averaged."""
@@ -365,9 +418,7 @@ class FederatedTrainer:
         delta: Params = {name: mean[name].to(p.dtype) if mean else torch.zeros_like(p) for name, p in self.params.items()}
         for i, method in enumerate(methods):
             messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), aggregate.individual[i])
-            delta, self.servers[method.name] = method.server_step(
-                self.servers[method.name], self.params, delta, messages, cohort
-            )
+            delta, self.servers[method.name] = method.server_step(self.servers[method.name], self.params, delta, messages, cohort)
         self.params = {name: (value + delta[name]).detach() for name, value in self.params.items()}
         for name, change in aggregate.mean("buffers").items():
             value = self.buffers[name] + change
@@ -418,7 +469,9 @@ class FederatedTrainer:
 
     def _reduce(self, aggregate: Aggregate, somebody_idle: bool) -> None:
         aggregate.reduce(_all_reduce, self.fabric.broadcast, somebody_idle, self.fabric.device)
-        counts = _all_reduce(torch.tensor([*aggregate.up_bytes, len(aggregate.dropped)], dtype=torch.int64, device=self.fabric.device))
+        counts = _all_reduce(
+            torch.tensor([*aggregate.up_bytes, len(aggregate.dropped)], dtype=torch.int64, device=self.fabric.device)
+        )
         aggregate.up_bytes = counts[:-1].tolist()
         if any(method.individual_uploads for method in self.methods):
             gathered: list[Any] = [None] * self.fabric.world_size
@@ -470,10 +523,12 @@ class FederatedTrainer:
         if stage == "fit":
             self._open_run(found, None if saved is None else saved["tracker_run"])
         self._set_up_model(model, datamodule)
-        clients_dir = None if self.run_dir is None else self.run_dir / "checkpoints" / "clients"
+        clients_dir = (
+            found.resolve().parent / "clients" if found else self.run_dir / "checkpoints" / "clients" if self.run_dir else None
+        )
         self.states = checkpoint.ClientStates(clients_dir, self.fabric.global_rank)
         if found is not None and saved is not None:
-            self._restore(found, saved, resume=stage == "fit")
+            self._restore(found, saved, resume=stage in ("fit", "replay"))
         if stage == "fit":
             self._log_setting(model, datamodule)
 
@@ -488,10 +543,14 @@ class FederatedTrainer:
             )
         for method in self.methods:
             if federation.task not in method.tasks:
-                raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
+                raise ValueError(
+                    f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it"
+                )
             if method.overrides("configure_model"):
                 if not isinstance(model, ClientModule):
-                    raise ValueError(f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}")
+                    raise ValueError(
+                        f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
+                    )
                 model = method.configure_model(model)
         dtype = DTYPES[self.precision]
         torch.set_default_dtype(dtype if dtype.is_floating_point and self.precision.endswith("true") else torch.float32)
@@ -553,9 +612,13 @@ class FederatedTrainer:
         if self.executor_choice == "auto" and on_cpu and (convolutional or work > TINY_STEP):
             self.notes.append("executor: loop (on a CPU batching clients pays only for tiny models)")
             return loop
-        chunk = self.chunk_size or max(1, min(256, CHUNK_BYTES[on_cpu] // max(1, 16 * num_params + 8 * self._bytes_per_sample * self.batching.batch_size)))
+        chunk = self.chunk_size or max(
+            1, min(256, CHUNK_BYTES[on_cpu] // max(1, 16 * num_params + 8 * self._bytes_per_sample * self.batching.batch_size))
+        )
         if self.executor_choice == "auto":
-            why = "a tiny model: a step's Python outweighs its arithmetic" if on_cpu else "clients share the accelerator's kernels"
+            why = (
+                "a tiny model: a step's Python outweighs its arithmetic" if on_cpu else "clients share the accelerator's kernels"
+            )
             self.notes.append(f"executor: vmap, {chunk} clients at a time ({why})")
         return VmapExecutor(self.model, self.optimizer, chunk)
 
@@ -693,14 +756,18 @@ class FederatedTrainer:
         if saved["methods"] == names:
             self.servers = self._to_device(saved["servers"])
         elif resume:
-            raise ValueError(f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list")
+            raise ValueError(
+                f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list"
+            )
         if not resume:
             self.round = saved["round"]
             return
         if not saved["resumable"]:
             raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
         if saved["seed"] != self.seed:
-            raise ValueError(f"{path} was written by a run with seed {saved['seed']}; this one has {self.seed}: use the same seed")
+            raise ValueError(
+                f"{path} was written by a run with seed {saved['seed']}; this one has {self.seed}: use the same seed"
+            )
         self.round = saved["round"]
         self._reported = {name: set(clients) for name, clients in saved["reported"].items()}
         self.ledger = Ledger.from_state(saved["ledger"])
@@ -761,5 +828,7 @@ def _single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
     if scheduler:
         warnings.warn("configure_optimizers' scheduler is ignored: clients start anew each round; use lr_schedule", stacklevel=2)
     if not isinstance(configured, torch.optim.Optimizer):
-        raise ValueError(f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}")
+        raise ValueError(
+            f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}"
+        )
     return configured

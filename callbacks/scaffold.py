@@ -1,0 +1,68 @@
+"""SCAFFOLD: control variates take the clients' differences out of their gradients."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Method):
+    """Corrects every local gradient by the difference between the average client's gradient and this client's own.
+
+    Client k steps along ``g - c_k + c``. After K steps from x to y it estimates its gradient anew (the paper's option II), and the
+    server moves by the cohort S, of N clients in all::
+
+        c_k' = c_k - c + (x - y) / (K lr)
+        x <- x + server_lr * mean_S (y - x)
+        c <- c + (1 / N) sum_S (c_k' - c_k)
+
+    K is the client's own number of steps. Local momentum r makes K steps travel up to K / (1 - r) gradients, which the formula
+    would read as a gradient up to 1 / (1 - r) times too long, and diverge: K is therefore counted in steps of plain SGD. The
+    estimate means nothing for adaptive local optimisers such as Adam. c weighs all clients alike, as in the paper, so the optimum
+    is that of the clients' plain mean, whatever weights average the models; list ``EqualWeights`` to average them alike too.
+
+    Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
+    https://arxiv.org/abs/1910.06378.
+
+    Args:
+        server_lr: the server's step size (the paper's eta_g), > 0.
+
+    Example:
+        >>> SCAFFOLD(server_lr=0.5).init_server({"w": torch.ones(2)})
+        {'c': {'w': tensor([0., 0.])}}
+    """
+
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server_lr <= 0:
+            raise ValueError(f"SCAFFOLD: server_lr must be positive; got {self.server_lr}")
+
+    def init_server(self, params: Params) -> Slot:
+        return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
+
+    def init_client(self, params: Params) -> Slot:
+        return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
+
+    def broadcast(self, server: Slot) -> Slot:
+        return server
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        return {name: value - ctx.client["c"][name] + ctx.server["c"][name] for name, value in gradient.items()}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
+        # From the parameters, not from ``delta``, which another method may have changed for the upload.
+        change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["c"][name] for name, value in params.items()}
+        new = {name: ctx.client["c"][name] + value for name, value in change.items()}
+        return Upload(delta, {"c": new}, sum={"change": change})
+
+    def server_step(
+        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
+    ) -> tuple[Params, Slot]:
+        change = messages.sum["change"]
+        c = {name: value + change[name] / cohort.num_clients for name, value in server["c"].items()}
+        return {name: self.server_lr * value for name, value in delta.items()}, {"c": c}

@@ -1,0 +1,120 @@
+"""FEMNIST: handwritten characters by writer, as LEAF prepares them."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.partitioners import Natural
+
+_HOW_TO_GET = (
+    "run preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of https://github.com/TalwalkarLab/leaf, and pass "
+    "--data.data_dir with the path of the folder data that it fills"
+)
+
+
+class FEMNIST(FederatedDataModule):
+    """805,263 handwritten digits and letters, 28x28 in grey, by 3,550 writers; every client is a writer.
+
+    Reads LEAF's JSON (Caldas et al. 2018, https://arxiv.org/abs/1812.01097): ``<data_dir>/train/*.json`` and ``test/*.json``, split by
+    sample or by writer, or ``all_data/*.json`` where they are not there. Each file holds ``users``, ``num_samples`` and
+    ``user_data``, which has lists ``x`` of 784 greys in [0, 1] and ``y`` of labels for each user.
+
+    Text is slow to read, so it is converted once, into ``<data_dir>/femnist.npz``.
+
+    Args:
+        data_dir: LEAF's folder ``data/femnist/data``, or another with the files above.
+        num_classes: 62 characters, or as many as a subset has (FedProx and FedDisco take 10).
+        test_fraction: where only ``all_data`` is there, the last part of each writer's samples makes up the test set.
+        mean, std: normalisation, on the [0, 1] scale; None leaves LEAF's values, in which paper is 1 and ink 0.
+    """
+
+    def __init__(
+        self,
+        data_dir: str = "data/femnist",
+        num_classes: int = 62,
+        test_fraction: float = 0.1,
+        mean: float | None = None,
+        std: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 < test_fraction < 1:
+            raise ValueError(f"test_fraction is a part of each writer's samples, between 0 and 1; got {test_fraction}")
+        self.partitioner = self.partitioner or Natural()
+        self.data_dir, self.num_classes, self.test_fraction = Path(data_dir), num_classes, test_fraction
+        self.mean, self.std = mean, std
+
+    def prepare_data(self) -> None:
+        files, converted = self._files(), self.data_dir / "femnist.npz"
+        if converted.exists() and all(file.stat().st_mtime <= converted.stat().st_mtime for part in files.values() for file in part):
+            return
+        arrays: dict[str, np.ndarray] = {}
+        for part, paths in files.items():
+            writers = [writer for path in paths for writer in _read_writers(path)]
+            # LEAF splits the writers over files at random; names number them the same way wherever they lie.
+            writers.sort(key=lambda writer: writer[0])
+            arrays[f"{part}_images"] = np.concatenate([images for _, images, _ in writers])
+            arrays[f"{part}_labels"] = np.concatenate([labels for _, _, labels in writers])
+            arrays[f"{part}_sizes"] = np.array([len(labels) for _, _, labels in writers])
+        partial = self.data_dir / f"femnist.{os.getpid()}.npz"
+        np.savez(partial, **arrays)  # type: ignore[arg-type]
+        os.replace(partial, converted)
+
+    def load(self) -> Splits:
+        self.prepare_data()
+        with reading(self.data_dir / "femnist.npz"), np.load(self.data_dir / "femnist.npz") as arrays:
+            parts = {part: self._samples(arrays, part) for part in ("train", "test", "all_data") if f"{part}_images" in arrays}
+        if "all_data" not in parts:
+            return Splits(parts["train"], parts["test"])
+        everyone = parts["all_data"]
+        assert everyone.users is not None
+        sizes = np.bincount(everyone.users)
+        position = np.arange(len(everyone)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        is_test = torch.from_numpy(position >= np.repeat(sizes - np.floor(sizes * self.test_fraction), sizes))
+        return Splits(_subset(everyone, ~is_test), _subset(everyone, is_test))
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        return Preprocess(None if self.mean is None else (self.mean,), None if self.std is None else (self.std,))
+
+    def _files(self) -> dict[str, list[Path]]:
+        files = {part: sorted((self.data_dir / part).glob("*.json")) for part in ("train", "test", "all_data")}
+        if files["train"] and files["test"]:
+            return {"train": files["train"], "test": files["test"]}
+        if files["all_data"]:
+            return {"all_data": files["all_data"]}
+        require_files("FEMNIST", [self.data_dir / part / "*.json" for part in ("train", "test", "all_data")], _HOW_TO_GET)
+        raise AssertionError("a folder has a file called *.json")
+
+    def _samples(self, arrays: Any, part: str) -> Samples:
+        labels, sizes = arrays[f"{part}_labels"], arrays[f"{part}_sizes"]
+        if labels.min() < 0 or labels.max() >= self.num_classes:
+            raise ValueError(f"FEMNIST: {part} has label {labels.max()}: {self.num_classes} classes are numbered 0 to {self.num_classes - 1}")
+        users = np.repeat(np.arange(len(sizes)), sizes)
+        return Samples(torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(labels), users)
+
+
+def _read_writers(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, images [n, 28, 28, 1] and labels [n] of each writer in a file."""
+    with reading(path):
+        content = json.loads(path.read_bytes())
+        for user in content["users"]:
+            data = content["user_data"].pop(user)
+            # LEAF divides bytes by 255, so nothing is lost.
+            images = np.rint(np.asarray(data["x"], dtype=np.float64).reshape(-1, 28, 28, 1) * 255)
+            labels = np.asarray(data["y"], dtype=np.int64)
+            if len(images) != len(labels) or not (images.min() >= 0 and images.max() <= 255):
+                raise ValueError(f"user {user} has {len(images)} images in [0, 1] and {len(labels)} labels, or others")
+            yield user, images.astype(np.uint8), labels
+
+
+def _subset(samples: Samples, mask: Tensor) -> Samples:
+    assert isinstance(samples.inputs, Tensor) and samples.users is not None
+    return Samples(samples.inputs[mask], samples.targets[mask], samples.users[mask.numpy()])

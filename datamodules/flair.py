@@ -1,0 +1,226 @@
+"""FLAIR: photographs of 51,414 Flickr users with several labels each."""
+
+import heapq
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.image_cache import ImageCache
+from flcog.datamodules.partitioners import Natural
+from flcog.randomness import fold
+
+COARSE_LABELS = (
+    "animal",
+    "art",
+    "celebration",
+    "equipment",
+    "fire",
+    "food",
+    "games",
+    "interior_room",
+    "light",
+    "liquid",
+    "material",
+    "music",
+    "outdoor",
+    "plant",
+    "recreation",
+    "religion",
+    "structure",
+)
+
+_HOW_TO_GET = "get it with download_dataset.py of https://github.com/apple/ml-flair, and pass --data.data_dir"
+
+
+class FLAIR(FederatedDataModule):
+    """429,078 photographs, 256x256, each with some of 17 coarse or 1,628 fine labels; every client is a photographer.
+
+    Reads ``labels_and_metadata.json``, ``label_relationship.txt`` and ``small_images/<image_id>.jpg`` (Song et al. 2022,
+    https://arxiv.org/abs/2207.08869), which https://github.com/apple/ml-flair downloads. Training, validation and test users are
+    disjoint: 41,131, 5,141 and 5,142 of them, with 345,879, 39,239 and 43,960 images.
+
+    The metadata are read as a stream, and only the images of the users in use are decoded, once, into a memory-mapped file in
+    ``<data_dir>/decoded`` that an interrupted run goes on filling. All of them take 84 GB.
+
+    A smaller ``max_users`` chooses among the users of a larger one, whatever their order in the file. ``partition_seed`` decides.
+
+    Args:
+        data_dir: the folder that holds the files above.
+        labels: the 17 coarse labels, in alphabetical order, or the fine ones.
+        max_users: training users, drawn at random; FedCOG takes 200 (https://arxiv.org/abs/2312.05966). None takes all.
+        max_eval_users: users of the validation and of the test set, each drawn at random; None takes all.
+        image_size: images are scaled to squares of this side.
+        mean, std: normalisation of each channel, on the [0, 1] scale; ImageNet's, as in Apple's benchmark.
+        augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
+        cache_dir: where the decoded images are kept, if not in ``data_dir``.
+    """
+
+    task = "multilabel"
+
+    def __init__(
+        self,
+        data_dir: str = "data/flair",
+        labels: Literal["coarse", "fine"] = "coarse",
+        max_users: int | None = None,
+        max_eval_users: int | None = None,
+        image_size: int = 256,
+        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
+        std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        augmentation: Augmentation = "none",
+        cache_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        for name, value in (("max_users", max_users), ("max_eval_users", max_eval_users), ("image_size", image_size)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}")
+        self.partitioner = self.partitioner or Natural()
+        self.data_dir, self.labels, self.image_size = Path(data_dir), labels, image_size
+        self.max_users = {"train": max_users, "val": max_eval_users, "test": max_eval_users}
+        self.mean, self.std, self.augmentation = mean, std, augmentation
+        self.cache_dir = Path(cache_dir) if cache_dir is not None else self.data_dir / "decoded"
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The labels, in the order of the targets' columns."""
+        if self.labels == "coarse":
+            return COARSE_LABELS
+        path = self.data_dir / "label_relationship.txt"
+        require_files("FLAIR", [path], _HOW_TO_GET)
+        with reading(path):
+            # Images whose subject fits no finer label carry a coarse one among their fine labels too.
+            fine = {_fine_label(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()}
+        return tuple(sorted(fine.union(COARSE_LABELS)))
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """As many as there are labels."""
+        return len(self.class_names)
+
+    def prepare_data(self) -> None:
+        for part in self._images:
+            self._cache(part).fill()
+
+    def load(self) -> Splits:
+        return Splits(train=self._load("train"), test=self._load("test"), val=self._load("val"))
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        return Preprocess(self.mean, self.std)
+
+    def augment(self) -> Augment | None:
+        return augmentation(self.augmentation)
+
+    @cached_property
+    def _images(self) -> dict[str, "_UserImages"]:
+        path = self.data_dir / "labels_and_metadata.json"
+        require_files("FLAIR", [path, self.data_dir / "small_images"], _HOW_TO_GET)
+        parts = {part: _UserImages(fold(self.partition_seed, part), limit) for part, limit in self.max_users.items()}
+        column = {name: i for i, name in enumerate(self.class_names)}
+        key = "labels" if self.labels == "coarse" else "fine_grained_labels"
+        for number, entry in enumerate(read_objects(path)):
+            try:
+                labels = [column[label] for label in entry[key]]
+                parts[entry["partition"]].add(entry["user_id"], (entry["image_id"], labels))
+            except KeyError as error:
+                raise ValueError(f"{path}: image {number} has an unknown or no {error}: {json.dumps(entry)[:200]}") from error
+        for part, images in parts.items():
+            if not images.by_user:
+                raise ValueError(f"{path} has no images of the partition {part!r}")
+        return parts
+
+    def _cache(self, part: str) -> ImageCache:
+        size = (self.image_size, self.image_size)
+        files = [f"{image}.jpg" for images in self._images[part].in_order() for image, _ in images]
+        return ImageCache(self.cache_dir, part, self.data_dir / "small_images", files, size)
+
+    def _load(self, part: str) -> Samples:
+        users = self._images[part].in_order()
+        labels = [labels for images in users for _, labels in images]
+        targets = np.zeros((len(labels), self.num_classes), dtype=np.float32)
+        targets[np.repeat(np.arange(len(labels)), [len(own) for own in labels]), list(chain.from_iterable(labels))] = 1
+        owners = np.repeat(np.arange(len(users)), [len(images) for images in users])
+        return Samples(self._cache(part).load(), torch.from_numpy(targets), owners)
+
+
+_Image = tuple[str, list[int]]
+"""An image's id and the columns of its labels."""
+
+
+@dataclass
+class _UserImages:
+    """The images of at most ``limit`` users: those whose keys are smallest. No more users than that are ever held."""
+
+    seed: int
+    limit: int | None
+    by_user: dict[str, list[_Image]] = field(default_factory=dict)
+    _largest_first: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, user: str, image: _Image) -> None:
+        if user in self.by_user or self._admit(user):
+            self.by_user[user].append(image)
+
+    def _admit(self, user: str) -> bool:
+        # The bar only falls, so a user who was turned away or put out never comes back: users are held with all images or none.
+        entry = (-fold(self.seed, user), user)
+        if self.limit is None or len(self._largest_first) < self.limit:
+            heapq.heappush(self._largest_first, entry)
+        else:
+            put_out = heapq.heappushpop(self._largest_first, entry)[1]
+            if put_out == user:
+                return False
+            del self.by_user[put_out]
+        self.by_user[user] = []
+        return True
+
+    def in_order(self) -> list[list[_Image]]:
+        """One user after another, so that a client's images lie together on disk."""
+        return [self.by_user[user] for user in sorted(self.by_user)]
+
+
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file that holds a JSON list, one at a time: FLAIR's 429,078 would fill a gigabyte as Python objects."""
+    decoder, text, position = json.JSONDecoder(), "", 0
+    with reading(path), path.open(encoding="utf-8") as file:
+        if not (text := file.read(_BLOCK)).lstrip().startswith("["):
+            raise ValueError("it does not start with '[', as a list does")
+        position = text.index("[") + 1
+        while True:
+            position = _skip(text, position)
+            try:
+                value, position = decoder.raw_decode(text, position)
+            except json.JSONDecodeError:
+                if text.startswith("]", position):
+                    return
+                # Either an object is cut off at the end of the block, or it is broken.
+                block = file.read(_BLOCK)
+                if not block or len(text) - position > 2 * _BLOCK:
+                    raise
+                text, position = text[position:] + block, 0
+            else:
+                yield value
+
+
+_BLOCK = 2**22
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n,":
+        position += 1
+    return position
+
+
+def _fine_label(line: str) -> str:
+    """The first of the pair on a line of ``label_relationship.txt``, whatever brackets, quotes and separators surround it."""
+    words = line.translate(str.maketrans("()[]{}'\"`,;:|>=", " " * 15)).split()
+    return words[0]

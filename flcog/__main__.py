@@ -1,0 +1,5 @@
+"""``python -m flcog``."""
+
+from flcog.cli import main
+
+main()

@@ -1,0 +1,164 @@
+"""The command line: LightningCLI, with rounds for epochs."""
+
+import argparse
+import difflib
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import flcog.callbacks
+import flcog.datamodules
+from flcog.data import FederatedDataModule
+from flcog.trainer import FederatedTrainer
+
+PACKAGE_FOLDERS = tuple(str(Path(module.__path__[0])) for module in (flcog, flcog.callbacks, flcog.datamodules))
+
+
+class Commands(FederatedTrainer):
+    """The trainer with the verbs that only a command line has."""
+
+    def partition(self, model: Any, datamodule: FederatedDataModule, plot: str | None = None, save: str | None = None) -> None:
+        """Show how the data falls over the clients.
+
+        Args:
+            plot: where to write the bubble chart of clients and classes (.png or .pdf).
+            save: where to write the partition itself (.npz), to cite it or to load it elsewhere.
+        """
+        from flcog.partition_report import show_partition
+
+        show_partition(datamodule.federation, plot, save)
+
+    def bench(self, model: Any, datamodule: FederatedDataModule, repeats: int = 5) -> None:
+        """Time the config's rounds against a bare PyTorch loop of the same SGD steps.
+
+        Args:
+            repeats: how often each is run, in turn; medians are compared.
+        """
+        from flcog.bench import bench
+
+        bench(self, model, datamodule, repeats)
+
+
+class Parser(LightningArgumentParser):
+    """Says what is wrong in one line, and what was probably meant."""
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        complain(_explain(message))
+        raise SystemExit(2)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI around the federated trainer; model and data are chosen by class path."""
+
+    def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
+        super().__init__(
+            datamodule_class=FederatedDataModule,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            trainer_class=Commands,  # type: ignore[arg-type]
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={"description": "Federated learning for PyTorch Lightning.", "dump_header": ["flcog"]},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+            run=run,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {verb: {"model", "datamodule"} for verb in ("fit", "validate", "test", "partition", "bench")}
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        super()._add_subcommands(parser, **kwargs)
+        for action in parser._subparsers._group_actions if parser._subparsers else []:
+            for name, (_, description) in OTHER_COMMANDS.items():
+                # Shown in the help; `main` runs them, for they take neither a model nor data.
+                action._choices_actions.append(action._ChoicesPseudoAction(name, [], description))  # type: ignore[attr-defined]
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(Commands, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
+        parser.add_lightning_class_args(self._model_class, "model", subclass_mode=True)
+        parser.add_lightning_class_args(self._datamodule_class, "data", subclass_mode=True)
+        parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)
+
+    def _parse_ckpt_path(self) -> None:
+        """Our checkpoints hold no constructor arguments: nothing to parse."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        trainer = Commands(**self._get(self.config_init, "trainer"))
+        self._dump_config()
+        trainer.config = {key: value for key, value in self.config_dump.items() if key not in ("config", "ckpt_path")}
+        return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
+        if result is not None and self.trainer.is_first:
+            for name, value in result.items():
+                print(f"{name:<32} {value:.6g}")
+
+
+def complain(message: str) -> None:
+    """One line on the error stream."""
+    print(f"flcog: error: {message}", file=sys.stderr)
+
+
+def _explain(message: str) -> str:
+    """jsonargparse's nested reasons, cut down to the innermost, with a guess at what was meant."""
+    lines = [line.strip(" -\t") for line in message.splitlines() if line.strip(" -\t")]
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    wrong = re.search(
+        r"(?:Import path|class_path|No action for (?:destination )?key|unrecognized arguments:?)\s*[\"']?([\w.\-+=/]+)", text
+    )
+    known: list[str] = []
+    if wrong:
+        name = wrong.group(1).split("=")[0].lstrip("-").split(".")[-1]
+        candidates = [*dir(flcog.callbacks), *dir(flcog.datamodules), *dir(flcog.models), *_trainer_arguments()]
+        known = difflib.get_close_matches(name, candidates, n=1)
+    return text[:600] + (f" Did you mean {known[0]!r}?" if known and known[0] not in text else "")
+
+
+def _trainer_arguments() -> list[str]:
+    import inspect
+
+    return list(inspect.signature(FederatedTrainer.__init__).parameters)[1:]
+
+
+def _replay(argv: list[str]) -> None:
+    """Run one client's local update of one round again, alone."""
+    parser = argparse.ArgumentParser(prog="flcog replay", description=_replay.__doc__)
+    parser.add_argument("run", help="the run's directory")
+    parser.add_argument("--round", type=int, required=True, help="the round, counted from 1")
+    parser.add_argument("--client", type=int, required=True, help="the client's number")
+    options = parser.parse_args(argv)
+    config = Path(options.run) / "config.yaml"
+    if not config.is_file():
+        raise ValueError(f"{options.run} holds no config.yaml: give the directory of a run started by `flcog fit`")
+    cli = FederatedCLI(["--config", str(config), "--trainer.logger", "false", "--trainer.executor", "loop"], run=False)
+    cli.trainer.replay(cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
+
+
+OTHER_COMMANDS = {"replay": (_replay, "Run one client's local update of one round again, alone.")}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        if arguments and arguments[0] in OTHER_COMMANDS:
+            OTHER_COMMANDS[arguments[0]][0](arguments[1:])
+        else:
+            FederatedCLI(argv)
+    except ValueError as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not raised_in.startswith(PACKAGE_FOLDERS):
+            raise
+        complain(" ".join([str(error), *getattr(error, "__notes__", [])]))
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        complain("interrupted; go on with --ckpt_path last")
+        raise SystemExit(130) from None

@@ -1,0 +1,32 @@
+"""What every test gets: one thread, a fixed seed, the default precision, and nothing left behind in the repository."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parent.parent
+EXPECTED = {".pytest_cache", ".mypy_cache", ".ruff_cache", "__pycache__"}
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    torch.manual_seed(0)
+    precision = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(precision)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before, environment = set(os.listdir(ROOT)), set(os.environ)
+    yield
+    left = set(os.listdir(ROOT)) - before - EXPECTED
+    assert not left, f"the test left {sorted(left)} in {ROOT}: give it tmp_path"
+    leaked = {name for name in set(os.environ) - environment if not name.startswith(("PYTEST_", "KMP_", "TORCH"))}
+    assert not leaked, f"the test left {sorted(leaked)} in the environment: use monkeypatch.setenv"

@@ -1,0 +1,163 @@
+"""A tiny federation, and a trainer that remembers every batch, so that a reference can be given exactly what the engine saw."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from reference.common import Client, Problem, State
+from torch import Tensor, nn
+
+import flcog
+from flcog.data import Partition, Partitioner, Samples, Splits
+from flcog.executors import Result, Round
+from flcog.hooks import Callback, Params
+from flcog.models import MLP
+from flcog.work import batches
+
+SIZES = (5, 12, 9, 16, 7, 11, 4, 14)
+NUM_FEATURES, NUM_CLASSES = 6, 3
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+@dataclass(frozen=True)
+class Blocks(Partitioner):
+    """Client k owns the next ``sizes[k]`` samples; where ``shared``, every client owns the same ``sizes[0]`` first ones."""
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...] = ()
+    shared: bool = False
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        ends = np.cumsum(self.sizes)
+        blocks = [np.arange(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        blocks = [blocks[0]] * len(blocks) if self.shared else blocks
+        return Partition.from_clients([blocks[k] for k in self.order or range(len(blocks))])
+
+
+class TinyData(flcog.FederatedDataModule):
+    """Noisy clusters, whose labels are spread unequally over clients.
+
+    Args:
+        sizes: samples of each client.
+        batch_size: samples per step.
+        order: which block of samples client k gets; in order by default.
+        shared: whether all clients own the first block.
+        targets: what is learnt: ``classification``, ``multilabel`` or ``regression``.
+    """
+
+    num_classes = NUM_CLASSES
+
+    def __init__(
+        self,
+        sizes: Sequence[int] = SIZES,
+        batch_size: int = 4,
+        order: Sequence[int] = (),
+        shared: bool = False,
+        targets: str = "classification",
+        **options: Any,
+    ) -> None:
+        super().__init__(len(sizes), Blocks(tuple(sizes), tuple(order), shared), batch_size, **options)
+        self.sizes, self.task = sizes, targets
+
+    def load(self) -> Splits:
+        rng = np.random.default_rng(0)
+        shares = rng.dirichlet(np.full(NUM_CLASSES, 0.5), len(self.sizes))
+        labels = np.concatenate([rng.choice(NUM_CLASSES, size, p=p) for size, p in zip(self.sizes, shares, strict=True)])
+        train, test = self._samples(labels, rng), self._samples(np.arange(30) % NUM_CLASSES, rng)
+        return Splits(train, test)
+
+    def _samples(self, labels: np.ndarray, rng: np.random.Generator) -> Samples:
+        centres = np.random.default_rng(1).normal(size=(NUM_CLASSES, NUM_FEATURES))
+        inputs = torch.from_numpy(centres[labels] + rng.normal(size=(len(labels), NUM_FEATURES))).float()
+        targets = torch.from_numpy(labels)
+        if self.task == "multilabel":
+            targets = (nn.functional.one_hot(targets, NUM_CLASSES) + (inputs[:, :NUM_CLASSES] > 1)).clamp(max=1).float()
+        elif self.task == "regression":
+            targets = targets.float() + inputs[:, 0]
+        return Samples(inputs, targets)
+
+
+class BatchNormMLP(nn.Sequential):
+    """Buffers that move in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+
+
+def classifier(optimizer: Callable[..., torch.optim.Optimizer] = SGD, network: Callable[[], nn.Module] | None = None) -> flcog.Classifier:
+    """The same client for the same arguments."""
+    torch.set_default_dtype(torch.float32)  # A run in float64 leaves that as the default, in which layers draw other weights.
+    torch.manual_seed(0)
+    return flcog.Classifier(network() if network else MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=optimizer)
+
+
+class RecordingTrainer(flcog.FederatedTrainer):
+    """Remembers each round's clients with their batches, and the model it started from."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.recorded: list[list[Client]] = []
+        self.initial: nn.Module | None = None
+
+    def _executor_results(self, task: Round) -> Iterator[Result]:
+        self.recorded.append(
+            [
+                Client(work.client, work.num_samples, [batch[:2] for batch in batches(work, task.read, task.bytes_per_sample)])
+                for work in task.works
+            ]
+        )
+        yield from super()._executor_results(task)
+
+    @property
+    def state(self) -> State:
+        """The global model under the network's own names."""
+        return {name.removeprefix("model."): value for name, value in (self.params | self.buffers).items()}
+
+
+def fit(
+    root: Path,
+    *callbacks: Callback,
+    module: flcog.ClientModule | None = None,
+    data: flcog.FederatedDataModule | None = None,
+    ckpt_path: str | None = None,
+    **options: Any,
+) -> RecordingTrainer:
+    """A run of three rounds in float64, of five of the eight clients each, as far as ``options`` do not say otherwise."""
+    if "local_epochs" not in options:
+        options.setdefault("local_steps", 4)
+    defaults: dict[str, Any] = {"rounds": 3, "clients_per_round": 5, "executor": "loop", "eval_every": 0, "precision": "64-true"}
+    trainer = RecordingTrainer(
+        **(defaults | options), callbacks=list(callbacks), logger=False, default_root_dir=str(root), accelerator="cpu"
+    )
+    trainer.fit(module or classifier(), data or TinyData(), ckpt_path)
+    return trainer
+
+
+def problem_of(trainer: RecordingTrainer, module: flcog.ClientModule, optimizer: Callable[..., torch.optim.Optimizer]) -> Problem:
+    """What the reference must be given to do what ``trainer`` did, from ``module`` as it was before."""
+    lr = optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
+    return Problem(module.model.double(), trainer.recorded, trainer.federation.num_clients, optimizer, lr)
+
+
+def distance(a: Params, b: Params) -> float:
+    """The largest difference between two models."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
+    """Equal up to rounding; models of order one, so that ``rtol`` is also the absolute tolerance."""
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def row_of(trainer: flcog.FederatedTrainer, without: tuple[str, ...] = ("time/",)) -> list[dict[str, float]]:
+    """The run's metrics, without what no two runs share."""
+    return [{name: value for name, value in row.items() if not name.startswith(without)} for row in trainer.history]
+
+
