@@ -50,9 +50,7 @@ class FedAvgM(Method):
     def init_server(self, params: Params) -> Slot:
         return {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def server_step(
-        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
-    ) -> tuple[Params, Slot]:
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         gain = 1 - self.beta if self.form == "feddisco" else 1.0
         velocity = {name: self.beta * value + gain * delta[name] for name, value in server["velocity"].items()}
         damped = self.form == "fedcog" and cohort.round > self.start_round

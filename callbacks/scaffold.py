@@ -60,9 +60,7 @@ class SCAFFOLD(Method):
         new = {name: ctx.client["c"][name] + value for name, value in change.items()}
         return Upload(delta, {"c": new}, sum={"change": change})
 
-    def server_step(
-        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
-    ) -> tuple[Params, Slot]:
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         change = messages.sum["change"]
         c = {name: value + change[name] / cohort.num_clients for name, value in server["c"].items()}
         return {name: self.server_lr * value for name, value in delta.items()}, {"c": c}

@@ -1,5 +1,64 @@
 """Data sets of the papers and splits of the literature, as Lightning data modules: one file each."""
 
+from flcog.datamodules.ag_news import AGNews
+from flcog.datamodules.array_data import ArrayData
+from flcog.datamodules.cifar import CIFAR10, CIFAR100
 from flcog.datamodules.digits import Digits
+from flcog.datamodules.dsprites import DSprites
+from flcog.datamodules.facebook_comments import FacebookComments
+from flcog.datamodules.femnist import FEMNIST
+from flcog.datamodules.flair import FLAIR
+from flcog.datamodules.ham10000 import HAM10000
+from flcog.datamodules.image_folders import ImageFolders
+from flcog.datamodules.mnist import MNIST, FashionMNIST
+from flcog.datamodules.partitioners import (
+    IID,
+    BiasedUnbiased,
+    ByClass,
+    ClientDirichlet,
+    Dirichlet,
+    EqualDirichlet,
+    InnerDirichlet,
+    LabelShards,
+    LongTail,
+    Natural,
+    Partitioner,
+    Quantity,
+    Saved,
+    Shuffled,
+    class_labels,
+)
+from flcog.datamodules.quadratics import LeastSquares, Quadratics
 
-__all__ = ["Digits"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "FEMNIST",
+    "FLAIR",
+    "HAM10000",
+    "IID",
+    "MNIST",
+    "AGNews",
+    "ArrayData",
+    "BiasedUnbiased",
+    "ByClass",
+    "ClientDirichlet",
+    "DSprites",
+    "Digits",
+    "Dirichlet",
+    "EqualDirichlet",
+    "FacebookComments",
+    "FashionMNIST",
+    "ImageFolders",
+    "InnerDirichlet",
+    "LabelShards",
+    "LeastSquares",
+    "LongTail",
+    "Natural",
+    "Partitioner",
+    "Quadratics",
+    "Quantity",
+    "Saved",
+    "Shuffled",
+    "class_labels",
+]

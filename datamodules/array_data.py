@@ -1,42 +1,49 @@
 """Arrays of the user's own: an .npz file in MedMNIST's layout, or arrays handed over in Python."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files, require_finite, standardisation
 from torch import Tensor
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits, Task
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import reading, require_files, require_finite, standardisation
 
-Array = np.ndarray | Tensor
+# An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
+Array = Any
 
 
 class ArrayData(FederatedDataModule):
     """Any images, feature rows or token ids with class indices, multi-hot rows or real values as targets.
 
-    Reads one ``.npz`` with the arrays ``train_images``, ``train_labels`` and, where there are such sets, ``test_*`` and ``val_*``:
-    the layout of MedMNIST (Yang et al. 2023, https://medmnist.com), of which every 2D set can be read. ``inputs`` and ``targets``
-    are accepted in place of ``images`` and ``labels``.
+    Reads one ``.npz`` with the arrays ``train_images``, ``train_labels`` and, where there are such sets, ``test_*`` and
+    ``val_*``, which is the layout of MedMNIST (Yang et al. 2023, https://medmnist.com); all of its 2D sets can be read. Arrays may be called
+    ``inputs`` and ``targets`` as well.
 
-    Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W] or
-    [N, H, W, C]. Targets are [N] or [N, 1]: integers are classes, floats are values; [N, C] holds 0 and 1. Rows with exactly one
-    1 each are classes too.
+    Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
+    or [N, H, W, C]. Targets are [N] or [N, 1], of which integers are classes and floats are values, or [N, C] of 0 and 1. Rows
+    with exactly one 1 each are classes too.
 
     Args:
         path: the ``.npz`` file; None where arrays are given.
         task: what the targets are, if not what they look like.
-        num_classes: number of classes or labels, if it is more than occur; for regression, the bins that stand for classes where a
-            split or a method needs a distribution of labels (10 by default).
-        mean, std: normalisation of each channel or feature, after uint8 has been scaled to [0, 1]; "auto" computes both from the
-            training set, None leaves values as they are.
+        num_classes: number of classes or labels, if it is more than occur; for regression, the bins that stand for classes where
+            a method needs a distribution of labels (10 by default).
+        mean: subtracted from each channel or feature, after uint8 has been scaled to [0, 1]; "auto" is the training set's, None
+            leaves values as they are.
+        std: divides each channel or feature; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
-        train_inputs, train_targets, test_inputs, test_targets, val_inputs, val_targets: arrays, from Python only.
+        train_inputs: training inputs, from Python only.
+        train_targets: training targets, from Python only.
+        test_inputs: test inputs, from Python only.
+        test_targets: test targets, from Python only.
+        val_inputs: validation inputs, from Python only.
+        val_targets: validation targets, from Python only.
         train_users: the natural owner of each training sample, from Python only.
 
     Example:
@@ -60,7 +67,7 @@ class ArrayData(FederatedDataModule):
         test_targets: Array | None = None,
         val_inputs: Array | None = None,
         val_targets: Array | None = None,
-        train_users: np.ndarray | None = None,
+        train_users: Array | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -108,76 +115,58 @@ class ArrayData(FederatedDataModule):
 
     @cached_property
     def _read(self) -> tuple[Task, int, Splits]:
-        if self.path is None:
-            return self._interpret(self._given, "ArrayData")
-        require_files("ArrayData", [Path(self.path)], "check --data.path; ArrayData's help describes the layout")
-        with reading(self.path):
-            archive = np.load(self.path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError(f"{self.path} holds a single array: an .npz with train_images and train_labels is wanted")
-        with archive:
-            return self._interpret(_Archive(self.path, archive), self.path)
-
-    def _interpret(self, arrays: Mapping[str, np.ndarray], source: str) -> tuple[Task, int, Splits]:
-        names = {}
-        for part in ("train", "test", "val"):
-            pair = [
-                next((name for name in (f"{part}_{kind}", f"{part}_{other}") if name in arrays), None)
-                for kind, other in (("images", "inputs"), ("labels", "targets"))
-            ]
-            if pair[0] is not None and pair[1] is not None:
-                names[part] = (pair[0], pair[1])
-            elif part == "train" or pair != [None, None]:
-                raise ValueError(
-                    f"{source} needs {part}_images and {part}_labels together; it has {', '.join(sorted(arrays)) or 'nothing'}"
-                )
-        raw = {part: arrays[labels] for part, (_, labels) in names.items()}
-        for part, targets in raw.items():
-            raw[part] = _check_targets(targets, f"{source}: {names[part][1]}")
-        task: Task = _task_of(raw["train"], f"{source}: {names['train'][1]}") if self._task == "auto" else self._task
-        num_classes = self._num_classes
-        if num_classes is None:
-            num_classes = _count_classes(raw, task)
-            if task == "classification" and raw["train"].ndim == 1 and raw["train"].min(initial=1) > 0:
-                warnings.warn(
-                    f"{source}: no label is 0, and {num_classes} classes are assumed: classes are numbered from 0", stacklevel=2
-                )
+        source = "ArrayData" if self.path is None else self.path
+        arrays = self._given if self.path is None else _read_archive(Path(self.path))
+        names = {part: pair for part in _PARTS if (pair := _names_of(part, arrays, source)) is not None}
+        targets = {part: _check_targets(arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
+        task = _task_of(targets["train"], f"{source}: {names['train'][1]}") if self._task == "auto" else self._task
+        num_classes = self._num_classes if self._num_classes is not None else _count_classes(targets, task, source)
         samples = {}
-        for part, (images, labels) in names.items():
-            targets_tensor = _targets(raw[part], task, num_classes, f"{source}: {labels}")
-            inputs = _inputs(arrays[images], f"{source}: {images}")
-            if len(inputs) != len(targets_tensor):
+        for part, (inputs_name, targets_name) in names.items():
+            inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}")
+            users = self.train_users if part == "train" else None
+            if len(inputs) != len(targets[part]) or len(inputs) == 0:
                 raise ValueError(
-                    f"{source}: {images} has {len(inputs)} rows and {labels} has {len(targets_tensor)}: one label per input"
+                    f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} {len(targets[part])}: as many of one as of "
+                    "the other are needed, and at least one"
                 )
-            if len(inputs) == 0:
-                raise ValueError(f"{source}: {images} is empty")
-            samples[part] = Samples(inputs, targets_tensor, self.train_users if part == "train" else None)
-        return task, num_classes, Splits(samples["train"], samples.get("test"), samples.get("val"))
+            samples[part] = Samples(inputs, _targets(targets[part], task, num_classes, f"{source}: {targets_name}"), users)
+        return task, num_classes, Splits(**samples)
 
 
-class _Archive(Mapping[str, np.ndarray]):
-    """The arrays of an .npz file, with errors that name the file and the key."""
+_PARTS = ("train", "test", "val")
 
-    def __init__(self, path: str, archive: np.lib.npyio.NpzFile) -> None:
-        self.path, self.archive = path, archive
 
-    def __getitem__(self, key: str) -> np.ndarray:
-        try:
-            return self.archive[key]
-        except Exception as error:
-            reason = (
-                "it holds Python objects, save it as numbers"
-                if "allow_pickle" in str(error)
-                else f"{type(error).__name__}: {error}"
-            )
-            raise ValueError(f"{self.path}: {key} cannot be read: {reason}") from error
+def _read_archive(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file that ``ArrayData`` knows."""
+    require_files("ArrayData", [path], "check --data.path; the help of ArrayData describes the file")
+    with reading(path):
+        archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f"{path} holds a single array: an .npz with train_images and train_labels is wanted")
+    arrays = {}
+    with archive:
+        for name in archive.files:
+            if name in {f"{part}_{kind}" for part in _PARTS for kind in ("images", "inputs", "labels", "targets")}:
+                try:
+                    arrays[name] = archive[name]
+                except Exception as error:
+                    objects = "it holds Python objects: save it as numbers" if "allow_pickle" in str(error) else str(error)
+                    raise ValueError(f"{path}: {name} cannot be read: {objects}") from error
+        if not arrays:
+            raise ValueError(f"{path} has no train_images; it holds {', '.join(archive.files) or 'nothing'}")
+    return arrays
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.archive.files)
 
-    def __len__(self) -> int:
-        return len(self.archive.files)
+def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[str, str] | None:
+    """What the inputs and the targets of this part are called, or None if there are none."""
+    inputs = next((name for name in (f"{part}_images", f"{part}_inputs") if name in arrays), None)
+    targets = next((name for name in (f"{part}_labels", f"{part}_targets") if name in arrays), None)
+    if inputs is not None and targets is not None:
+        return inputs, targets
+    if part == "train" or inputs is not None or targets is not None:
+        raise ValueError(f"{source} needs {part}_images and {part}_labels together; it has {', '.join(sorted(arrays))}")
+    return None
 
 
 def _check_targets(targets: np.ndarray, where: str) -> np.ndarray:
@@ -203,12 +192,15 @@ def _task_of(targets: np.ndarray, where: str) -> Task:
     return "classification" if (targets.sum(1) == 1).all() else "multilabel"
 
 
-def _count_classes(targets: Mapping[str, np.ndarray], task: Task) -> int:
+def _count_classes(targets: dict[str, np.ndarray], task: Task, source: str) -> int:
     if task == "regression":
         return 10
     if targets["train"].ndim == 2:
         return targets["train"].shape[1]
-    return int(max(part.max(initial=0) for part in targets.values())) + 1
+    num_classes = int(max(part.max(initial=0) for part in targets.values())) + 1
+    if targets["train"].min(initial=num_classes) > 0:
+        warnings.warn(f"{source}: no label is 0, and {num_classes} classes are assumed: labels are counted from 0", stacklevel=2)
+    return num_classes
 
 
 def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:

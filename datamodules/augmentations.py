@@ -1,11 +1,11 @@
 """Random changes of training images: pure functions of the images as stored, [B, H, W, C], and of one 64-bit key per image.
 
-An image and its key fix the result, whatever else is in the batch, so a resumed run, vmap and any number of processes see the same
-pixels. Nothing here loops over images: all run on the device that holds them.
+An image and its key fix the result, whatever else is in the batch, so a resumed run, vmap and any number of processes see the
+same pixels. Nothing here loops over images, and all of it runs on the device that holds them.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def augmentation(name: Augmentation) -> Augment | None:
             return Chain((CropFlip(), Rotate(15.0)))
         case "dermoscopy":
             return Chain((CropFlip(padding=0, vertical=True), Rotate(20.0), ColourJitter()))
-    raise ValueError(f"augmentation must be one of {', '.join(Augmentation.__args__)}; got {name!r}")  # type: ignore[attr-defined]
+    raise ValueError(f"augmentation must be one of {', '.join(get_args(Augmentation))}; got {name!r}")
 
 
 @dataclass(frozen=True)

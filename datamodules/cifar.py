@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import torch
 import torchvision
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import require_files
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import require_files
 
 
 class CIFAR10(FederatedDataModule):
@@ -24,7 +24,8 @@ class CIFAR10(FederatedDataModule):
         data_dir: the folder that holds ``cifar-10-batches-py``.
         download: get the files if they are missing.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
-        mean, std: normalisation of each channel, on the [0, 1] scale; FedCOG's, FedDisco's and Fedssyn's by default.
+        mean: subtracted from each channel, on the [0, 1] scale; FedCOG's, FedDisco's and Fedssyn's by default.
+        std: divides each channel; as ``mean``.
         val_fraction: the last part of the training images, in file order, that becomes a central validation set instead. Fedssyn
             holds out 0.1 (https://github.com/lyn1874/fedssyn).
     """
@@ -93,8 +94,8 @@ class CIFAR100(CIFAR10):
         data_dir: the folder that holds ``cifar-100-python``.
         download: get the files if they are missing.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; FedDisco also rotates.
-        mean, std: normalisation of each channel, on the [0, 1] scale. FedCOG's and FedDisco's by default; Fedssyn has
-            (0.5071, 0.4867, 0.4408) and (0.2675, 0.2565, 0.2761).
+        mean: subtracted from each channel, on the [0, 1] scale; FedCOG's by default, (0.5071, 0.4867, 0.4408) in Fedssyn.
+        std: divides each channel; FedCOG's by default, (0.2675, 0.2565, 0.2761) in Fedssyn.
         val_fraction: the last part of the training images, in file order, that becomes a central validation set instead.
     """
 

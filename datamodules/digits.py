@@ -16,10 +16,12 @@ class Digits(FederatedDataModule):
     """1,797 handwritten digits, 8x8 in sixteen greys, enlarged to the size that MNIST's or CIFAR's models expect.
 
     Reads scikit-learn's copy of the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998,
-    https://doi.org/10.24432/C50P49). Every fifth sample of each class, in file order, is the test set: 355 images. Every fifth, because the file is ordered by writer.
+    https://archive.ics.uci.edu/dataset/80). Every fifth sample of each class, in file order, is the test set: 355 images, by
+    all writers, as the file is ordered by writer.
 
     Args:
-        image_size: the side of the square, single-channel images, enlarged bilinearly: 28 as MNIST's, 32 as CIFAR's, 8 as they are.
+        image_size: the side of the square, single-channel images, enlarged bilinearly: 28 as in MNIST, 32 as in CIFAR, 8 as
+            they are.
 
     Example:
         >>> data = Digits(num_clients=5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.files import missing_files, reading
 from flcog.datamodules.partitioners import Natural
 
 _HOW_TO_GET = (
@@ -23,8 +23,8 @@ _HOW_TO_GET = (
 class FEMNIST(FederatedDataModule):
     """805,263 handwritten digits and letters, 28x28 in grey, by 3,550 writers; every client is a writer.
 
-    Reads LEAF's JSON (Caldas et al. 2018, https://arxiv.org/abs/1812.01097): ``<data_dir>/train/*.json`` and ``test/*.json``, split by
-    sample or by writer, or ``all_data/*.json`` where they are not there. Each file holds ``users``, ``num_samples`` and
+    Reads LEAF's JSON (Caldas et al. 2018, https://arxiv.org/abs/1812.01097): ``<data_dir>/train/*.json`` and ``test/*.json``,
+    split by sample or by writer, or ``all_data/*.json`` where they are not there. Each file holds ``users``, ``num_samples`` and
     ``user_data``, which has lists ``x`` of 784 greys in [0, 1] and ``y`` of labels for each user.
 
     Text is slow to read, so it is converted once, into ``<data_dir>/femnist.npz``.
@@ -33,7 +33,8 @@ class FEMNIST(FederatedDataModule):
         data_dir: LEAF's folder ``data/femnist/data``, or another with the files above.
         num_classes: 62 characters, or as many as a subset has (FedProx and FedDisco take 10).
         test_fraction: where only ``all_data`` is there, the last part of each writer's samples makes up the test set.
-        mean, std: normalisation, on the [0, 1] scale; None leaves LEAF's values, in which paper is 1 and ink 0.
+        mean: subtracted from pixels; None leaves LEAF's values, in which paper is 1 and ink 0.
+        std: divides pixels; None leaves LEAF's values.
     """
 
     def __init__(
@@ -51,26 +52,29 @@ class FEMNIST(FederatedDataModule):
         self.partitioner = self.partitioner or Natural()
         self.data_dir, self.num_classes, self.test_fraction = Path(data_dir), num_classes, test_fraction
         self.mean, self.std = mean, std
+        self._converted = self.data_dir / "femnist.npz"
 
     def prepare_data(self) -> None:
-        files, converted = self._files(), self.data_dir / "femnist.npz"
-        if converted.exists() and all(file.stat().st_mtime <= converted.stat().st_mtime for part in files.values() for file in part):
-            return
-        arrays: dict[str, np.ndarray] = {}
+        files = self._files()
+        sources = [f"{path.parent.name}/{path.name} {path.stat().st_size}" for paths in files.values() for path in paths]
+        if self._converted.exists():
+            with reading(self._converted), np.load(self._converted) as arrays:
+                if arrays["sources"].tolist() == sources:
+                    return
+        arrays = {"sources": np.array(sources)}
         for part, paths in files.items():
-            writers = [writer for path in paths for writer in _read_writers(path)]
-            # LEAF splits the writers over files at random; names number them the same way wherever they lie.
-            writers.sort(key=lambda writer: writer[0])
+            # LEAF deals the writers out to files; names bring them into one order however it did.
+            writers = sorted((writer for path in paths for writer in _read_writers(path)), key=lambda writer: writer[0])
             arrays[f"{part}_images"] = np.concatenate([images for _, images, _ in writers])
             arrays[f"{part}_labels"] = np.concatenate([labels for _, _, labels in writers])
             arrays[f"{part}_sizes"] = np.array([len(labels) for _, _, labels in writers])
         partial = self.data_dir / f"femnist.{os.getpid()}.npz"
         np.savez(partial, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, converted)
+        os.replace(partial, self._converted)
 
     def load(self) -> Splits:
         self.prepare_data()
-        with reading(self.data_dir / "femnist.npz"), np.load(self.data_dir / "femnist.npz") as arrays:
+        with reading(self._converted), np.load(self._converted) as arrays:
             parts = {part: self._samples(arrays, part) for part in ("train", "test", "all_data") if f"{part}_images" in arrays}
         if "all_data" not in parts:
             return Splits(parts["train"], parts["test"])
@@ -90,13 +94,14 @@ class FEMNIST(FederatedDataModule):
             return {"train": files["train"], "test": files["test"]}
         if files["all_data"]:
             return {"all_data": files["all_data"]}
-        require_files("FEMNIST", [self.data_dir / part / "*.json" for part in ("train", "test", "all_data")], _HOW_TO_GET)
-        raise AssertionError("a folder has a file called *.json")
+        raise missing_files("FEMNIST", [self.data_dir / part / "*.json" for part in files], _HOW_TO_GET)
 
     def _samples(self, arrays: Any, part: str) -> Samples:
         labels, sizes = arrays[f"{part}_labels"], arrays[f"{part}_sizes"]
         if labels.min() < 0 or labels.max() >= self.num_classes:
-            raise ValueError(f"FEMNIST: {part} has label {labels.max()}: {self.num_classes} classes are numbered 0 to {self.num_classes - 1}")
+            raise ValueError(
+                f"FEMNIST: {part} has label {labels.max()}: {self.num_classes} classes are numbered 0 to {self.num_classes - 1}"
+            )
         users = np.repeat(np.arange(len(sizes)), sizes)
         return Samples(torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(labels), users)
 

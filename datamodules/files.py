@@ -1,6 +1,6 @@
 """What the readers share: one clear line for a file that is missing, broken, or not what it should be."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,13 +8,18 @@ import numpy as np
 from torch import Tensor
 
 
-def require_files(data_set: str, paths: Sequence[Path], remedy: str) -> None:
+def require_files(data_set: str, paths: Iterable[Path], remedy: str) -> None:
     """Raise a one-line error that names the files that are not there, and says how to get them."""
     missing = [path for path in paths if not path.exists()]
     if missing:
-        names = ", ".join(str(path) for path in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise FileNotFoundError(f"{data_set} needs {names}{more}, looked for from {Path.cwd()}: {remedy}")
+        raise missing_files(data_set, missing, remedy)
+
+
+def missing_files(data_set: str, missing: Sequence[Path], remedy: str) -> FileNotFoundError:
+    """The error for files that were looked for in vain."""
+    names = ", ".join(str(path) for path in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return FileNotFoundError(f"{data_set} found no {names}{more} (looked for from {Path.cwd()}): {remedy}")
 
 
 @contextmanager

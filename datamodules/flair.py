@@ -61,7 +61,8 @@ class FLAIR(FederatedDataModule):
         max_users: training users, drawn at random; FedCOG takes 200 (https://arxiv.org/abs/2312.05966). None takes all.
         max_eval_users: users of the validation and of the test set, each drawn at random; None takes all.
         image_size: images are scaled to squares of this side.
-        mean, std: normalisation of each channel, on the [0, 1] scale; ImageNet's, as in Apple's benchmark.
+        mean: subtracted from each channel, on the [0, 1] scale; ImageNet's, as in Apple's benchmark.
+        std: divides each channel; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         cache_dir: where the decoded images are kept, if not in ``data_dir``.
     """

@@ -11,11 +11,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from flcog.datamodules.files import reading
 from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
+
+from flcog.datamodules.files import reading
 
 IN_MEMORY_BYTES = 2 * 2**30
 """Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""
@@ -103,8 +104,8 @@ class ImageCache:
         # A full disk would kill the process as it touches the mapped file, without a message.
         if needed > free:
             raise ValueError(
-                f"decoding {len(self.files)} images takes {needed / 1e9:.1f} GB in {self.folder}, where {free / 1e9:.1f} GB are free: "
-                "point cache_dir at a larger disk, or ask for fewer or smaller images"
+                f"decoding {len(self.files)} images takes {needed / 1e9:.1f} GB in {self.folder}, where {free / 1e9:.1f} GB are "
+                "free: point cache_dir at a larger disk, or ask for fewer or smaller images"
             )
         np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=self.shape)
         marks.write_bytes(bytes(len(self.files)))

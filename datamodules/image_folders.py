@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import require_files
-from flcog.datamodules.image_cache import ImageCache, size_of
 from torch import Tensor
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import require_files
+from flcog.datamodules.image_cache import ImageCache, size_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -43,7 +43,8 @@ class ImageFolders(FederatedDataModule):
         classes: the class folders to use, which numbers the classes; all folders of ``train`` in alphabetical order by default.
         image_size: images are scaled and cropped about the centre to squares of this side; None expects all to have one size.
         grey: read one channel instead of three.
-        mean, std: normalisation of each channel, on the [0, 1] scale; None leaves [0, 1].
+        mean: subtracted from each channel, on the [0, 1] scale; None leaves pixels there.
+        std: divides each channel; None leaves pixels in [0, 1].
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         cache_dir: where the decoded images are kept, if not in ``data_dir``.
     """

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torchvision
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files
 from torch import Tensor
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.files import reading, require_files
 
 
 class MNIST(FederatedDataModule):
@@ -25,7 +25,8 @@ class MNIST(FederatedDataModule):
         data_dir: the folder that holds ``MNIST/raw``.
         download: get what is missing. Archives that lie there already are only checked and unpacked, without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
-        mean, std: normalisation, on the [0, 1] scale.
+        mean: subtracted from pixels, on the [0, 1] scale.
+        std: divides pixels, on the [0, 1] scale.
         samples_per_class: keep only the first so many training images of each digit, in file order; Fedssyn's study of shuffling
             takes 1,024 (https://arxiv.org/abs/2306.13263, section A.3.1). None keeps all.
     """
@@ -95,7 +96,8 @@ class FashionMNIST(MNIST):
         download: get what is missing. Archives that lie there already are only checked and unpacked, without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``. FedCOG crops and flips, FedDisco
             changes nothing.
-        mean, std: normalisation, on the [0, 1] scale.
+        mean: subtracted from pixels, on the [0, 1] scale.
+        std: divides pixels, on the [0, 1] scale.
         samples_per_class: keep only the first so many training images of each class, in file order. None keeps all.
     """
 

@@ -129,8 +129,8 @@ class Dirichlet(Partitioner):
         if short and not self.top_up:
             raise ValueError(
                 f"Dirichlet(beta={self.beta}) over {num_clients} clients and {len(samples)} samples left {short} or more clients "
-                f"with fewer than {min_size} samples in every draw, of up to {self.max_tries}: raise beta, lower min_size or "
-                "num_clients, set top_up, or use ClientDirichlet, whose clients all have the same size"
+                f"with fewer than {min_size} samples in every draw, of up to {self.max_tries}: raise beta or max_tries, lower "
+                "min_size or num_clients, set top_up, or use ClientDirichlet, whose clients all have the same size"
             )
         return _deal(labels, _topped_up(counts, min_size), generator)
 
@@ -245,7 +245,7 @@ class EqualDirichlet(Partitioner):
 
     beta: float
     group_size: int | None = None
-    max_tries: int = 10_000
+    max_tries: int = 100_000
 
     def __post_init__(self) -> None:
         _require_positive(beta=self.beta)
@@ -266,8 +266,8 @@ class EqualDirichlet(Partitioner):
             if short:
                 raise ValueError(
                     f"EqualDirichlet(beta={self.beta}) found no draw in which each of {clients} clients gets half of the "
-                    f"average of {len(members) / clients:.0f} samples, in up to {self.max_tries} draws: raise beta, or set "
-                    "group_size to at most the number of classes"
+                    f"average of {len(members) / clients:.0f} samples, in up to {self.max_tries} draws: raise beta, or "
+                    "set group_size to at most the number of classes"
                 )
             owner = np.repeat(np.tile(np.arange(clients), len(class_sizes)), counts.T.ravel())
             line.append(members[np.argsort(owner, kind="stable")])
@@ -590,8 +590,10 @@ def _draw_cuts(
 
 def _cut(total: int, shares: np.ndarray) -> np.ndarray:
     """Integers that sum to ``total``, between the cumulative shares rounded down (so the last takes what rounding leaves)."""
-    edges = (np.cumsum(shares[:-1]) * total).astype(np.int64)
-    return np.diff(edges, prepend=0, append=total)
+    edges = np.zeros(len(shares) + 1, dtype=np.int64)
+    edges[1:-1] = np.cumsum(shares[:-1]) * total
+    edges[-1] = total
+    return edges[1:] - edges[:-1]
 
 
 def _topped_up(counts: np.ndarray, min_size: int) -> np.ndarray:

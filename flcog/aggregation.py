@@ -84,6 +84,7 @@ class Aggregate:
             elif weights is None:
                 total.add_(value.sum(0, dtype=torch.float64))
             else:
+                value = value if value.is_floating_point() else value.double()  # weights are shares: as integers they would be 0
                 total.add_(torch.tensordot(weights.to(value.dtype), value, 1))
 
     def reduce(

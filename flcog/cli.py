@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -97,7 +97,7 @@ class FederatedCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
-        if result is not None and self.trainer.is_first:
+        if result is not None and cast(Commands, self.trainer).is_first:
             for name, value in result.items():
                 print(f"{name:<32} {value:.6g}")
 
@@ -139,7 +139,7 @@ def _replay(argv: list[str]) -> None:
     if not config.is_file():
         raise ValueError(f"{options.run} holds no config.yaml: give the directory of a run started by `flcog fit`")
     cli = FederatedCLI(["--config", str(config), "--trainer.logger", "false", "--trainer.executor", "loop"], run=False)
-    cli.trainer.replay(cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
+    cast(Commands, cli.trainer).replay(cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
 
 
 OTHER_COMMANDS = {"replay": (_replay, "Run one client's local update of one round again, alone.")}

@@ -279,13 +279,11 @@ class VmapExecutor:
             inputs, targets = (t.unflatten(0, positions.shape) for t in (inputs, targets))
             masks = None if mask is None else torch.from_numpy(mask).to(device)
             for s in range(last - first):
-                full = mask is None or mask[:, s].all()
-                yield (
-                    first + s,
-                    inputs[:, s],
-                    targets[:, s],
-                    None if full or masks is None else masks[:, s].to(torch.get_default_dtype()),
-                )
+                # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
+                rows = width if mask is None else int(mask[:, s].sum(1).max())
+                full = mask is None or mask[:, s, :rows].all()
+                counts = None if full or masks is None else masks[:, s, :rows].to(torch.get_default_dtype())
+                yield first + s, inputs[:, s, :rows], targets[:, s, :rows], counts
 
 
 def _over_clients(program: Program, step: int) -> Any:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable as Function
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class Context(NamedTuple):
     client: Slot
     draws: Slot
     inputs: Slot
+    measured: Slot
     step: Tensor | int
     num_steps: Tensor | int
     num_samples: Tensor | int
@@ -118,17 +119,34 @@ class Messages(NamedTuple):
     individual: Sequence[ClientUpload] = ()
 
 
-class ClientView(Protocol):
-    """One client's own view of its data, for plain-Python hooks."""
+@dataclass(frozen=True)
+class ClientView:
+    """One client's own view of its data, for plain-Python hooks.
+
+    Args:
+        id: its number.
+        num_samples: of its training set.
+        round: the round, counted from 0.
+        federation: where its samples are.
+    """
 
     id: int
     num_samples: int
-    num_classes: int
-    task: str
     round: int
+    federation: "Federation"
 
     @property
-    def label_counts(self) -> Tensor: ...
+    def num_classes(self) -> int:
+        return self.federation.num_classes
+
+    @property
+    def task(self) -> str:
+        return self.federation.task
+
+    @property
+    def label_counts(self) -> Tensor:
+        """How many of its samples carry each label, float64 [num_classes]."""
+        return self.federation.label_counts(self.id)
 
 
 @dataclass(frozen=True)
@@ -212,11 +230,13 @@ class Method(Callback):
     start_round: int = 0
     stop_round: int | None = None
 
-    individual_uploads = False
+    individual_uploads: ClassVar[bool] = False
     """Needs single clients' uploads, so it cannot run under secure aggregation."""
-    vmappable = True
+    vmappable: ClassVar[bool] = True
     """False where a hook cannot be vectorised over clients: such a run uses the loop."""
-    tasks: tuple[str, ...] = ("classification", "multilabel", "regression")
+    personal_steps: ClassVar[int] = 0
+    """Local steps of fine-tuning that turn what ``personal`` returns into the model that is measured."""
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     """The kinds of label the method is defined for."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -290,6 +310,10 @@ class Method(Callback):
         """Data made for this client and round. *Own slot; pure.*"""
         return {}
 
+    def start(self, params: Params, ctx: Context) -> Params:
+        """Where the client starts from instead of the global parameters (its own head, say). *Chain; pure.*"""
+        return params
+
     # Inside a local step ----------------------------------------------------------------------------------------------------------
 
     def loss(self, apply: "Apply", params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
@@ -310,6 +334,13 @@ class Method(Callback):
 
     # After a client has trained ---------------------------------------------------------------------------------------------------
 
+    def over_data(self, apply: "Apply", params: Params, batch: Batch, ctx: Context) -> Slot:
+        """Means over a batch, of which ``finish_client`` gets the mean over all of the client's samples, as ``ctx.measured``.
+
+        Called after training with the client's final parameters; costs a pass over its data. *Own slot; pure.*
+        """
+        return {}
+
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
         return Upload(delta, ctx.client)
@@ -323,7 +354,10 @@ class Method(Callback):
         return params
 
     def personal(self, params: Params, ctx: Context) -> Params:
-        """The model the client would keep for itself. *Exclusive; pure.*"""
+        """The model the client keeps for itself, measured on its own held-out part; ``params`` are the global ones.
+
+        Where ``personal_steps`` is not 0 the client then trains it for so many steps on the task loss alone. *Exclusive; pure.*
+        """
         return params
 
 

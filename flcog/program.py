@@ -68,6 +68,7 @@ class Program:
                 client,
                 draws,
                 inputs,
+                {},
                 step,
                 local.num_steps,
                 local.num_samples,

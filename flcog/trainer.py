@@ -25,7 +25,7 @@ from flcog.client import ClientModule, ModelFunction
 from flcog.data import FederatedDataModule, Federation
 from flcog.evaluation import Evaluator, spread
 from flcog.executors import ELEMENTWISE, LoopExecutor, Result, Round, VmapExecutor
-from flcog.hooks import Callback, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
+from flcog.hooks import Callback, ClientView, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
 from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
 from flcog.program import Program, num_bytes
@@ -34,28 +34,6 @@ from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_
 from flcog.work import Batching, Work, make_work
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
-
-
-@dataclasses.dataclass
-class ClientData:
-    """One client's own view of its data (:class:`flcog.hooks.ClientView`)."""
-
-    id: int
-    num_samples: int
-    round: int
-    federation: Federation
-
-    @property
-    def num_classes(self) -> int:
-        return self.federation.num_classes
-
-    @property
-    def task(self) -> str:
-        return self.federation.task
-
-    @property
-    def label_counts(self) -> Tensor:
-        return self.federation.label_counts(self.id)
 
 
 class FederatedTrainer:
@@ -125,7 +103,7 @@ class FederatedTrainer:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {choice!r}")
         if clients_per_round <= 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
             raise ValueError(
-                f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients_per_round!r}: write 10, not 10.0, for a count"
+                f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients_per_round!r}: a count has no decimal point"
             )
         self.rounds, self.clients_per_round, self.local_steps, self.local_epochs = (
             rounds,
@@ -154,6 +132,10 @@ class FederatedTrainer:
         self.loggers: list[Logger] = []
         self.table = MetricsTable(None)
         self.ledger = Ledger()
+        self.params: Params = {}
+        self.buffers: Params = {}
+        self.servers: dict[str, Slot] = {}
+        """The global model and each method's server state."""
         self.notes: list[str] = []
         """Choices made on the user's behalf, for the run's summary."""
 
@@ -253,12 +235,12 @@ class FederatedTrainer:
         self._set_up(model, datamodule, str(max(before)[1]) if before else None, stage="replay")
         if round >= self.rounds or round < 0:
             raise ValueError(f"the run has rounds 1 to {self.rounds}; got --round {round + 1}")
-        clients = self._sample(round)
+        clients = self.sample(round)
         if client not in clients:
             raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {clients}")
         print(f"from round {self.round} of {max(before)[1]}" if before else "from the initial model: no earlier checkpoint")
         while self.round < round:
-            self._advance(self._sample(self.round))
+            self._advance(self.sample(self.round))
         methods = [method for method in self.methods if method.active(round)]
         clients, steps = self._plan(methods, clients, round)
         if client not in clients:
@@ -273,12 +255,20 @@ class FederatedTrainer:
             bad = int((~torch.isfinite(value)).sum())
             print(f"  delta {name:<32} norm {float(value.norm()):.6g}" + (f"  {bad} values are not finite" if bad else ""))
 
+    def prepare(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
+        """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`."""
+        self._set_up(model, datamodule, None, stage="prepare")
+
+    def train_round(self) -> dict[str, float]:
+        """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
+        return self._advance(self.sample(self.round))
+
     # A round ----------------------------------------------------------------------------------------------------------------------
 
     def _run_round(self) -> None:
         began, round = time.perf_counter(), self.round
         evaluated = self.eval_every > 0 and ((round + 1) % self.eval_every == 0 or round + 1 == self.rounds)
-        clients = self._sample(round)
+        clients = self.sample(round)
         self._observe("on_round_start", round + 1, clients)
         metrics = self._advance(clients, evaluated)
         metrics["time/round"] = time.perf_counter() - began
@@ -292,7 +282,8 @@ class FederatedTrainer:
             logger.log_metrics({name: value for name, value in metrics.items() if name != "round"}, step=self.round)
         self._observe("on_round_end", self.round, metrics)
 
-    def _sample(self, round: int) -> list[int]:
+    def sample(self, round: int) -> list[int]:
+        """The clients of a round, counted from 0."""
         return sample_without_replacement(self.federation.num_clients, self._cohort_size(), fold(self.seed, round, "cohort"))
 
     def _advance(self, clients: list[int], directions: bool = False) -> dict[str, float]:
@@ -323,7 +314,7 @@ class FederatedTrainer:
             plan: Plan | None = Plan(self.batching.num_steps(num_samples))
             for method in planners:
                 rng = generator(self.seed, round, client, "plan", method.name)
-                plan = method.plan(plan, ClientData(client, num_samples, round, self.federation), rng)
+                plan = method.plan(plan, ClientView(client, num_samples, round, self.federation), rng)
                 if plan is None:
                     break
             if plan is not None:
@@ -337,7 +328,7 @@ class FederatedTrainer:
                 for client in taking_part:
                     if client not in reports:
                         num_samples = int(sizes[client + 1] - sizes[client])
-                        reports[client] = method.report(ClientData(client, num_samples, round, self.federation))
+                        reports[client] = method.report(ClientView(client, num_samples, round, self.federation))
                         if client not in self._reported.setdefault(method.name, set()):
                             self._reported[method.name].add(client)
                             self.ledger.add(method.name, up=sum(map(num_bytes, pytree.tree_leaves(reports[client]))))
@@ -432,7 +423,7 @@ class FederatedTrainer:
             return
         for work in works:
             stored = self.states.slots.get(work.client, {})
-            data = ClientData(work.client, work.num_samples, round, self.federation)
+            data = ClientView(work.client, work.num_samples, round, self.federation)
             for method in methods:
                 slot = stored.get(method.name)
                 work.slots.append(method.init_client(self.params) if slot is None else slot)
@@ -559,8 +550,8 @@ class FederatedTrainer:
             for tensor in model.state_dict().values():
                 torch.distributed.broadcast(tensor, 0)
         self.model = ModelFunction(model, self.fabric.autocast if self.precision.endswith("mixed") else nullcontext)
-        self.params: Params = {name: p.detach().clone() for name, p in self.model.params.items()}
-        self.buffers: Params = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
+        self.params = {name: p.detach().clone() for name, p in self.model.params.items()}
+        self.buffers = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
         federation = dataclasses.replace(federation, train=federation.train.to(self.fabric.device))
         for method in self.methods:
             if method.overrides("prepare_data"):

@@ -50,14 +50,19 @@ CASES: dict[str, Case] = {
     "FedProx": Case(FedProx(mu=0.5), partial(fedprox.run, mu=0.5), neutral=FedProx(mu=0.0)),
     "SCAFFOLD": Case(SCAFFOLD(), scaffold.run),
     "SCAFFOLD-momentum": Case(
-        SCAFFOLD(server_lr=0.7), partial(scaffold.run, server_lr=0.7, momentum=0.9), optimizer=MOMENTUM, options={"local_epochs": 2}
+        SCAFFOLD(server_lr=0.7),
+        partial(scaffold.run, server_lr=0.7, momentum=0.9),
+        optimizer=MOMENTUM,
+        options={"local_epochs": 2},
     ),
     "FedAvgM": Case(FedAvgM(beta=0.6, lr=0.8), partial(fedavgm.run, beta=0.6, lr=0.8), neutral=FedAvgM(beta=0.0)),
     "FedAvgM-fedcog": Case(
         FedAvgM(beta=0.6, form="fedcog"), partial(fedavgm.run, beta=0.6, form="fedcog"), neutral=FedAvgM(beta=0.0, form="fedcog")
     ),
     "FedAvgM-feddisco": Case(
-        FedAvgM(beta=0.6, form="feddisco"), partial(fedavgm.run, beta=0.6, form="feddisco"), neutral=FedAvgM(beta=0.0, form="feddisco")
+        FedAvgM(beta=0.6, form="feddisco"),
+        partial(fedavgm.run, beta=0.6, form="feddisco"),
+        neutral=FedAvgM(beta=0.0, form="feddisco"),
     ),
 }
 

@@ -1,6 +1,7 @@
 """Every shipped method, against the paper in plain torch, against itself under other executors, and against theorems."""
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ def run(root: Path, case: Case, *callbacks: Callback, **options: Any) -> Recordi
     """The case's setting with these callbacks in the place of its method."""
     options = {"module": case.module(case.optimizer), "data": case.data()} | case.options | options
     return fit(root, *callbacks, **options)
+
+
+def run_on_all_samples(root: Path, case: Case, order: Sequence[int]) -> RecordingTrainer:
+    """The case with every client in every round and all of its samples in every step, so that no draw tells clients apart."""
+    full = {"clients_per_round": 1.0, "local_steps": 3, "local_epochs": None}
+    return run(root, case, case.method, data=TinyData(batch_size=16, order=order), **full)
 
 
 @each_case
@@ -67,13 +74,7 @@ def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
 def test_client_ids_are_only_names(case: Case, tmp_path: Path) -> None:
     if case.random:
         pytest.skip("draws depend on the client's id")
-    order = (3, 0, 7, 1, 6, 4, 2, 5)
-    options = {"clients_per_round": 8, "local_steps": 3}
-    case_options = {name: value for name, value in case.options.items() if name != "local_epochs"}
-    runs = [
-        fit(tmp_path, case.method, module=case.module(case.optimizer), data=TinyData(batch_size=16, order=o), **(case_options | options))
-        for o in ((), order)
-    ]
+    runs = [run_on_all_samples(tmp_path, case, order) for order in (range(8), (3, 0, 7, 1, 6, 4, 2, 5))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
@@ -81,17 +82,7 @@ def test_client_ids_are_only_names(case: Case, tmp_path: Path) -> None:
 def test_identical_clients_are_one(case: Case, tmp_path: Path) -> None:
     if case.random:
         pytest.skip("clients with equal data draw different numbers")
-    case_options = {name: value for name, value in case.options.items() if name != "local_epochs"}
-    runs = [
-        fit(
-            tmp_path,
-            case.method,
-            module=case.module(case.optimizer),
-            data=TinyData(sizes=(12,) * num_clients, batch_size=12, shared=True),
-            **(case_options | {"clients_per_round": num_clients, "local_steps": 3}),
-        )
-        for num_clients in (1, 4)
-    ]
+    runs = [run_on_all_samples(tmp_path, case, order) for order in ((5,), (5, 5, 5, 5))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 

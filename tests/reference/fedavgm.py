@@ -3,7 +3,6 @@
 import copy
 
 import torch
-
 from reference.common import Problem, State, mean_update, move, parameters, shares, train
 
 

@@ -6,7 +6,6 @@ With local momentum r, K steps along a constant gradient g end at ``-lr g sum_{t
 import copy
 
 import torch
-
 from reference.common import Problem, State, mean_update, move, parameters, shares, train
 
 

@@ -1,0 +1,100 @@
+"""dSprites: white shapes on black, of which six factors are known."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.partitioners import Natural
+
+_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
+_URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"
+_CHUNK = 4096
+
+
+class DSprites(FederatedDataModule):
+    """737,280 images, 64x64, of a square, an ellipse or a heart; each of 12 clients sees one shape in one quarter of the image.
+
+    Reads ``dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz`` (Matthey et al. 2017,
+    https://github.com/google-deepmind/dsprites-dataset) as Fedssyn does (https://arxiv.org/abs/2306.13263, section A.4): the
+    classes are the shapes, a random tenth of each client's images makes up the central test set, and 55,296 are left to each.
+    Client 4 s + 2 b + r has shape s, in the bottom half if b, in the right half if r. Another partitioner than ``Natural``, the
+    default, replaces that split.
+
+    Only the images that are kept are held in memory, 3 GB if all are: the file is unpacked as a stream.
+
+    Args:
+        data_dir: the folder that holds the file.
+        samples_per_client: training images of each client, drawn at random; None takes all. Test sets shrink alike.
+    """
+
+    num_classes = 3
+    class_names = ("square", "ellipse", "heart")
+
+    def __init__(self, data_dir: str = "data/dsprites", samples_per_client: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if samples_per_client is not None and samples_per_client < 1:
+            raise ValueError(f"samples_per_client must be at least 1; got {samples_per_client}")
+        self.partitioner = self.partitioner or Natural()
+        self.data_dir, self.samples_per_client = Path(data_dir), samples_per_client
+
+    def load(self) -> Splits:
+        path = self.data_dir / _FILE
+        require_files("DSprites", [path], f"download {_URL} and pass --data.data_dir")
+        with reading(path), np.load(path, allow_pickle=False) as arrays:
+            # Columns: colour, shape, scale, orientation, x from left to right, y from top to bottom.
+            factors = arrays["latents_classes"]
+        shape, right, bottom = factors[:, 1], factors[:, 4] >= 16, factors[:, 5] >= 16
+        clients = 4 * shape + 2 * bottom + right
+        train, test = self._choose(clients)
+        images = _read_rows(path, "imgs", np.concatenate([train, test]))
+        targets = torch.from_numpy(shape.astype(np.int64))
+        return Splits(
+            Samples(images[: len(train)], targets[train], clients[train]),
+            Samples(images[len(train) :], targets[test], clients[test]),
+        )
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        # Pixels are 0 and 1 as bytes, not 0 and 255.
+        return Preprocess((0.0,), (1 / 255,))
+
+    def _choose(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Training and test images, in file order."""
+        generator = np.random.Generator(np.random.PCG64(self.partition_seed))
+        train, test = [], []
+        for client in range(12):
+            own = generator.permutation(np.flatnonzero(clients == client))
+            num_test = round(len(own) / 10)
+            if self.samples_per_client is not None:
+                if self.samples_per_client > len(own) - num_test:
+                    raise ValueError(
+                        f"samples_per_client is {self.samples_per_client}, and client {client} has {len(own) - num_test}"
+                    )
+                own = own[: round(self.samples_per_client / 0.9)]
+                num_test = len(own) - self.samples_per_client
+            test.append(own[:num_test])
+            train.append(own[num_test:])
+        return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
+
+
+def _read_rows(path: Path, key: str, rows: np.ndarray) -> Tensor:
+    """Some rows of an array in an .npz file, [N, 64, 64, 1], without the others ever being in memory."""
+    images = np.empty((len(rows), 64, 64, 1), dtype=np.uint8)
+    order = np.argsort(rows)
+    rows = rows[order]
+    with reading(path), zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as stream:
+        np.lib.format.read_magic(stream)
+        (length, *shape), _, dtype = np.lib.format.read_array_header_1_0(stream)
+        if shape != [64, 64] or dtype != np.uint8 or rows[-1] >= length:
+            raise ValueError(f"{key} has shape {(length, *shape)} and type {dtype}, not bytes of 64x64")
+        for start in range(0, length, _CHUNK):
+            block = np.frombuffer(stream.read(_CHUNK * 64 * 64), dtype=np.uint8).reshape(-1, 64, 64, 1)
+            first, last = np.searchsorted(rows, (start, start + _CHUNK))
+            images[order[first:last]] = block[rows[first:last] - start]
+    return torch.from_numpy(images)

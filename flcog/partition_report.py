@@ -1,0 +1,164 @@
+"""What a partition looks like, in numbers: a table for people, a dictionary for trackers.
+
+``flcog partition`` prints both before anybody spends a night on a split, and a run logs the dictionary when it starts.
+"""
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from scipy import sparse
+
+from flcog.data import Federation, Partition
+
+Numbers = dict[str, float | int | str]
+
+_QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+
+
+def label_table(federation: Federation, partition: Partition | None = None) -> sparse.csr_array:
+    """How many of each client's samples carry each label: ``Federation.label_counts`` of all clients at once, sparse [K, C].
+
+    A million clients over a thousand labels cost what their samples' labels cost.
+
+    Args:
+        federation: the clients.
+        partition: another partition of the training set, such as ``federation.client_test``.
+    """
+    partition = partition or federation.partition
+    client = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    position, label = _labels_of(federation, partition.indices)
+    counts = sparse.coo_array(
+        (np.ones(len(label), dtype=np.int64), (client[position], label)), shape=(partition.num_clients, federation.num_classes)
+    )
+    return counts.tocsr()
+
+
+def kl_to_uniform(counts: sparse.csr_array) -> np.ndarray:
+    """KL(D_k || uniform) = log C + sum_c p_kc log p_kc of each row, in nats: 0 is balanced, log C is one label alone.
+
+    FedDisco's discrepancy (https://arxiv.org/abs/2305.19229). NaN for a client without any label.
+    """
+    total = counts.sum(axis=1)
+    share = counts.data / np.repeat(total, np.diff(counts.indptr))
+    p_log_p = sparse.csr_array((share * np.log(share), counts.indices, counts.indptr), shape=counts.shape)
+    return np.where(total > 0, np.log(counts.shape[1]) + p_log_p.sum(axis=1), np.nan)
+
+
+def partition_report(federation: Federation, max_rows: int = 30) -> tuple[RenderableType, Numbers]:
+    """A table of how the training samples fall over the clients, to print with rich, and its numbers, to log.
+
+    Up to ``max_rows`` clients have a row each; quantiles over the clients follow, and stand alone for more. At most 100 columns
+    wide, or 80 without long class names.
+
+    The numbers: ``clients``, ``samples`` (in training), ``samples/left_out`` (of no client), ``samples/client_test`` and
+    ``samples/client_val`` where parts are held out, ``classes``, ``hash``, ``imbalance/classes`` and ``imbalance/clients`` (the
+    largest over the smallest), ``kl/pooled`` (of all clients' samples together), and ``min``, ``median``, ``max`` and ``mean``
+    over the clients of ``size``, ``labels`` and ``kl`` (to the uniform distribution, in nats).
+    """
+    counts = label_table(federation)
+    held_out = {"test": federation.client_test, "val": federation.client_val}
+    parts = {name: part.sizes for name, part in held_out.items() if part is not None}
+    sizes, num_labels, kl = federation.partition.sizes, np.diff(counts.indptr), kl_to_uniform(counts)
+    per_class = np.asarray(counts.sum(axis=0))
+    pooled_kl = kl_to_uniform(sparse.csr_array(per_class[None]))[0]
+    columns = {"samples": sizes, **parts, "labels": num_labels, "KL": kl}
+
+    numbers: Numbers = {
+        "clients": federation.num_clients,
+        "samples": int(sizes.sum()),
+        "samples/left_out": len(federation.train) - int(sizes.sum()) - sum(int(part.sum()) for part in parts.values()),
+        **{f"samples/client_{name}": int(part.sum()) for name, part in parts.items()},
+        "classes": federation.num_classes,
+        "hash": federation.partition.hash,
+        "imbalance/classes": _ratio(per_class),
+        "imbalance/clients": _ratio(sizes),
+        "kl/pooled": float(pooled_kl),
+    }
+    for name, values in (("size", sizes), ("labels", num_labels), ("kl", kl)):
+        values = values[np.isfinite(values)]
+        for statistic, function in (("min", np.min), ("median", np.median), ("max", np.max), ("mean", np.mean)):
+            numbers[f"{name}/{statistic}"] = float(function(values)) if len(values) else float("nan")
+
+    tables: list[RenderableType] = [_headline(federation, numbers)]
+    if federation.num_clients <= max_rows:
+        tables.append(_client_rows(federation, columns, counts, per_class, float(pooled_kl)))
+    tables.append(_quantile_rows(columns))
+    return Group(*tables), numbers
+
+
+def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in ``indices`` and a label each; a multi-label sample comes once per label."""
+    targets = federation.train.targets.cpu()
+    if federation.task == "multilabel":
+        # In blocks: a copy of all rows at once would double what the targets of 1,628 labels take.
+        rows = range(0, len(indices), 2**16)
+        found = [np.nonzero(targets.numpy()[indices[row : row + 2**16]]) for row in rows]
+        position = np.concatenate([row + part[0] for row, part in zip(rows, found, strict=True)] or [np.zeros(0, np.int64)])
+        return position, np.concatenate([part[1] for part in found] or [np.zeros(0, np.int64)])
+    if federation.task == "regression":
+        label = np.searchsorted(federation.bin_edges.cpu().numpy(), targets.numpy()[indices])
+    else:
+        label = targets.numpy()[indices]
+    return np.arange(len(indices)), label
+
+
+def _headline(federation: Federation, numbers: Numbers) -> Text:
+    total = len(federation.train)
+    left_out = f" ({numbers['samples/left_out']:,} left out)" if numbers["samples/left_out"] else ""
+    classes = "bins of the target" if federation.task == "regression" else "classes"
+    return Text(
+        f"{numbers['clients']:,} clients train on {numbers['samples']:,} of {total:,} samples{left_out}, "
+        f"{numbers['classes']:,} {classes}; partition {numbers['hash']}\n"
+        f"largest over smallest: class {numbers['imbalance/classes']:.3g}, client {numbers['imbalance/clients']:.3g}; "
+        f"KL to uniform of all together {numbers['kl/pooled']:.3f}"
+    )
+
+
+def _client_rows(
+    federation: Federation, columns: dict[str, np.ndarray], counts: sparse.csr_array, per_class: np.ndarray, pooled_kl: float
+) -> Table:
+    table = _table("client", *columns)
+    table.add_column("most frequent labels", no_wrap=True, overflow="ellipsis")
+    for k in range(federation.num_clients):
+        row = counts[[k]].toarray()[0]
+        table.add_row(str(k), *(_cell(values[k]) for values in columns.values()), _commonest(federation, row))
+    table.add_section()
+    sums = [_cell(values.sum()) for name, values in columns.items() if name not in ("labels", "KL")]
+    table.add_row("all", *sums, _cell(int(np.count_nonzero(per_class))), _cell(pooled_kl), _commonest(federation, per_class))
+    return table
+
+
+def _quantile_rows(columns: dict[str, np.ndarray]) -> Table:
+    table = _table("per client", *_QUANTILES, "mean")
+    for name, values in columns.items():
+        finite = values[np.isfinite(values)]
+        statistics = [*np.quantile(finite, list(_QUANTILES.values())), finite.mean()] if len(finite) else [np.nan] * 6
+        # A mean or median count is worth one decimal, a quantile that is a count none.
+        cells = [f"{value:.3f}" if name == "KL" else f"{value:,.1f}".removesuffix(".0") for value in statistics]
+        table.add_row("KL to uniform" if name == "KL" else name, *cells)
+    return table
+
+
+def _table(first: str, *numeric: str) -> Table:
+    table = Table(first, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in numeric:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _cell(value: float) -> str:
+    return f"{value:.3f}" if isinstance(value, float | np.floating) else f"{value:,}"
+
+
+def _commonest(federation: Federation, counts: np.ndarray, most: int = 3) -> str:
+    """The ``most`` commonest labels of a client with their counts, e.g. ``ship 4,165  dog 4,165  +3``."""
+    labels = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    names = federation.class_names
+    shown = [f"{names[label] if names else label}: {counts[label]:,}" for label in labels[:most]]
+    return "  ".join(shown + ([f"+{len(labels) - most}"] if len(labels) > most else []))
+
+
+def _ratio(counts: np.ndarray) -> float:
+    return float(counts.max() / counts.min()) if counts.min() > 0 else float("inf")
