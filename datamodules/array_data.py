@@ -22,8 +22,8 @@ class ArrayData(FederatedDataModule):
     """Any images, feature rows or token ids with class indices, multi-hot rows or real values as targets.
 
     Reads one ``.npz`` with the arrays ``train_images``, ``train_labels`` and, where there are such sets, ``test_*`` and
-    ``val_*``, which is the layout of MedMNIST (Yang et al. 2023, https://medmnist.com); all of its 2D sets can be read. Arrays may be called
-    ``inputs`` and ``targets`` as well.
+    ``val_*``, which is the layout of MedMNIST (Yang et al. 2023, https://medmnist.com); all of its 2D sets can be read. Arrays
+    may be called ``inputs`` and ``targets`` as well.
 
     Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
     or [N, H, W, C]. Targets are [N] or [N, 1], of which integers are classes and floats are values, or [N, C] of 0 and 1. Rows
@@ -127,8 +127,8 @@ class ArrayData(FederatedDataModule):
             users = self.train_users if part == "train" else None
             if len(inputs) != len(targets[part]) or len(inputs) == 0:
                 raise ValueError(
-                    f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} {len(targets[part])}: as many of one as of "
-                    "the other are needed, and at least one"
+                    f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} has {len(targets[part])}: each input needs "
+                    "a target, and there must be some"
                 )
             samples[part] = Samples(inputs, _targets(targets[part], task, num_classes, f"{source}: {targets_name}"), users)
         return task, num_classes, Splits(**samples)

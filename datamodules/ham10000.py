@@ -118,7 +118,7 @@ class HAM10000(FederatedDataModule):
                     chosen.add(lesion)
             if room or chosen.issuperset(lesions):
                 raise ValueError(
-                    f"HAM10000: the {sum(lesions.values())} images of {len(lesions)} lesions with dx {name} do not make a test set "
-                    f"of {self.test_per_class} and leave some for training: lower test_per_class, or complete the metadata"
+                    f"HAM10000: {sum(lesions.values())} images of {len(lesions)} lesions with dx {name} do not make a test set of "
+                    f"{self.test_per_class} and leave some for training: lower test_per_class, or complete the metadata"
                 )
         return chosen

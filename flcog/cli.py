@@ -28,9 +28,17 @@ class Commands(FederatedTrainer):
             plot: where to write the bubble chart of clients and classes (.png or .pdf).
             save: where to write the partition itself (.npz), to cite it or to load it elsewhere.
         """
-        from flcog.partition_report import show_partition
+        from rich.console import Console
 
-        show_partition(datamodule.federation, plot, save)
+        from flcog.partition_report import partition_report
+        from flcog.plots import partition_chart
+
+        federation = datamodule.federation
+        Console().print(partition_report(federation)[0])
+        if plot is not None:
+            partition_chart(federation).savefig(plot, dpi=200, bbox_inches="tight")
+        if save is not None:
+            federation.partition.save(save)
 
     def bench(self, model: Any, datamodule: FederatedDataModule, repeats: int = 5) -> None:
         """Time the config's rounds against a bare PyTorch loop of the same SGD steps.

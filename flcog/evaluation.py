@@ -101,6 +101,15 @@ class Evaluator:
         totals = self.all_reduce(torch.from_numpy(sums).to(self.device)).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
 
+    @torch.no_grad()
+    def on_rows(self, params: Params, buffers: Params, rows: np.ndarray) -> float:
+        """A model's mean score on some rows of the training set, by this process alone."""
+        total = 0.0
+        for inputs, targets in self._batches(self.federation.train, rows):
+            outputs = self.model.call(False, params, buffers, _forward, inputs).float()
+            total += float(self.model.module.per_example_score(outputs, targets).sum())  # type: ignore[operator,union-attr]
+        return total / len(rows)
+
 
 def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:
     """How a score is distributed over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""

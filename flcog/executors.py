@@ -55,6 +55,11 @@ def dropout_keys(model: ModelFunction) -> list[str]:
     return [name for name in model.buffers if name.endswith("dropout_key")]
 
 
+def rows_per_pass(round: Round) -> int:
+    """Rows read at a time where a client's data is only looked at."""
+    return max(1, 4 * BLOCK_BYTES // max(1, round.bytes_per_sample))
+
+
 def _with_axis(tree: Any) -> Any:
     """A message's values as tensors with a client axis of one."""
     return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
@@ -96,6 +101,9 @@ class LoopExecutor:
         torch.default_generator.manual_seed(fold(round.seed, round.round, work.client, "torch") >> 1)
         local = Local(work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight)
         local = program.make_inputs(local, buffers)
+        for name, value in program.start(program.global_params, buffers, local).items():
+            if value is not program.global_params[name]:
+                params[name].copy_(value)
         total = torch.zeros((), device=live[0].device)
         for self._step, batch in enumerate(batches(work, round.read, round.bytes_per_sample)):
             gradient = self._gradient(program, batch, local, self._step)
@@ -111,9 +119,9 @@ class LoopExecutor:
                     if value is not params[name]:
                         params[name].copy_(value)
         now = {name: parameter.detach() for name, parameter in params.items()}
-        delta, slots, messages = program.finish(
-            dict(zip(params, torch._foreach_sub(live, anchor), strict=True)), now, buffers, local
-        )
+        measured = self._measure(round, work, now, local) if program.measurers else None
+        change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
+        delta, slots, messages = program.finish(change, now, buffers, local, measured)
         return Result(
             works=[work],
             delta=None if delta is None else {name: value.unsqueeze(0) for name, value in delta.items()},
@@ -124,6 +132,16 @@ class LoopExecutor:
             losses=(total / work.num_steps).unsqueeze(0),
             up_bytes=program.up_bytes(delta, messages),
         )
+
+    def _measure(self, round: Round, work: Work, params: Params, local: Local) -> list[Slot]:
+        """Means over the client's own samples of what methods measure."""
+        parts = []
+        for first in range(0, work.num_samples, rows_per_pass(round)):
+            indices = work.own[first : first + rows_per_pass(round)]
+            values = round.program.over_data(params, self.model.buffers, Batch(*round.read(indices, None)), local)
+            share = len(indices) / work.num_samples
+            parts.append(pytree.tree_map(lambda value, share=share: value * share, values))
+        return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _owned(self, slots: list[Slot]) -> list[Slot]:
         """Slots outlive the client: copy what is still the module's own memory (a kept model, say)."""
@@ -208,6 +226,10 @@ class VmapExecutor:
         )
         if program.makers:
             local = torch.func.vmap(program.make_inputs, randomness="different")(local, buffers)
+        if program.starters:
+            starting = torch.func.vmap(lambda b, loc: program.start(program.global_params, b, loc))
+            for name, value in starting(buffers, local).items():
+                params[name].copy_(value)
         total = torch.zeros(num_clients, device=device)
         for step, inputs, targets, mask in self._batches(round, works, device):
             alive = torch.tensor([step < work.num_steps for work in works], device=device)
@@ -239,16 +261,17 @@ class VmapExecutor:
 
         up_bytes: list[int] = []
 
-        def finish(params: Params, buffers: Params, local: Local) -> Any:
+        def finish(params: Params, buffers: Params, local: Local, measured: list[Slot]) -> Any:
             delta = {name: value - program.global_params[name] for name, value in params.items()}
-            final, slots, messages = program.finish(delta, params, buffers, local)
+            final, slots, messages = program.finish(delta, params, buffers, local, measured)
             up_bytes[:] = program.up_bytes(final, messages)
             values = [pytree.tree_map(torch.as_tensor, part) for m in messages for part in (dict(m.mean), dict(m.sum))]
             return final or {}, slots, values
 
         # Parameters are leaves with gradients attached; what is kept of a client must not drag those along.
         values = {name: value.detach() for name, value in params.items()}
-        delta, slots, messages = torch.func.vmap(finish, randomness="different")(values, buffers, local)
+        measured = self._measure(round, works, values, buffers, local) if program.measurers else [{} for _ in program.methods]
+        delta, slots, messages = torch.func.vmap(finish, randomness="different")(values, buffers, local, measured)
         return Result(
             works=works,
             delta=delta or None,
@@ -261,6 +284,24 @@ class VmapExecutor:
             losses=total / local.num_steps,
             up_bytes=up_bytes,
         )
+
+    def _measure(self, round: Round, works: list[Work], params: Params, buffers: Params, local: Local) -> list[Slot]:
+        """Means over each client's own samples of what methods measure, padded to the largest client."""
+        largest = max(work.num_samples for work in works)
+        width = min(largest, max(1, rows_per_pass(round) // len(works)))
+        parts = []
+        for first in range(0, largest, width):
+            rows = np.arange(first, min(first + width, largest))
+            mask = rows < np.array([work.num_samples for work in works])[:, None]
+            indices = np.stack([work.own[np.where(valid, rows, 0)] for work, valid in zip(works, mask, strict=True)])
+            inputs, targets = (t.unflatten(0, indices.shape) for t in round.read(indices.ravel(), None))
+            weights = torch.from_numpy(mask).to(inputs.device, torch.get_default_dtype())
+            values = torch.func.vmap(
+                lambda p, b, i, t, m, loc: round.program.over_data(p, b, Batch(i, t, m), loc), randomness="different"
+            )(params, buffers, inputs, targets, weights, local)
+            share = weights.sum(1) / local.num_samples
+            parts.append(pytree.tree_map(lambda v, s=share: v * s.view(-1, *[1] * (v.ndim - 1)), values))
+        return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _batches(
         self, round: Round, works: list[Work], device: torch.device

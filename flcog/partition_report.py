@@ -105,59 +105,60 @@ def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray,
 
 
 def _headline(federation: Federation, numbers: Numbers) -> Text:
-    total = len(federation.train)
-    left_out = f" ({numbers['samples/left_out']:,} left out)" if numbers["samples/left_out"] else ""
     classes = "bins of the target" if federation.task == "regression" else "classes"
+    left_out = f", {numbers['samples/left_out']:,} left out" if numbers["samples/left_out"] else ""
     return Text(
-        f"{numbers['clients']:,} clients train on {numbers['samples']:,} of {total:,} samples{left_out}, "
-        f"{numbers['classes']:,} {classes}; partition {numbers['hash']}\n"
-        f"largest over smallest: class {numbers['imbalance/classes']:.3g}, client {numbers['imbalance/clients']:.3g}; "
-        f"KL to uniform of all together {numbers['kl/pooled']:.3f}"
+        f"Partition {numbers['hash']}: {numbers['clients']:,} clients, {numbers['classes']:,} {classes}\n"
+        f"{numbers['samples']:,} of {len(federation.train):,} samples to train on{left_out}\n"
+        f"Largest/smallest: class {numbers['imbalance/classes']:.3g}, client {numbers['imbalance/clients']:.3g}; "
+        f"pooled KL to uniform {numbers['kl/pooled']:.3f}"
     )
 
 
 def _client_rows(
     federation: Federation, columns: dict[str, np.ndarray], counts: sparse.csr_array, per_class: np.ndarray, pooled_kl: float
 ) -> Table:
-    table = _table("client", *columns)
-    table.add_column("most frequent labels", no_wrap=True, overflow="ellipsis")
-    for k in range(federation.num_clients):
-        row = counts[[k]].toarray()[0]
-        table.add_row(str(k), *(_cell(values[k]) for values in columns.values()), _commonest(federation, row))
-    table.add_section()
+    rows = [
+        [str(k), *(_cell(values[k]) for values in columns.values()), _commonest(federation, counts[[k]].toarray()[0])]
+        for k in range(federation.num_clients)
+    ]
     sums = [_cell(values.sum()) for name, values in columns.items() if name not in ("labels", "KL")]
-    table.add_row("all", *sums, _cell(int(np.count_nonzero(per_class))), _cell(pooled_kl), _commonest(federation, per_class))
-    return table
+    rows.append(["all", *sums, _cell(np.count_nonzero(per_class)), _cell(pooled_kl), _commonest(federation, per_class)])
+    return _table(["client", *columns], rows, text_column="most frequent labels")
 
 
 def _quantile_rows(columns: dict[str, np.ndarray]) -> Table:
-    table = _table("per client", *_QUANTILES, "mean")
+    rows = []
     for name, values in columns.items():
         finite = values[np.isfinite(values)]
         statistics = [*np.quantile(finite, list(_QUANTILES.values())), finite.mean()] if len(finite) else [np.nan] * 6
-        # A mean or median count is worth one decimal, a quantile that is a count none.
-        cells = [f"{value:.3f}" if name == "KL" else f"{value:,.1f}".removesuffix(".0") for value in statistics]
-        table.add_row("KL to uniform" if name == "KL" else name, *cells)
+        cells = [f"{value:.3f}" if name == "KL" else f"{value:,.{int(value < 100 and value % 1 > 0)}f}" for value in statistics]
+        rows.append(["KL to uniform" if name == "KL" else name, *cells])
+    return _table(["per client", *_QUANTILES, "mean"], rows)
+
+
+def _table(header: list[str], rows: list[list[str]], text_column: str | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(header):
+        # In a narrow terminal rich would shorten figures and text alike; figures keep their width.
+        width = max(len(name), *(len(row[number]) for row in rows))
+        table.add_column(name, justify="right" if number else "left", min_width=width, no_wrap=True)
+    if text_column is not None:
+        table.add_column(text_column)
+    for row in rows:
+        table.add_row(*row, end_section=text_column is not None and row is rows[-2])
     return table
 
 
-def _table(first: str, *numeric: str) -> Table:
-    table = Table(first, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in numeric:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _cell(value: float) -> str:
-    return f"{value:.3f}" if isinstance(value, float | np.floating) else f"{value:,}"
+def _cell(value: float | np.number) -> str:
+    return f"{value:,}" if isinstance(value, int | np.integer) else f"{value:.3f}"
 
 
 def _commonest(federation: Federation, counts: np.ndarray, most: int = 3) -> str:
-    """The ``most`` commonest labels of a client with their counts, e.g. ``ship 4,165  dog 4,165  +3``."""
-    labels = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    """The ``most`` commonest labels of a client with their counts, e.g. ``ship:4,165  dog:4,165``."""
+    labels = np.argsort(-counts, kind="stable")[: min(most, np.count_nonzero(counts))]
     names = federation.class_names
-    shown = [f"{names[label] if names else label}: {counts[label]:,}" for label in labels[:most]]
-    return "  ".join(shown + ([f"+{len(labels) - most}"] if len(labels) > most else []))
+    return "  ".join(f"{names[label] if names else label}:{counts[label]:,}" for label in labels)
 
 
 def _ratio(counts: np.ndarray) -> float:

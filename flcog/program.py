@@ -48,16 +48,18 @@ class Program:
     plain: bool = False
 
     def __post_init__(self) -> None:
-        self.losses, self.wraps, self.corrections, self.followers, self.makers = (
+        self.starters, self.losses, self.wraps, self.corrections, self.followers, self.makers, self.measurers = (
             [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
-            for hook in ("loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs")
+            for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs", "over_data")
         )
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
         return (PlainApply if self.plain else Apply)(self.model, buffers, live)
 
-    def contexts(self, local: Local, buffers: Params, step: int | Tensor) -> list[Context]:
+    def contexts(
+        self, local: Local, buffers: Params, step: int | Tensor, measured: Sequence[Slot] | None = None
+    ) -> list[Context]:
         """Each method's view of a client."""
         return [
             Context(
@@ -68,14 +70,16 @@ class Program:
                 client,
                 draws,
                 inputs,
-                {},
+                seen,
                 step,
                 local.num_steps,
                 local.num_samples,
                 local.weight,
                 self.optimisation,
             )
-            for server, client, draws, inputs in zip(self.servers, local.clients, local.draws, local.inputs, strict=True)
+            for server, client, draws, inputs, seen in zip(
+                self.servers, local.clients, local.draws, local.inputs, measured or [{}] * len(self.methods), strict=True
+            )
         ]
 
     def make_inputs(self, local: Local, buffers: Params) -> Local:
@@ -86,6 +90,14 @@ class Program:
         for i, method in self.makers:
             inputs[i] = method.client_inputs(self.apply(buffers), contexts[i])
         return local._replace(inputs=inputs)
+
+    def start(self, params: Params, buffers: Params, local: Local) -> Params:
+        """The parameters from which the client's first step departs."""
+        if self.starters:
+            contexts = self.contexts(local, buffers, 0)
+            for i, method in self.starters:
+                params = method.start(params, contexts[i])
+        return params
 
     def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor]:
         """The task loss with every method's term, and the task loss alone."""
@@ -130,11 +142,18 @@ class Program:
             params, clients[i] = method.after_step(self.apply(buffers), params, batch, contexts[i])
         return params, local._replace(clients=clients)
 
+    def over_data(self, params: Params, buffers: Params, batch: Batch, local: Local) -> list[Slot]:
+        """What methods measure on a batch of the client's own data, once it has trained."""
+        contexts, values = self.contexts(local, buffers, local.num_steps), [{} for _ in self.methods]
+        for i, method in self.measurers:
+            values[i] = method.over_data(self.apply(buffers), params, batch, contexts[i])
+        return values
+
     def finish(
-        self, delta: Params, params: Params, buffers: Params, local: Local
+        self, delta: Params, params: Params, buffers: Params, local: Local, measured: Sequence[Slot] | None = None
     ) -> tuple[Params | None, list[Slot], list[Upload]]:
         """The chain of what leaves the client: its delta, its new slots, and each method's upload."""
-        contexts = self.contexts(local, buffers, local.num_steps)
+        contexts = self.contexts(local, buffers, local.num_steps, measured)
         clients, uploads, sends_weights = list(local.clients), [], True
         for i, method in enumerate(self.methods):
             if not method.overrides("finish_client"):

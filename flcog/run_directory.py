@@ -4,9 +4,12 @@ import csv
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,31 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path) -> Path:
     return path / LAST if path.is_dir() else path
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The directory of the run that wrote a checkpoint, in which it goes on."""
+    folder = checkpoint.resolve().parent
+    if folder.name != Path(LAST).parent.name:
+        raise ValueError(
+            f"{checkpoint} lies outside a run's directory, where its metrics and its clients' states would be: give the run's "
+            "directory, or the file inside its checkpoints folder (flcog test takes a checkpoint from anywhere)"
+        )
+    return folder.parent
+
+
+def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:
+    """What to type to fit, test or validate from a run's checkpoint (or directory): in the shell, or else in Python."""
+    if not cli:
+        return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
+    prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
+    return shlex.join([*prefix, "flcog", verb, "-c", str(short(run / "config.yaml")), "--ckpt_path", str(short(checkpoint))])
+
+
+def short(path: Path) -> Path:
+    """The path as seen from the working directory, where it lies below."""
+    absolute, here = path.absolute(), Path.cwd()
+    return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
+
+
 class MetricsTable:
     """``metrics.csv``: one row per round, flushed as it is written; a new column rewrites the file."""
 
@@ -63,7 +91,9 @@ class MetricsTable:
             with self.path.open(newline="") as file:
                 for raw in csv.DictReader(file):
                     row = {name: _number(value) for name, value in raw.items() if name and value not in ("", None)}
-                    if row.get("round", rounds + 1) <= rounds:
+                    # Rounds rise, unless a power cut left half a line.
+                    previous = self.rows[-1]["round"] if self.rows else 0
+                    if previous < row.get("round", 0) <= rounds:
                         self.rows.append(row)
         self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
         self._rewrite()
@@ -75,18 +105,28 @@ class MetricsTable:
             self.columns += new
             self._rewrite()
         elif self.path is not None:
-            with self.path.open("a", newline="") as file:
+            with _clear_errors(self.path), self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
 
     def _rewrite(self) -> None:
         if self.path is None or not self.columns:
             return
         aside = self.path.with_name(".metrics.csv.new")
-        with aside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(aside, self.path)
+        with _clear_errors(self.path):
+            with aside.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self.columns)
+                writer.writeheader()
+                writer.writerows(self.rows)
+            os.replace(aside, self.path)
+
+
+@contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    """A full disk or a missing permission, said in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}; free space or choose another trainer.default_root_dir") from error
 
 
 def _number(text: str) -> float:
@@ -98,7 +138,7 @@ def environment() -> dict[str, Any]:
     """What a result depends on beside its config: versions, the commit, the machine, the command."""
     packages = ("flcog", "torch", "torchvision", "lightning", "torchmetrics", "numpy", "wandb")
     return {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},

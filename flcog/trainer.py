@@ -22,13 +22,13 @@ from flcog import checkpoint, trackers
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.client import ClientModule, ModelFunction
-from flcog.data import FederatedDataModule, Federation
+from flcog.data import FederatedDataModule, Partition
 from flcog.evaluation import Evaluator, spread
 from flcog.executors import ELEMENTWISE, LoopExecutor, Result, Round, VmapExecutor
 from flcog.hooks import Callback, ClientView, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
 from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
-from flcog.program import Program, num_bytes
+from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, write_yaml
 from flcog.work import Batching, Work, make_work
@@ -491,7 +491,40 @@ class FederatedTrainer:
                 if parts is not None:
                     scores = self.evaluator.on_clients(params, self.buffers, parts)
                     metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
+                    metrics |= self._evaluate_personal(params, parts, split)
         return metrics
+
+    def _evaluate_personal(self, params: Params, parts: Partition, split: str) -> dict[str, float]:
+        """Each client's own model on its own held-out part, where a method keeps one."""
+        methods = [method for method in self.methods if method.overrides("personal") or method.personal_steps]
+        if not methods:
+            return {}
+        method, module = methods[0], self.model.module
+        assert isinstance(module, ClientModule)
+        optimisation, seed = self._set_learning_rate(max(0, self.round - 1)), fold(self.seed, "personal")
+        program = Program(self.model, [method], [method.broadcast(self.servers[method.name])], params, self.buffers, optimisation)
+        scores = torch.zeros(parts.num_clients, dtype=torch.float64)
+        rank, world_size = self.fabric.global_rank, self.fabric.world_size
+        for client in np.flatnonzero(parts.sizes).tolist():
+            if self.states.owner.get(client, client % world_size) != rank:
+                continue
+            steps = [max(1, method.personal_steps)]
+            work = make_work(self.federation, self.batching, [client], steps, [1.0], seed, self.round)[0]
+            self._add_slots([method], [work], self.round)
+            local = Local(work.slots, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
+            own, buffers = method.personal(params, program.contexts(local, self.buffers, 0)[0]), self.buffers
+            if method.personal_steps:
+                tuning = Program(self.model, [], [], own, buffers, optimisation)
+                task = Round(tuning, [work], self._read, self._bytes_per_sample, seed, self.round)
+                result = next(LoopExecutor(self.model, self.optimizer).run(task))
+                assert result.delta is not None
+                own = {name: value + result.delta[name][0] for name, value in own.items()}
+                buffers = {name: value[0].clone() for name, value in result.buffers.items()}
+            scores[client] = self.evaluator.on_rows(own, buffers, parts.client(client))
+        if world_size > 1:
+            scores = _all_reduce(scores.to(self.fabric.device)).cpu()
+        scores[torch.from_numpy(parts.sizes == 0)] = torch.nan
+        return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
 
     # Setting up -------------------------------------------------------------------------------------------------------------------
 

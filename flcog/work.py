@@ -15,13 +15,15 @@ from flcog.randomness import epoch_orders, fold, fold_each, hash64
 class Work:
     """One client's part in a round.
 
-    ``order`` lists the training-set indices it reads, in order; step t takes ``order[starts[t] : starts[t] + sizes[t]]``.
+    ``own`` are the client's training-set indices. ``order`` lists those it reads, in order; step t takes
+    ``order[starts[t] : starts[t] + sizes[t]]``.
     """
 
     client: int
     num_samples: int
     num_steps: int
     weight: float
+    own: np.ndarray
     order: np.ndarray
     starts: np.ndarray
     sizes: np.ndarray
@@ -105,6 +107,7 @@ def make_work(
             num_samples=samples,
             num_steps=steps,
             weight=weight,
+            own=partition.client(client),
             order=order[begin:end],
             starts=layout[0],
             sizes=layout[1],

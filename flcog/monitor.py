@@ -1,0 +1,74 @@
+"""Which figure a run is judged by: where it is found, and which way is up."""
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
+"""What an evaluation is summed up by: the first of these that it reports."""
+
+LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity"}
+
+
+def main_metric(metrics: dict[str, float], selecting: bool = False) -> str | None:
+    """The figure by which to judge a run: accuracy, macro-AP or mse as the task has it, else a loss; None if nothing was evaluated.
+
+    Args:
+        metrics: an evaluation's figures.
+        selecting: whether a model will be chosen by it. That is done on the validation set where there is one, because the best
+            of many test figures flatters; what is shown is the test set's.
+    """
+    for split in ("val", "test") if selecting else ("test", "val"):
+        for score in MAIN_SCORES:
+            if f"{split}/{score}" in metrics:
+                return f"{split}/{score}"
+    return None
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric of this name is an error: ``test/mse``, ``test/client_mae_worst_decile``, ``train/loss``."""
+    return not LOWER_IS_BETTER.isdisjoint(re.split(r"[/_\-]", name.lower()))
+
+
+class Monitor:
+    """A figure that an observer watches at evaluations.
+
+    Args:
+        name: the figure's column in ``metrics.csv``; None for the task's main one.
+        mode: whether larger (max) or smaller (min) is better; None goes by the name.
+    """
+
+    def __init__(self, name: str | None, mode: Literal["max", "min"] | None) -> None:
+        if mode not in ("max", "min", None):
+            raise ValueError(f"mode must be max or min; got {mode!r}")
+        self._name, self._mode, self._seen = name, mode, False
+
+    def check(self, trainer: "FederatedTrainer", observer: object) -> None:
+        """Refuse a run that never evaluates."""
+        if trainer.eval_every == 0:
+            raise ValueError(
+                f"{type(observer).__name__} looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, "
+                f"or remove {type(observer).__name__}"
+            )
+
+    def find(self, metrics: dict[str, float]) -> str | None:
+        """The figure's name, or None where this evaluation lacks it. A name that is unknown from the start is an error."""
+        if self._name is None:
+            return main_metric(metrics, selecting=True)
+        if self._name in metrics:
+            self._seen = True
+            return self._name
+        if self._seen:  # train/loss, in a round from which every client dropped out
+            return None
+        known = [name for name in metrics if name != "round"]
+        close = difflib.get_close_matches(self._name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise ValueError(f"monitor={self._name!r} is not measured in this run{hint} Choose one of: {', '.join(known)}")
+
+    def gain(self, name: str, value: float, over: float) -> float:
+        """By how much ``value`` is better than ``over``."""
+        lower = lower_is_better(name) if self._mode is None else self._mode == "min"
+        return over - value if lower else value - over

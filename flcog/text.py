@@ -1,0 +1,21 @@
+"""How figures are written for people."""
+
+
+def seconds(value: float) -> str:
+    """A short time with its unit: 0.0213 is "21 ms", 0.213 "0.21 s"."""
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def clock(value: float) -> str:
+    """A long time as a clock shows it: 75 is "1:15", 3675 "1:01:15", 100000 "1 d 3:46:40"."""
+    minutes, second = divmod(round(value), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days} d " if days else "") + (f"{hour}:{minute:02d}" if hours else f"{minute}") + f":{second:02d}"
+
+
+def label(metric: str) -> str:
+    """A metric as a short line shows it: the test set goes without saying, except for its loss."""
+    return metric.removeprefix("test/") if metric != "test/loss" else "test loss"
