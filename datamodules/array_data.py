@@ -120,7 +120,7 @@ class ArrayData(FederatedDataModule):
         names = {part: pair for part in _PARTS if (pair := _names_of(part, arrays, source)) is not None}
         targets = {part: _check_targets(arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
         task = _task_of(targets["train"], f"{source}: {names['train'][1]}") if self._task == "auto" else self._task
-        num_classes = self._num_classes if self._num_classes is not None else _count_classes(targets, task, source)
+        num_classes = self._num_classes if self._num_classes is not None else _count_classes(targets, task)
         samples = {}
         for part, (inputs_name, targets_name) in names.items():
             inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}")
@@ -131,6 +131,8 @@ class ArrayData(FederatedDataModule):
                     "a target, and there must be some"
                 )
             samples[part] = Samples(inputs, _targets(targets[part], task, num_classes, f"{source}: {targets_name}"), users)
+        if self._num_classes is None and task == "classification" and samples["train"].targets.min() > 0:
+            warnings.warn(f"{source}: no label is 0, and {num_classes} classes are assumed: labels count from 0", stacklevel=2)
         return task, num_classes, Splits(**samples)
 
 
@@ -192,15 +194,12 @@ def _task_of(targets: np.ndarray, where: str) -> Task:
     return "classification" if (targets.sum(1) == 1).all() else "multilabel"
 
 
-def _count_classes(targets: dict[str, np.ndarray], task: Task, source: str) -> int:
+def _count_classes(targets: dict[str, np.ndarray], task: Task) -> int:
     if task == "regression":
         return 10
     if targets["train"].ndim == 2:
         return targets["train"].shape[1]
-    num_classes = int(max(part.max(initial=0) for part in targets.values())) + 1
-    if targets["train"].min(initial=num_classes) > 0:
-        warnings.warn(f"{source}: no label is 0, and {num_classes} classes are assumed: labels are counted from 0", stacklevel=2)
-    return num_classes
+    return int(max(part.max(initial=0) for part in targets.values())) + 1
 
 
 def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -39,6 +38,8 @@ class Digits(FederatedDataModule):
         self.image_size = image_size
 
     def load(self) -> Splits:
+        from sklearn.datasets import load_digits  # half a second, which nobody else needs to wait
+
         digits = load_digits()
         images = torch.from_numpy(digits.images).float().unsqueeze(1) * (255 / 16)
         images = interpolate(images, size=(self.image_size, self.image_size), mode="bilinear").round().to(torch.uint8)

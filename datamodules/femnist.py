@@ -56,7 +56,7 @@ class FEMNIST(FederatedDataModule):
 
     def prepare_data(self) -> None:
         files = self._files()
-        sources = [f"{path.parent.name}/{path.name} {path.stat().st_size}" for paths in files.values() for path in paths]
+        sources = [f"{path.parent.name}/{path.name} {path.stat().st_mtime_ns}" for paths in files.values() for path in paths]
         if self._converted.exists():
             with reading(self._converted), np.load(self._converted) as arrays:
                 if arrays["sources"].tolist() == sources:
@@ -74,8 +74,9 @@ class FEMNIST(FederatedDataModule):
 
     def load(self) -> Splits:
         self.prepare_data()
-        with reading(self._converted), np.load(self._converted) as arrays:
-            parts = {part: self._samples(arrays, part) for part in ("train", "test", "all_data") if f"{part}_images" in arrays}
+        with reading(self._converted), np.load(self._converted) as archive:
+            arrays = dict(archive)
+        parts = {part: self._samples(arrays, part) for part in ("train", "test", "all_data") if f"{part}_images" in arrays}
         if "all_data" not in parts:
             return Splits(parts["train"], parts["test"])
         everyone = parts["all_data"]
@@ -96,11 +97,11 @@ class FEMNIST(FederatedDataModule):
             return {"all_data": files["all_data"]}
         raise missing_files("FEMNIST", [self.data_dir / part / "*.json" for part in files], _HOW_TO_GET)
 
-    def _samples(self, arrays: Any, part: str) -> Samples:
+    def _samples(self, arrays: dict[str, np.ndarray], part: str) -> Samples:
         labels, sizes = arrays[f"{part}_labels"], arrays[f"{part}_sizes"]
         if labels.min() < 0 or labels.max() >= self.num_classes:
             raise ValueError(
-                f"FEMNIST: {part} has label {labels.max()}: {self.num_classes} classes are numbered 0 to {self.num_classes - 1}"
+                f"FEMNIST: {part} has label {labels.max()}, and num_classes is {self.num_classes}: labels lie below it"
             )
         users = np.repeat(np.arange(len(sizes)), sizes)
         return Samples(torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(labels), users)

@@ -39,7 +39,9 @@ class ImageFolders(FederatedDataModule):
 
     Args:
         data_dir: the folder that holds the splits.
-        train, test, val: folders of the splits; None where there is none.
+        train: folder of the training images.
+        test: folder of the test images; None if there are none.
+        val: folder of the validation images; None if there are none.
         classes: the class folders to use, which numbers the classes; all folders of ``train`` in alphabetical order by default.
         image_size: images are scaled and cropped about the centre to squares of this side; None expects all to have one size.
         grey: read one channel instead of three.

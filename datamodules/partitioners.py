@@ -168,12 +168,12 @@ class ClientDirichlet(Partitioner):
         block = max(1, 2**20 // len(left))
         for start in range(0, num_clients, block):
             clients = np.arange(start, min(start + block, num_clients))
-            priors = generator.dirichlet(concentration, len(clients))
-            counts = _fill(sizes[clients], priors, left, generator, first_come=True)
+            draws = np.repeat(np.arange(len(clients)), sizes[clients])
+            drawn = _draw_labels(draws, generator.dirichlet(concentration, len(clients)), left, generator)
             for label, pool in enumerate(pools):
-                taken, wanted = len(pool) - left[label], counts[:, label]
-                owner[pool[taken : taken + wanted.sum()]] = np.repeat(clients, wanted)
-            left = left - counts.sum(axis=0)
+                takers, taken = clients[draws[drawn == label]], len(pool) - left[label]
+                owner[pool[taken : taken + len(takers)]] = takers
+            left = left - np.bincount(drawn, minlength=len(left))
         return Partition.from_assignment(owner, num_clients)
 
 
@@ -183,8 +183,8 @@ class InnerDirichlet(Partitioner):
 
         q_k ~ Dir_C(beta, ..., beta),   n_k given, or proportional to exp(sigma z_k) with z_k ~ N(0, 1)
 
-    Clients are filled side by side, one sample at a time in random order. A class that has run out is struck from all mixes, so,
-    unlike in ``ClientDirichlet``, all clients take an equal part in what is left at the end.
+    Clients are filled side by side: a random client that is not full yet draws one label, until all are full. A class that has
+    run out is struck from all mixes, so the last draws of every client, not the last clients, take what is left.
 
     Acar et al. 2021 (FedDyn), https://arxiv.org/abs/2111.04263; also flwr's ``InnerDirichletPartitioner`` and FedLab.
 
@@ -222,7 +222,13 @@ class InnerDirichlet(Partitioner):
             sizes = _even_sizes(len(samples), num_clients)
         class_sizes = np.bincount(labels)
         priors = generator.dirichlet(np.full(len(class_sizes), self.beta), num_clients)
-        return _deal(labels, _fill(sizes, priors, class_sizes, generator, first_come=False), generator)
+        # "A random client that is not full draws next" is the order in which events of equally fast Poisson processes arrive.
+        times = np.cumsum(generator.standard_exponential(sizes.sum()))
+        times -= np.repeat(np.concatenate([[0.0], times[np.cumsum(sizes)[:-1] - 1]]), sizes)
+        client = np.repeat(np.arange(num_clients), sizes)[np.argsort(times)]
+        drawn = _draw_labels(client, priors, class_sizes, generator)
+        counts = np.bincount(client * len(class_sizes) + drawn, minlength=priors.size).reshape(priors.shape)
+        return _deal(labels, counts, generator)
 
 
 @dataclass(frozen=True)
@@ -611,29 +617,43 @@ def _topped_up(counts: np.ndarray, min_size: int) -> np.ndarray:
     return counts
 
 
-def _fill(sizes: np.ndarray, priors: np.ndarray, available: np.ndarray, generator: Generator, *, first_come: bool) -> np.ndarray:
-    """Samples of each client and class [K, C]: client k draws ``sizes[k]`` labels from ``priors[k]`` while classes last.
+def _draw_labels(client: np.ndarray, priors: np.ndarray, available: np.ndarray, generator: Generator) -> np.ndarray:
+    """The label of each draw, in order: draw i is from ``priors[client[i]]`` over the classes that earlier draws have not used up.
 
-    A class that cannot serve everyone serves clients in order (``first_come``) or draws in random order; who goes empty-handed
-    draws again among the classes that are left, so each pass either ends the work or exhausts a class.
+    All draws are made at once as if nothing ran out. From the first that finds its class used up, every draw of that class is
+    made again without it, and so on: as many passes as classes at most, each over what follows. The law is that of drawing one
+    by one.
     """
-    counts, left = np.zeros(priors.shape, dtype=np.int64), available.copy()
-    waiting = np.arange(len(sizes))
-    while len(waiting):
-        weights = np.where(left > 0, priors[waiting], 0.0)
-        total = weights.sum(axis=1, keepdims=True)
-        weights = np.where(total > 0, weights, left)
-        wanted = generator.multinomial(sizes[waiting] - counts[waiting].sum(axis=1), weights / weights.sum(axis=1, keepdims=True))
-        for label in np.flatnonzero(wanted.sum(axis=0) > left):
-            if first_come:
-                served = np.minimum(np.cumsum(wanted[:, label]), left[label])
-                wanted[:, label] = np.diff(served, prepend=0)
-            else:
-                wanted[:, label] = generator.multivariate_hypergeometric(wanted[:, label], left[label], method="marginals")
-        counts[waiting] += wanted
-        left -= wanted.sum(axis=0)
-        waiting = waiting[counts[waiting].sum(axis=1) < sizes[waiting]]
-    return counts
+    priors, left, first = priors.copy(), available.copy(), 0
+    labels = _choose(client, priors, left, generator)
+    while True:
+        rest = labels[first:]
+        wanted = np.bincount(rest, minlength=len(left))
+        short = np.flatnonzero(wanted > left)
+        if len(short) == 0:
+            return labels
+        # Stably sorted by class, a class's draws lie in order; the one after the last that can be served comes too late.
+        too_late = np.argsort(rest, kind="stable")[(np.cumsum(wanted) - wanted + left)[short]]
+        earliest = too_late.argmin()
+        left -= np.bincount(rest[: too_late[earliest]], minlength=len(left))
+        first += too_late[earliest]
+        priors[:, short[earliest]] = 0
+        again = first + np.flatnonzero(labels[first:] == short[earliest])
+        labels[again] = _choose(client[again], priors, left, generator)
+
+
+def _choose(client: np.ndarray, priors: np.ndarray, left: np.ndarray, generator: Generator) -> np.ndarray:
+    """A label for each draw from its client's row of ``priors``, or from what is ``left`` where that row is all zero."""
+    labels = np.empty(len(client), dtype=np.int64)
+    block = max(1, 2**21 // priors.shape[1])
+    for start in range(0, len(client), block):
+        weights = priors[client[start : start + block]]
+        weights[weights.sum(axis=1) == 0] = left
+        cumulative = np.cumsum(weights, axis=1)
+        threshold = generator.random(len(weights)) * cumulative[:, -1]
+        # Rounding can lift a threshold to the very end; a used-up last class is then drawn again like any other.
+        labels[start : start + block] = np.minimum((cumulative <= threshold[:, None]).sum(axis=1), priors.shape[1] - 1)
+    return labels
 
 
 def _pools(labels: np.ndarray, generator: Generator) -> list[np.ndarray]:

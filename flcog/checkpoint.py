@@ -14,8 +14,13 @@ def write(path: Path, payload: dict[str, Any]) -> None:
     """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    torch.save(payload, aside)
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:  # our own, so that a full disk is an OSError
+            torch.save(payload, file)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -29,6 +29,10 @@ class Checkpoint(Callback):
         1
     """
 
+    best_metric: str | None = None
+    best: float | None = None
+    best_round: int | None = None
+
     def __init__(
         self,
         monitor: str | None = None,
@@ -48,7 +52,8 @@ class Checkpoint(Callback):
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
-        self.load_state_dict({})
+        self._pinned: dict[str, list[str]] = {}
+        """The files of clients' states that each kept checkpoint refers to."""
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
@@ -92,11 +97,8 @@ class Checkpoint(Callback):
         return {"metric": self.best_metric, "best": self.best, "round": self.best_round, "pinned": self._pinned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_metric: str | None = state.get("metric")
-        self.best: float | None = state.get("best")
-        self.best_round: int | None = state.get("round")
-        self._pinned: dict[str, list[str]] = dict(state.get("pinned", {}))
-        """The files of clients' states that each kept checkpoint refers to."""
+        self.best_metric, self.best, self.best_round = state.get("metric"), state.get("best"), state.get("round")
+        self._pinned = dict(state.get("pinned", {}))
 
 
 def _directory(trainer: "FederatedTrainer") -> Path:
@@ -117,5 +119,5 @@ def _save(trainer: "FederatedTrainer", path: Path, resumable: bool = True) -> No
         trainer.save_checkpoint(path, resumable)
     except OSError as error:
         raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; free or permit it and go on from the last checkpoint, or choose another trainer.default_root_dir"
+            f"cannot write {path}: {error.strerror or error}; free space or choose another trainer.default_root_dir"
         ) from error

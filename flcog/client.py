@@ -276,7 +276,7 @@ def captured_logs(module: L.LightningModule) -> Iterator[dict[str, list[float]]]
     logged: dict[str, list[float]] = {}
 
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        logged.setdefault(name, []).append(float(value))
+        logged.setdefault(name, []).append(float(value.detach() if isinstance(value, Tensor) else value))
 
     def log_dict(values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client import ModelFunction
+from flcog.client import ModelFunction, captured_logs
 from flcog.hooks import Batch, Gradient, Params, Slot
 from flcog.program import Local, Program, differentiate_eager, differentiate_pure
 from flcog.randomness import fold, fold_each
@@ -79,7 +80,9 @@ class LoopExecutor:
         keys = seed_scratch(self._dropout_keys, round, [work.client for work in round.works])
         for position, work in enumerate(round.works):
             try:
-                result = self._client(round, work, {name: int(values[position]) for name, values in keys.items()})
+                # A plain module's self.log has no Trainer to go to; its loss is the round's train/loss.
+                with captured_logs(self.model.module) if round.program.plain else nullcontext():
+                    result = self._client(round, work, {name: int(values[position]) for name, values in keys.items()})
             except Exception as error:
                 error.add_note(
                     f"in client {work.client}, round {round.round + 1}, local step {self._step + 1} of {work.num_steps}"

@@ -39,12 +39,13 @@ class Monitor:
     Args:
         name: the figure's column in ``metrics.csv``; None for the task's main one.
         mode: whether larger (max) or smaller (min) is better; None goes by the name.
+        selecting: whether a model is chosen by it (see :func:`main_metric`).
     """
 
-    def __init__(self, name: str | None, mode: Literal["max", "min"] | None) -> None:
+    def __init__(self, name: str | None, mode: Literal["max", "min"] | None, selecting: bool = True) -> None:
         if mode not in ("max", "min", None):
             raise ValueError(f"mode must be max or min; got {mode!r}")
-        self._name, self._mode, self._seen = name, mode, False
+        self._name, self._mode, self._selecting, self._seen = name, mode, selecting, False
 
     def check(self, trainer: "FederatedTrainer", observer: object) -> None:
         """Refuse a run that never evaluates."""
@@ -57,7 +58,7 @@ class Monitor:
     def find(self, metrics: dict[str, float]) -> str | None:
         """The figure's name, or None where this evaluation lacks it. A name that is unknown from the start is an error."""
         if self._name is None:
-            return main_metric(metrics, selecting=True)
+            return main_metric(metrics, self._selecting)
         if self._name in metrics:
             self._seen = True
             return self._name

@@ -126,7 +126,9 @@ def _clear_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}; free space or choose another trainer.default_root_dir") from error
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another trainer.default_root_dir"
+        ) from error
 
 
 def _number(text: str) -> float:

@@ -2,12 +2,26 @@
 
 import netrc
 import os
+import shlex
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary, WeakSet
 
 from lightning.pytorch.loggers import Logger, WandbLogger
+
+from flcog.run_directory import short
+
+INIT_TIMEOUT = 30.0
+"""Seconds that W&B's server may take to answer, after which a run is tracked offline."""
+
+_as_given: WeakKeyDictionary[Logger, dict[str, Any]] = WeakKeyDictionary()
+"""Loggers as they were before their first fit: a second fit with the same logger has its own run and directory."""
+
+_opened: WeakSet[WandbLogger] = WeakSet()
+"""Loggers whose W&B run was opened by a fit, which closes it; a run that the user opened stays open."""
 
 
 def make_loggers(logger: Logger | Sequence[Logger] | bool | None, directory: Path, run_id: str | None) -> list[Logger]:
@@ -19,37 +33,27 @@ def make_loggers(logger: Logger | Sequence[Logger] | bool | None, directory: Pat
         run_id: the W&B run to go on with after a resume.
     """
     if logger is True:
-        loggers: list[Logger] = [
-            WandbLogger(project="flcog", name=directory.name, save_dir=str(directory), offline=not _logged_in())
-        ]
+        loggers = [] if os.environ.get("WANDB_MODE") == "disabled" else [_default_logger(directory)]
     elif not logger:
-        return []
+        loggers = []
     else:
         loggers = [logger] if isinstance(logger, Logger) else list(logger)
+    directory = directory.absolute()
     for each in loggers:
+        vars(each).update(_copy(_as_given.setdefault(each, _copy(vars(each)))))
         _move_into(each, directory)
         if isinstance(each, WandbLogger):
-            if run_id is not None and each._wandb_init.get("id") is None:
-                each._wandb_init.update(id=run_id, resume="allow")
-            import wandb
-
-            each._wandb_init.setdefault("settings", wandb.Settings(quiet=True, silent=each._offline, console="off"))
+            _open(each, run_id)
     return loggers
 
 
-def _logged_in() -> bool:
-    """Whether W&B would find a key without asking for one."""
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return False
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    import wandb
+def _copy(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Deep enough for what a fit changes in place: paths, and the arguments of wandb.init."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
-    try:
-        host = urlsplit(wandb.Settings().base_url).hostname or ""
-        return netrc.netrc().authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+
+def _default_logger(directory: Path) -> Logger:
+    return WandbLogger(os.environ.get("WANDB_NAME", directory.name), project=os.environ.get("WANDB_PROJECT", "flcog"))
 
 
 def _move_into(logger: Logger, directory: Path) -> None:
@@ -59,9 +63,102 @@ def _move_into(logger: Logger, directory: Path) -> None:
         if isinstance(value, str | os.PathLike) and not Path(value).is_absolute():
             setattr(logger, attribute, str(directory / value))
     if isinstance(logger, WandbLogger):
-        save_dir = Path(logger._wandb_init.get("dir") or ".")
-        logger._wandb_init["dir"] = str(directory / save_dir)
-        Path(logger._wandb_init["dir"]).mkdir(parents=True, exist_ok=True)
+        save_dir = directory / (logger._wandb_init.get("dir") or ".")
+        logger._wandb_init["dir"] = str(save_dir)
+        save_dir.mkdir(parents=True, exist_ok=True)
+    elif logger.save_dir is not None and directory not in (path := Path(logger.save_dir)).parents and not path.is_absolute():
+        warnings.warn(
+            f"{type(logger).__name__} writes to {path} in the working directory, not to the run's: give it an absolute path",
+            stacklevel=2,
+        )
+
+
+def _open(logger: WandbLogger, run_id: str | None) -> None:
+    """Open the W&B run, unless the user has one open (a sweep's agent, for one), and make rounds its x-axis."""
+    import wandb
+
+    if logger._experiment is None and wandb.run is None:
+        _opened.add(logger)
+        logger._experiment = _new_run(logger, run_id)
+    run = logger._experiment = logger._experiment or wandb.run
+    assert run is not None
+    run.define_metric(_round_of(logger), hidden=True)
+    run.define_metric("*", step_metric=_round_of(logger))
+
+
+def _new_run(logger: WandbLogger, run_id: str | None) -> Any:
+    """A W&B run. One whose server cannot be reached becomes an offline one: nobody should lose a training to its tracker."""
+    import wandb
+
+    arguments, mode = logger._wandb_init, os.environ.get("WANDB_MODE")
+    if run_id is not None and arguments.get("id") is None:
+        arguments.update(id=run_id, resume="allow")
+    if arguments.get("anonymous") is None:
+        arguments.pop("anonymous", None)  # which Lightning always gives, and W&B warns of
+    # What W&B would print is in the run's summary, and the terminal is the progress bar's.
+    arguments.setdefault("settings", wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT))
+    if arguments.get("mode") is None and mode in (None, "online") and not logger._offline and not _logged_in():
+        arguments["mode"] = "offline"
+    try:
+        return logger.experiment
+    except wandb.Error as error:
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(f"W&B opened no run ({reason}): tracking offline instead, to be uploaded by `wandb sync`", stacklevel=2)
+        arguments["mode"] = "offline"
+        return logger.experiment
+    finally:
+        # Lightning says "offline" to W&B through the environment, where it would hold for every later run.
+        os.environ.pop("WANDB_MODE", None)
+        os.environ.update({} if mode is None else {"WANDB_MODE": mode})
+
+
+def _round_of(logger: WandbLogger) -> str:
+    """The column that is the x-axis of all charts."""
+    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}round" if logger._prefix else "round"
+
+
+def _logged_in() -> bool:
+    """Whether W&B would find a key without asking for one."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.api_key:
+        return True
+    host = urlsplit(settings.base_url).netloc
+    hosts = [host, "api.wandb.ai"] if host.endswith((".wandb.ai", ".coreweave.com")) else [host]
+    try:
+        logins = netrc.netrc(os.environ.get("NETRC"))
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any(name in logins.hosts for name in hosts)
+
+
+def log_metrics(loggers: Sequence[Logger], metrics: dict[str, float]) -> None:
+    """A round's row, to every tracker."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_metrics(metrics)
+        else:
+            logger.log_metrics({name: value for name, value in metrics.items() if name != "round"}, step=int(metrics["round"]))
+
+
+def log_figure(loggers: Sequence[Logger], name: str, figure: Any, step: int, directory: Path | None) -> None:
+    """A picture to every tracker that takes pictures, and to the run's directory."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            logger.experiment.log({name: wandb.Image(figure), _round_of(logger): step})
+        else:
+            writer: Any = getattr(logger, "experiment", None)
+            if hasattr(writer, "add_figure"):  # TensorBoard's
+                writer.add_figure(name, figure, global_step=step)
+    if directory is not None:
+        path = directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def run_id(loggers: Sequence[Logger]) -> str | None:
@@ -73,16 +170,36 @@ def run_id(loggers: Sequence[Logger]) -> str | None:
     return None
 
 
-def log_figure(loggers: Sequence[Logger], name: str, figure: Any, step: int, directory: Path | None) -> None:
-    """A picture to every tracker that takes pictures, and to the run's directory."""
+def describe(loggers: Sequence[Logger]) -> list[str]:
+    """Where each tracker can be looked at."""
+    lines = []
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            import wandb
+            lines.append(f"W&B, {'offline' if logger.experiment.offline else logger.experiment.url}")
+        else:
+            where = f", {short(Path(logger.log_dir))}" if logger.log_dir else ""
+            lines.append(type(logger).__name__.removesuffix("Logger") + where)
+    return lines
 
-            logger.experiment.log({name: wandb.Image(figure)}, commit=False)
-        elif hasattr(logger.experiment, "add_figure"):  # TensorBoard's writer
-            logger.experiment.add_figure(name, figure, global_step=step)
-    if directory is not None:
-        path = directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+
+def to_upload(loggers: Sequence[Logger]) -> list[tuple[str, str]]:
+    """What to type to upload runs that were tracked offline."""
+    rows = []
+    for logger in loggers:
+        if isinstance(logger, WandbLogger) and logger.experiment.offline:
+            rows.append(("Upload it to W&B", shlex.join(["wandb", "sync", str(short(Path(logger.experiment.dir).parent))])))
+    return rows
+
+
+def close(loggers: Sequence[Logger], status: str) -> None:
+    """Finish what the fit has opened; a W&B run that was the user's own stays open.
+
+    Args:
+        loggers: the run's.
+        status: "success" or "failed".
+    """
+    for logger in loggers:
+        logger.finalize(status)
+        if isinstance(logger, WandbLogger) and logger in _opened:
+            _opened.discard(logger)
+            logger.experiment.finish(exit_code=int(status != "success"))

@@ -1,13 +1,14 @@
 """The federated trainer: rounds instead of epochs, on Lightning Fabric."""
 
 import dataclasses
+import functools
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import lightning as L
 import numpy as np
@@ -30,10 +31,28 @@ from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement
-from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, write_yaml
+from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
 from flcog.work import Batching, Work, make_work
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _in_precision(verb: Verb) -> Verb:
+    """New tensors inside ``verb`` have the run's precision; the default is put back after it."""
+
+    @functools.wraps(verb)
+    def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(DTYPES[self.precision])
+        try:
+            return verb(self, *args, **kwargs)
+        finally:
+            torch.set_default_dtype(before)
+
+    return cast(Verb, wrapped)
 
 
 class FederatedTrainer:
@@ -146,6 +165,7 @@ class FederatedTrainer:
 
     # The three verbs --------------------------------------------------------------------------------------------------------------
 
+    @_in_precision
     def fit(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> None:
         """Train for ``rounds`` rounds, or go on from a checkpoint.
 
@@ -160,22 +180,27 @@ class FederatedTrainer:
                 on_round_start
                 for each client of the cohort:
                     plan                                      its number of steps, or that it drops out
+                for each client of the cohort:
                     report                                    once in its life: what it tells the server
                 weights                                       aggregation weights of the cohort
                 broadcast                                     server -> clients: the model, and a part of each server state
-                for each client (looped, vmapped in chunks, or spread over processes):
+                for each client of the cohort:
                     init_client                               once in its life: its state
                     draw                                      its randomness of this round
+                for each client (looped, vmapped in chunks, or spread over processes):
                     client_inputs                             data made for it
+                    start                                     where its first step departs
                     for each local step:
                         wrap_gradient
                         loss                                  inside the gradient: task loss + sum of terms
                         correct_gradient
                         (the optimiser steps)
                         after_step
+                    over_data                                 means over all its samples
                     finish_client                             clients -> server: delta and messages; its new state
                 server_step                                   after summing up: what becomes of the mean delta
                 evaluate_at                                   where the global model is evaluated
+                personal                                      each client's own model, if a method keeps one
                 on_evaluation_end
                 on_round_end
             on_fit_end
@@ -185,25 +210,28 @@ class FederatedTrainer:
             datamodule: the federation's data.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir``.
         """
+        self.run_dir, self.loggers, status = None, [], "failed"
         try:
             self._set_up(model, datamodule, ckpt_path, stage="fit")
             self._observe("on_fit_start")
             while self.round < self.rounds and not self.should_stop:
                 self._run_round()
             self._observe("on_fit_end")
+            status = "success"
         except BaseException as exception:
             self._observe("on_exception", exception)
             raise
         finally:
-            for logger in self.loggers:
-                logger.finalize("success" if self.round >= self.rounds else "failed")
+            trackers.close(self.loggers, status)
 
+    @_in_precision
     def validate(
         self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None
     ) -> dict[str, float]:
         """Evaluate on the validation sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
+    @_in_precision
     def test(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
@@ -217,6 +245,7 @@ class FederatedTrainer:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
         return metrics
 
+    @_in_precision
     def replay(self, model: L.LightningModule, datamodule: FederatedDataModule, run: Path, round: int, client: int) -> None:
         """Run one client's local update of one round again, alone, on the loop executor, printing every step.
 
@@ -255,10 +284,12 @@ class FederatedTrainer:
             bad = int((~torch.isfinite(value)).sum())
             print(f"  delta {name:<32} norm {float(value.norm()):.6g}" + (f"  {bad} values are not finite" if bad else ""))
 
+    @_in_precision
     def prepare(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`."""
         self._set_up(model, datamodule, None, stage="prepare")
 
+    @_in_precision
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
         return self._advance(self.sample(self.round))
@@ -278,13 +309,12 @@ class FederatedTrainer:
             metrics["time/evaluation"] = time.perf_counter() - began
             self._observe("on_evaluation_end", self.round, metrics)
         self.table.append(metrics)
-        for logger in self.loggers:
-            logger.log_metrics({name: value for name, value in metrics.items() if name != "round"}, step=self.round)
+        trackers.log_metrics(self.loggers, metrics)
         self._observe("on_round_end", self.round, metrics)
 
     def sample(self, round: int) -> list[int]:
         """The clients of a round, counted from 0."""
-        return sample_without_replacement(self.federation.num_clients, self._cohort_size(), fold(self.seed, round, "cohort"))
+        return sample_without_replacement(self.federation.num_clients, self.cohort_size(), fold(self.seed, round, "cohort"))
 
     def _advance(self, clients: list[int], directions: bool = False) -> dict[str, float]:
         """One round of training: from the sampled clients to the new global model, and its figures."""
@@ -395,8 +425,8 @@ class FederatedTrainer:
             self.seed,
             cohort.round,
         )
-        self._add_slots(methods, works, cohort.round)
         broadcasts = [method.broadcast(self.servers[method.name]) for method in methods]
+        self._add_slots(methods, works, cohort.round)
         program = Program(self.model, methods, broadcasts, self.params, self.buffers, cohort.optimisation, self.plain)
         return Round(program, works, self._read, self._bytes_per_sample, self.seed, cohort.round)
 
@@ -542,6 +572,7 @@ class FederatedTrainer:
         with self.fabric.rank_zero_first(local=True):
             datamodule.prepare_data()
         datamodule.setup(stage)
+        self.datamodule = datamodule
         self.round, self.should_stop = 0, False
         self.ledger, self.table, self.notes = Ledger(), MetricsTable(None), []
         if stage == "fit":
@@ -576,9 +607,7 @@ class FederatedTrainer:
                         f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
                     )
                 model = method.configure_model(model)
-        dtype = DTYPES[self.precision]
-        torch.set_default_dtype(dtype if dtype.is_floating_point and self.precision.endswith("true") else torch.float32)
-        model = model.to(self.fabric.device, dtype)
+        model = model.to(self.fabric.device, DTYPES[self.precision])
         if self.fabric.world_size > 1:
             for tensor in model.state_dict().values():
                 torch.distributed.broadcast(tensor, 0)
@@ -593,7 +622,7 @@ class FederatedTrainer:
             self.ledger.add(name, up, down)
         self.federation = federation
         self.batching = Batching(datamodule.batch_size, self.local_steps, self.local_epochs, datamodule.drop_last)
-        self._cohort_size()
+        self.cohort_size()
         self.servers = {method.name: method.init_server(self.params) for method in self.methods}
         self._reports: dict[str, dict[int, Any]] = {}
         self._reported: dict[str, set[int]] = {}
@@ -667,7 +696,8 @@ class FederatedTrainer:
             yield first
             yield from results
 
-    def _cohort_size(self) -> int:
+    def cohort_size(self) -> int:
+        """How many clients are sampled in a round."""
         population = self.federation.num_clients
         if isinstance(self.clients_per_round, float):
             return max(1, round(self.clients_per_round * population))
@@ -709,7 +739,7 @@ class FederatedTrainer:
         if found is None:
             self.run_dir = Path(self.fabric.broadcast(str(new_run_directory(self.default_root_dir)) if self.is_first else ""))
         else:
-            self.run_dir = found.resolve().parent.parent
+            self.run_dir = run_of(found)
         self.table = MetricsTable(self.run_dir / "metrics.csv" if self.is_first else None)
         self.loggers = trackers.make_loggers(self.logger, self.run_dir, tracker_run) if self.is_first else []
 
@@ -754,7 +784,7 @@ class FederatedTrainer:
             "servers": self.servers,
             "reported": {name: sorted(clients) for name, clients in self._reported.items()},
             "ledger": self.ledger.state_dict(),
-            "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
+            "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": trackers.run_id(self.loggers),
             "resumable": resumable,
         }
@@ -797,9 +827,17 @@ class FederatedTrainer:
         self.ledger = Ledger.from_state(saved["ledger"])
         self.states.load(saved["clients"], self.fabric.world_size)
         self.states.slots = self._to_device(self.states.slots)
-        for observer in self.observers:
-            observer.load_state_dict(saved["observers"].get(type(observer).__name__, {}))
+        for name, observer in self._named_observers():
+            observer.load_state_dict(saved["observers"].get(name, {}))
         self.table.load(self.round)
+
+    def _named_observers(self) -> Iterator[tuple[str, Callback]]:
+        """Observers by the key of their state: their class, numbered where several share one."""
+        seen: dict[str, int] = {}
+        for observer in self.observers:
+            name = type(observer).__name__
+            seen[name] = seen.get(name, 0) + 1
+            yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
     def _observe(self, hook: str, *args: Any) -> None:
         self.fabric.call(hook, self, *args)

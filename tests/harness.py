@@ -16,10 +16,13 @@ from flcog.data import Partition, Partitioner, Samples, Splits, Task
 from flcog.executors import Result, Round
 from flcog.hooks import Callback, Params
 from flcog.models import MLP
-from flcog.work import batches
+from flcog.work import Work, batches
 
 SIZES = (6, 12, 10, 16, 7, 11, 4, 14)
 NUM_FEATURES, NUM_CLASSES = 6, 3
+TINY_LABELS = [14, 15, 51]
+"""How often each class occurs in the tiny training set."""
+
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
@@ -91,26 +94,49 @@ def classifier(
 
 
 class RecordingTrainer(flcog.FederatedTrainer):
-    """Remembers each round's clients with their batches, and the model it started from."""
+    """Remembers each round's clients with the batches they stepped through."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.recorded: list[list[Client]] = []
-        self.initial: nn.Module | None = None
+        self.rows: list[dict[str, float]] = []
 
     def _executor_results(self, task: Round) -> Iterator[Result]:
-        self.recorded.append(
-            [
-                Client(work.client, work.num_samples, [batch[:2] for batch in batches(work, task.read, task.bytes_per_sample)])
-                for work in task.works
-            ]
-        )
+        self.recorded.append([self._part(task, work) for work in task.works])
         yield from super()._executor_results(task)
+
+    def _part(self, task: Round, work: Work) -> Client:
+        labels = self.federation.train.targets[self.federation.partition.client(work.client)]
+        steps = batches(work, task.read, task.bytes_per_sample)
+        return Client(work.client, labels, [(batch.inputs, batch.targets) for batch in steps])
 
     @property
     def state(self) -> State:
         """The global model under the network's own names."""
         return {name.removeprefix("model."): value for name, value in (self.params | self.buffers).items()}
+
+
+def make_trainer(root: Path | None, *callbacks: Callback, **options: Any) -> RecordingTrainer:
+    """Three rounds in float64, of five of the eight clients each, as far as ``options`` do not say otherwise."""
+    if options.get("local_epochs") is None:
+        options.setdefault("local_steps", 4)
+    defaults: dict[str, Any] = {"rounds": 3, "clients_per_round": 5, "executor": "loop", "eval_every": 0, "precision": "64-true"}
+    fixed: dict[str, Any] = {"callbacks": list(callbacks), "logger": False, "accelerator": "cpu", "default_root_dir": str(root)}
+    return RecordingTrainer(**(defaults | options | fixed))
+
+
+def train(
+    *callbacks: Callback,
+    module: flcog.ClientModule | None = None,
+    data: flcog.FederatedDataModule | None = None,
+    **options: Any,
+) -> RecordingTrainer:
+    """A run's rounds alone: nothing is evaluated or written, which is most of what such a small run costs."""
+    trainer = make_trainer(None, *callbacks, **options)
+    trainer.prepare(module or classifier(), data or TinyData())
+    while trainer.round < trainer.rounds:
+        trainer.rows.append(trainer.train_round())
+    return trainer
 
 
 def fit(
@@ -121,14 +147,10 @@ def fit(
     ckpt_path: str | None = None,
     **options: Any,
 ) -> RecordingTrainer:
-    """A run of three rounds in float64, of five of the eight clients each, as far as ``options`` do not say otherwise."""
-    if options.get("local_epochs") is None:
-        options.setdefault("local_steps", 4)
-    defaults: dict[str, Any] = {"rounds": 3, "clients_per_round": 5, "executor": "loop", "eval_every": 0, "precision": "64-true"}
-    trainer = RecordingTrainer(
-        **(defaults | options), callbacks=list(callbacks), logger=False, default_root_dir=str(root), accelerator="cpu"
-    )
+    """A whole run, with its directory under ``root``."""
+    trainer = make_trainer(root, *callbacks, **options)
     trainer.fit(module or classifier(), data or TinyData(), ckpt_path)
+    trainer.rows = trainer.history
     return trainer
 
 
@@ -151,6 +173,6 @@ def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
         torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def row_of(trainer: flcog.FederatedTrainer, without: tuple[str, ...] = ("time/",)) -> list[dict[str, float]]:
-    """The run's metrics, without what no two runs share."""
-    return [{name: value for name, value in row.items() if not name.startswith(without)} for row in trainer.history]
+def without_times(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """A run's metrics, but for what no two runs share."""
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]

@@ -124,7 +124,7 @@ def test_angles_are_uniform() -> None:
 
 def test_names() -> None:
     assert augmentation("none") is None
-    with pytest.raises(ValueError, match="crop-flip.*got 'mixup'"):
+    with pytest.raises(ValueError, match=r"crop-flip.*got 'mixup'"):
         augmentation("mixup")  # type: ignore[arg-type]
 
 

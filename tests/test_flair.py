@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +114,7 @@ def test_samples_of_users_are_nested_and_ignore_the_order(tmp_path: Path, entrie
 
     samples = [chosen(limit) for limit in range(1, 15)]
     assert [len(users) for users in samples] == [*range(1, 13), 12, 12]
-    assert all(small <= large for small, large in zip(samples, samples[1:], strict=False))
+    assert all(small <= large for small, large in pairwise(samples))
     assert chosen(4, seed=1) != chosen(4)
     (tmp_path / "labels_and_metadata.json").write_text(json.dumps(entries[::-1], indent=2))
     assert chosen(4) == samples[3]

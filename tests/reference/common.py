@@ -13,11 +13,15 @@ State = dict[str, Tensor]
 
 
 class Client(NamedTuple):
-    """One client's part in a round: how many samples it owns, and the batches it steps through."""
+    """One client's part in a round: the targets of its samples, and the batches it steps through."""
 
     id: int
-    num_samples: int
+    labels: Tensor
     batches: list[tuple[Tensor, Tensor]]
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
 
 
 @dataclass

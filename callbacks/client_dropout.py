@@ -1,0 +1,37 @@
+"""Clients that fail to answer."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.hooks import ClientView, Method, Plan
+
+
+@dataclass(frozen=True)
+class ClientDropout(Method):
+    """Takes each sampled client out of the round with a fixed probability, before it has sent or changed anything.
+
+    ::
+
+        S <- {k in S : u_k >= probability},   u_k ~ uniform[0, 1)
+
+    A round that all drop out of leaves the model as it was. Bonawitz et al., Towards Federated Learning at Scale: System Design,
+    MLSys 2019, https://arxiv.org/abs/1902.01046, report drop-out rates of 6 to 10 %.
+
+    Args:
+        probability: of each client and round, in [0, 1).
+
+    Example:
+        >>> ClientDropout(probability=0.0).plan(Plan(10), None, torch.Generator())
+        Plan(num_steps=10)
+    """
+
+    probability: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.probability < 1:
+            raise ValueError(f"ClientDropout: probability must lie in [0, 1); got {self.probability}")
+
+    def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan | None:
+        return None if float(torch.rand((), generator=generator)) < self.probability else plan

@@ -1,0 +1,57 @@
+"""FedDecorr: features of a batch must not be correlated."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcog.client import Apply
+from flcog.hooks import Batch, Context, Method, Params
+
+
+def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:
+    """How correlated the columns of ``features`` [B, d] are over the rows that count; 0 for a single row or column.
+
+    >>> decorrelation(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    tensor(0.5000)
+    """
+    weights = torch.ones_like(features[:, :1]) if mask is None else mask.to(features.dtype).unsqueeze(1)
+    rows, width = weights.sum().clamp(min=1), features.shape[1]
+    centred = (features - (features * weights).sum(0) / rows) * weights
+    variance = centred.square().sum(0) / (rows - 1).clamp(min=1)
+    standard = centred / (variance + 1e-8).sqrt()
+    products = (standard.T @ standard).square()
+    return (products.sum() - products.diagonal().sum()) / max(1, width * (width - 1)) / rows
+
+
+@dataclass(frozen=True)
+class FedDecorr(Method):
+    """Adds to every local loss the correlations between a batch's features, so that unequal clients do not collapse dimensions.
+
+    With Z the batch's features [N, d], each column centred and divided by its standard deviation::
+
+        F_k(y) + beta * 1 / (N d (d - 1)) * sum_{i != j} (Z^T Z)_ij^2
+
+    This is the authors' code, on whose scale beta was tuned: (N - 1)^2 / N times the mean squared correlation, so about N times
+    it. Batches of one row have no correlations and add 0.
+
+    Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning, ICLR 2023,
+    https://arxiv.org/abs/2210.00226; https://github.com/bytedance/FedDecorr.
+
+    Args:
+        beta: strength of the term, >= 0; 0 is FedAvg. The paper takes 0.1 for CIFAR-10 and TinyImageNet, 0.05 for CIFAR-100.
+
+    Example:
+        >>> FedDecorr(beta=0.05).beta
+        0.05
+    """
+
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 0:
+            raise ValueError(f"FedDecorr: beta must be at least 0; got {self.beta}")
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        return self.beta * decorrelation(apply.features(params, batch.inputs), batch.mask)

@@ -1,0 +1,106 @@
+"""FedDisco: clients whose labels are spread as they should be count for more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from flcog.data import Federation, Partition
+from flcog.hooks import ClientView, Cohort, Method
+
+METRICS = ("kl", "l1", "l2", "cosine")
+
+
+def discrepancy(counts: Tensor, target: Tensor, metric: str = "kl") -> float:
+    """How far a client's label counts are from the target's shares.
+
+    >>> discrepancy(torch.tensor([10.0, 0.0]), torch.tensor([0.5, 0.5]), "l1")
+    1.0
+    """
+    # A multi-label client may have no label at all: clamp, or its shares were 0 / 0.
+    shares, target = (value / value.sum().clamp(min=1e-30) for value in (counts.double(), target.double()))
+    if metric == "kl":
+        return float((torch.xlogy(shares, shares) - torch.xlogy(shares, target)).sum())
+    if metric == "cosine":
+        return 1 - float(torch.cosine_similarity(shares, target, dim=0))
+    return float(torch.linalg.vector_norm(shares - target, ord=1 if metric == "l1" else 2))
+
+
+@dataclass(frozen=True)
+class FedDisco(Method):
+    """Replaces the aggregation weights: a client counts for its share of the samples, less for a skewed distribution of labels.
+
+    With n_k the client's share of the cohort's samples, D_k its distribution of labels, T the target and e a distance::
+
+        p_k = relu(n_k - a d_k + b) / sum_m relu(n_m - a d_m + b),   d_k = e(D_k, T)
+
+    The divergence KL(D_k || T) is divided by its sum over the cohort, as in the authors' code though not in the text: raw, it
+    dwarfs n_k and leaves skewed clients nothing. Each client sends the one number d_k once, when first sampled: how skewed it is,
+    not towards what. If no weight is positive, those from before are kept. Regression counts bins of the target, and multi-label
+    data its labels. List it after methods that set weights of their own (FedDyn), whose place it takes.
+
+    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229.
+
+    Args:
+        a: what a discrepancy costs, >= 0.
+        b: added to all weights, >= 0; with a = 0 too it is FedAvg.
+        metric: the distance: ``kl``, ``l1``, ``l2`` or ``cosine`` (1 - cos).
+        target: ``uniform``, shares of the classes (the test set's, if that is skewed), or ``global``: the distribution of all
+            clients' labels together, of which the server learns only the sum by one secure aggregation before round 1 (A.3).
+
+    Example:
+        >>> FedDisco(metric="l2", target=[0.9, 0.1]).a
+        0.5
+    """
+
+    a: float = 0.5
+    b: float = 0.1
+    metric: Literal["kl", "l1", "l2", "cosine"] = "kl"
+    target: Literal["uniform", "global"] | list[float] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("a", self.a), ("b", self.b)):
+            if value < 0:
+                raise ValueError(f"FedDisco: {name} must be at least 0; got {value}")
+        if self.metric not in METRICS:
+            raise ValueError(f"FedDisco: metric must be one of {', '.join(METRICS)}; got {self.metric!r}")
+        if isinstance(self.target, str):
+            if self.target not in ("uniform", "global"):
+                raise ValueError(f"FedDisco: target must be uniform, global or a list of class shares; got {self.target!r}")
+        elif min(self.target, default=-1) < 0 or sum(self.target) <= 0 or (self.metric == "kl" and min(self.target) == 0):
+            raise ValueError(f"FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got {self.target}")
+
+    def prepare_data(self, federation: Federation, generator: Generator) -> Federation:
+        if self.target != "global":
+            return federation
+        # The sum is known exactly, masked or not; what the exchange costs is a vector of counts per client and direction.
+        exchanged = 4 * federation.num_classes * federation.num_clients
+        return replace(federation, ledger=federation.ledger | {self.name: (exchanged, exchanged)})
+
+    def report(self, client: ClientView) -> float:
+        counts = client.label_counts
+        if self.target == "uniform":
+            target = torch.ones_like(counts)
+        elif self.target == "global":
+            target = _pooled_counts(client.federation)
+        else:
+            target = torch.tensor(self.target)
+        if len(target) != len(counts):
+            raise ValueError(f"FedDisco: target lists {len(target)} shares, but the data have {len(counts)} classes")
+        return discrepancy(counts, target, self.metric)
+
+    def weights(self, weights: Tensor, reports: Sequence[float], cohort: Cohort) -> Tensor:
+        d = torch.tensor(reports, dtype=torch.float64)
+        if self.metric == "kl":
+            d = d / d.sum().clamp(min=1e-12)
+        return torch.relu(cohort.num_samples / cohort.num_samples.sum() - self.a * d + self.b)
+
+
+def _pooled_counts(federation: Federation) -> Tensor:
+    """The label counts of all clients together."""
+    indices = federation.partition.indices
+    return replace(federation, partition=Partition(indices, np.array([0, len(indices)]))).label_counts(0)

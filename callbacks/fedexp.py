@@ -1,0 +1,67 @@
+"""FedExP: the server steps further where clients disagree."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+
+
+def square_norm(params: Params) -> torch.Tensor:
+    """The squared norm of all parameters together.
+
+    >>> square_norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
+    tensor(25.)
+    """
+    return torch.stack([value.square().sum() for value in params.values()]).sum()
+
+
+@dataclass(frozen=True)
+class FedExP(Method):
+    """Multiplies the mean update by a step size of at least 1, the larger the more the clients' updates cancel in the mean.
+
+    With D_k the updates of the round's M clients, p_k their weights and D their weighted mean::
+
+        eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + M epsilon decay^t)))        in round t = 0, 1, ...
+        x <- x + eta D
+
+    The iterates oscillate: what is evaluated is the mean of the last two, while training goes on from the last. Clients send
+    one number more. The round's step size is logged as ``fedexp/eta``.
+
+    Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
+
+    Args:
+        epsilon: keeps eta at 1 for small updates, > 0; a large one is FedAvg. The paper takes 0.001, and 0.1 on EMNIST.
+        decay: of epsilon from round to round, in (0, 1]. Updates shrink with the local learning rate: where that decays by
+            0.998 a round, the authors' code decays epsilon by its square, 0.996.
+
+    Example:
+        >>> FedExP(epsilon=0.1).decay
+        1.0
+    """
+
+    epsilon: float = 1e-3
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon <= 0:
+            raise ValueError(f"FedExP: epsilon must be positive; got {self.epsilon}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"FedExP: decay must lie in (0, 1]; got {self.decay}")
+
+    def init_server(self, params: Params) -> Slot:
+        return {"previous": dict(params)}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, ctx.client, mean={"square_norm": square_norm(delta)})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        epsilon = self.epsilon * self.decay ** (cohort.round - self.start_round)
+        eta = messages.mean["square_norm"] / (2 * (square_norm(delta) + len(cohort.clients) * epsilon))
+        eta = eta.clamp(min=1)
+        cohort.log("fedexp/eta", eta)
+        return {name: eta * value for name, value in delta.items()}, {"previous": dict(params)}
+
+    def evaluate_at(self, server: Slot, params: Params) -> Params:
+        return {name: (value + server["previous"][name]) / 2 for name, value in params.items()}

@@ -1,0 +1,133 @@
+"""FedAdagrad, FedAdam and FedYogi: an adaptive optimiser on the server."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcog.hooks import Cohort, Messages, Method, Params, Slot
+
+
+@dataclass(frozen=True)
+class _AdaptiveServer(Method):
+    """Steps along the mean update's running mean, each parameter scaled by the root of its own accumulated square."""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("lr", self.lr), ("tau", self.tau)):
+            if value <= 0:
+                raise ValueError(f"{self.name}: {name} must be positive; got {value}")
+        if not 0 <= self.beta1 < 1:
+            raise ValueError(f"{self.name}: beta1 must lie in [0, 1); got {self.beta1}")
+
+    def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def init_server(self, params: Params) -> Slot:
+        return {
+            "m": {name: torch.zeros_like(value) for name, value in params.items()},
+            "v": {name: torch.full_like(value, self.tau**2) for name, value in params.items()},
+        }
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        m = {name: self.beta1 * value + (1 - self.beta1) * delta[name] for name, value in server["m"].items()}
+        v = {name: self._accumulate(value, delta[name].square()) for name, value in server["v"].items()}
+        return {name: self.lr * m[name] / (v[name].sqrt() + self.tau) for name in m}, {"m": m, "v": v}
+
+
+def _check_beta2(method: Method, beta2: float) -> None:
+    if not 0 <= beta2 < 1:
+        raise ValueError(f"{method.name}: beta2 must lie in [0, 1); got {beta2}")
+
+
+@dataclass(frozen=True)
+class FedAdagrad(_AdaptiveServer):
+    """Makes the server step by Adagrad, with the clients' mean update for a gradient: parameters that moved much move less.
+
+    With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
+
+        m <- beta1 m + (1 - beta1) D,   v <- v + D^2,   x <- x + lr m / (sqrt(v) + tau)
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295.
+
+    Args:
+        lr: the server's step size (eta), > 0; of the order of the change wanted per round and parameter.
+        beta1: momentum, in [0, 1).
+        tau: floor of the scale, > 0: the larger, the less adaptive.
+
+    Example:
+        >>> FedAdagrad().beta1
+        0.0
+    """
+
+    lr: float = 0.1
+    beta1: float = 0.0
+
+    def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+@dataclass(frozen=True)
+class FedAdam(_AdaptiveServer):
+    """Makes the server step by Adam, with the clients' mean update for a gradient.
+
+    With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
+
+        m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,   x <- x + lr m / (sqrt(v) + tau)
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295.
+
+    Args:
+        lr: the server's step size (eta), > 0; of the order of the change wanted per round and parameter.
+        beta1: momentum, in [0, 1).
+        tau: floor of the scale, > 0: the larger, the less adaptive.
+        beta2: memory of the scale, in [0, 1).
+
+    Example:
+        >>> FedAdam(tau=0.5).init_server({"w": torch.ones(1)})
+        {'m': {'w': tensor([0.])}, 'v': {'w': tensor([0.2500])}}
+    """
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta2(self, self.beta2)
+
+    def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(_AdaptiveServer):
+    """Makes the server step by Yogi, with the clients' mean update for a gradient: the scale forgets more slowly than Adam's.
+
+    With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
+
+        m <- beta1 m + (1 - beta1) D,   v <- v - (1 - beta2) D^2 sign(v - D^2),   x <- x + lr m / (sqrt(v) + tau)
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295.
+
+    Args:
+        lr: the server's step size (eta), > 0; of the order of the change wanted per round and parameter.
+        beta1: momentum, in [0, 1).
+        tau: floor of the scale, > 0: the larger, the less adaptive.
+        beta2: memory of the scale, in [0, 1).
+
+    Example:
+        >>> FedYogi(lr=0.1).beta2
+        0.99
+    """
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta2(self, self.beta2)
+
+    def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -1,0 +1,75 @@
+"""FedPVR: SCAFFOLD's correction on the last layers only."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+
+HEAD = r"(^|\.)head\."
+
+
+@dataclass(frozen=True)
+class FedPVR(Method):
+    """Corrects local gradients as SCAFFOLD does, but only where clients differ most: in the classifier, not in the features.
+
+    Client k steps along ``g - c_k + c`` on the chosen parameters and along ``g`` on the others. After K steps from x to y, with S
+    of N clients in the round::
+
+        c_k' = c_k - c + (x - y) / (K lr)
+        c <- c + (1 / N) sum_S (c_k' - c_k)
+
+    of which only the chosen part is kept and sent. K is counted as in :class:`~flcog.callbacks.SCAFFOLD`, and as there the
+    estimate means nothing for adaptive local optimisers. (The authors' code runs momentum on the other layers alone.)
+
+    Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data, CVPR 2023,
+    https://arxiv.org/abs/2212.02191.
+
+    Args:
+        layers: regular expression that the names of corrected parameters contain, e.g. ``"hidden|head"`` for all fully connected
+            layers of :class:`flcog.models.VGG11`, as in the paper; None for the head. ``""`` is SCAFFOLD.
+
+    Example:
+        >>> FedPVR().init_server({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)})
+        {'c': {'model.head.weight': tensor([0.])}}
+    """
+
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self._pattern)
+        except re.error as error:
+            raise ValueError(f"FedPVR: layers must be a regular expression or None; got {self.layers!r}: {error}") from error
+
+    @property
+    def _pattern(self) -> str:
+        return HEAD if self.layers is None else self.layers
+
+    def init_server(self, params: Params) -> Slot:
+        c = {name: torch.zeros_like(value) for name, value in params.items() if re.search(self._pattern, name)}
+        if not c:
+            raise ValueError(
+                f"FedPVR: layers={self._pattern!r} is in none of the parameters' names, which are {', '.join(params)}"
+            )
+        return {"c": c}
+
+    def init_client(self, params: Params) -> Slot:
+        return self.init_server(params)
+
+    def broadcast(self, server: Slot) -> Slot:
+        return server
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        return gradient | {name: gradient[name] - value + ctx.server["c"][name] for name, value in ctx.client["c"].items()}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
+        change = {name: (ctx.global_params[name] - params[name]) / travelled - c for name, c in ctx.server["c"].items()}
+        return Upload(delta, {"c": {name: c + change[name] for name, c in ctx.client["c"].items()}}, sum={"change": change})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        change = messages.sum["change"]
+        return delta, {"c": {name: c + change[name] / cohort.num_clients for name, c in server["c"].items()}}

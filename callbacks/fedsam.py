@@ -1,0 +1,66 @@
+"""FedSAM: clients look for flat minima."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params
+
+
+def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: float) -> Params:
+    """The step of length ``rho`` to where the loss rises most; the adaptive one measures length relative to the parameters.
+
+    >>> ascent({"w": torch.tensor([3.0, 4.0])}, {}, rho=1.0, adaptive=False, eta=0.0)
+    {'w': tensor([0.6000, 0.8000])}
+    """
+    scale = {name: params[name].abs() + eta if adaptive else 1.0 for name in gradient}
+    scaled = {name: scale[name] * value for name, value in gradient.items()}
+    norm = torch.stack([value.square().sum() for value in scaled.values()]).sum().sqrt()
+    # A zero gradient has no direction: stay there.
+    return {name: scale[name] * value * (rho / norm.clamp(min=1e-12)) for name, value in scaled.items()}
+
+
+@dataclass(frozen=True)
+class FedSAM(Method):
+    """Takes every local gradient at the worst point nearby, so that clients, and with them their mean, end in flat minima.
+
+    With g the gradient of the local loss F at y, whose norm is that of all parameters together::
+
+        g <- grad F(y + rho g / ||g||)
+        g <- grad F(y + rho T^2 g / ||T g||),  T = |y| + eta        (adaptive)
+
+    The step starts at y. Weight decay belongs to the local optimiser and is not felt by the ascent. BatchNorm's statistics are
+    those of the pass at y. A step costs two passes.
+
+    Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022, https://arxiv.org/abs/2206.02618;
+    Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022,
+    https://arxiv.org/abs/2203.11834, where the adaptive form is FedASAM.
+
+    Args:
+        rho: radius of the neighbourhood, >= 0; 0 is FedAvg. Caldarola et al. use 0.1 on CIFAR-10, and 0.7 adaptively.
+        adaptive: whether the neighbourhood is stretched along each parameter by its size.
+        eta: added to that size, >= 0.
+
+    Example:
+        >>> FedSAM(rho=0.7, adaptive=True, eta=0.2).rho
+        0.7
+    """
+
+    rho: float = 0.05
+    adaptive: bool = False
+    eta: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("rho", self.rho), ("eta", self.eta)):
+            if value < 0:
+                raise ValueError(f"FedSAM: {name} must be at least 0; got {value}")
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        def sharpness_aware(params: Params, batch: Batch) -> Gradient:
+            here = gradient(params, batch)
+            step = ascent(here.values, params, self.rho, self.adaptive, self.eta)
+            there = gradient({name: value + step[name] for name, value in params.items()}, batch)
+            return here._replace(values=there.values)
+
+        return sharpness_aware

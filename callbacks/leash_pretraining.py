@@ -1,0 +1,85 @@
+"""Training on a public task before the federation starts: what FedWalk is compared with."""
+
+import copy
+import logging
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from flcog.callbacks.leash import Leash, value_at
+from flcog.client import Apply, ClientModule, ModelFunction
+from flcog.data import FederatedDataModule
+from flcog.hooks import Method
+from flcog.randomness import generator
+from flcog.schedules import Schedule
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeashPretraining(Method):
+    """Trains the initial model on a public task before round 1; the rounds are left as they are.
+
+    ::
+
+        W_0 <- W_0 - lr grad F(W_0)      for num_steps batches of the leash
+
+    FedWalk's comparison arm: with as many steps as :class:`~flcog.callbacks.FedWalk` has taken (its column ``fedwalk/steps``) it
+    costs the same, and differs in that the leash is held only before the walk. The task's head is thrown away afterwards, unless
+    it is the model's. It runs where the model is made, on the CPU, and again on every start of a run, also of one that then
+    resumes from a checkpoint, whose parameters take the place of the result.
+
+    Zhai et al., The Dog Walking Theory: Rethinking Convergence in Federated Learning, 2024, section 5.3 (2),
+    https://arxiv.org/abs/2404.11888.
+
+    Args:
+        leash: the public data; see :class:`~flcog.callbacks.FedWalk`.
+        num_steps: steps of plain SGD, >= 1.
+        lr: their step size, > 0, or its schedule by step.
+        head: ``own`` or ``shared``, as in FedWalk.
+        mode: ``eval`` or ``train``, as in FedWalk.
+        seed: of the batches and the head.
+
+    Example:
+        >>> from flcog.datamodules import Digits
+        >>> LeashPretraining(leash=Digits(), num_steps=10).lr
+        0.01
+    """
+
+    leash: FederatedDataModule = field(kw_only=True, repr=False)
+    num_steps: int = 300
+    lr: float | Schedule = 0.01
+    head: Literal["own", "shared"] = "own"
+    mode: Literal["eval", "train"] = "eval"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_steps < 1:
+            raise ValueError(f"LeashPretraining: num_steps must be at least 1; got {self.num_steps}")
+        if isinstance(self.lr, float | int) and self.lr <= 0:
+            raise ValueError(f"LeashPretraining: lr must be positive; got {self.lr}")
+        _ = self._task
+
+    @property
+    def _task(self) -> Leash:
+        return Leash(self.name, self.leash, self.head, self.mode)
+
+    def configure_model(self, model: ClientModule) -> ClientModule:
+        task = self._task
+        task.check(model)
+        # A copy: the user's module may serve another run, which trains it anew.
+        function = ModelFunction(copy.deepcopy(model))
+        apply = Apply(function, function.buffers)
+        params = {name: value.detach() for name, value in function.params.items()}
+        head = task.make_head(apply, params, generator(self.seed, "leash", "head"))
+        for step in range(self.num_steps):
+            params, head = task.walk(apply, params, head, value_at(self.lr, step), step, 1, self.seed)
+        with torch.no_grad():
+            for name, value in function.params.items():
+                value.copy_(params[name])
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("the leash's loss is %.4g after %d steps of pre-training", task.loss(apply, params, head), self.num_steps)
+        assert isinstance(function.module, ClientModule)
+        return function.module

@@ -1,0 +1,106 @@
+"""MOON: features are pulled to the global model's and pushed from the client's own of last time."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flcog.client import Apply, ClientModule, masked_mean
+from flcog.hooks import Batch, Context, Method, Params, Slot, Upload
+from flcog.models import FeatureModel
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """Each row's contrastive loss between one positive and one negative, [B].
+
+    >>> contrast(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, 2.0]]), temperature=0.5)
+    tensor([0.6931])
+    """
+    return -F.logsigmoid((F.cosine_similarity(z, near) - F.cosine_similarity(z, far)) / temperature)
+
+
+class Projected(FeatureModel):
+    """A network whose features pass through one hidden layer more before a new linear head reads them.
+
+    Args:
+        body: the network; its own head is taken off.
+        width: number of projected features.
+    """
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        if not isinstance(body, FeatureModel) or not isinstance(body.head, nn.Linear):
+            raise ValueError(
+                f"MOON projects the features that a linear head reads; {type(body).__name__} has none: set projection=None"
+            )
+        before, self.num_features = body.num_features, width
+        self.projection = nn.Sequential(nn.Linear(before, before), nn.ReLU(), nn.Linear(before, width))
+        self.head = nn.Linear(width, body.head.out_features)
+        self.body = body
+        self.body.head = nn.Identity()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.projection(self.body.features(x))
+
+
+@dataclass(frozen=True)
+class MOON(Method):
+    """Adds to every local loss a contrast, on each batch, of the client's features z with those of two models it does not train.
+
+    The positive z_glob is the received model's; the negative z_prev that of this client's last local model, or none (and the
+    term 0) before it has one. Both run in evaluation mode. With tau the temperature::
+
+        F_k(y) + mu * mean(-log[ exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)) ])
+
+    A step costs three forward passes, and a client keeps a model. The paper's z is a projection of the model's features, from
+    which its head classifies; FedCOG and FedDisco take the features themselves, which is ``projection=None``.
+
+    Li et al., Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257.
+
+    Args:
+        mu: strength of the contrast, >= 0; 0 without a projection is FedAvg. The paper tunes it over 0.1, 1, 5 and 10.
+        temperature: tau, > 0.
+        projection: width of the projection, >= 1, or None for none.
+
+    Example:
+        >>> MOON(mu=5.0, projection=None).temperature
+        0.5
+    """
+
+    mu: float = 1.0
+    temperature: float = 0.5
+    projection: int | None = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise ValueError(f"MOON: mu must be at least 0; got {self.mu}")
+        if self.temperature <= 0:
+            raise ValueError(f"MOON: temperature must be positive; got {self.temperature}")
+        if self.projection is not None and self.projection < 1:
+            raise ValueError(f"MOON: projection must be at least 1, or None for no projection; got {self.projection}")
+
+    def configure_model(self, model: ClientModule) -> ClientModule:
+        if self.projection is None:
+            return model
+        # A copy: the user's module may serve another run, which projects it anew.
+        model = copy.deepcopy(model)
+        model.model = Projected(model.model, self.projection)
+        return model
+
+    def init_client(self, params: Params, buffers: Params | None = None) -> Slot:
+        has_previous = next(iter(params.values())).new_zeros(())
+        return {"params": dict(params), "buffers": dict(buffers or {}), "has_previous": has_previous}
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        z = apply.features(params, batch.inputs)
+        near = apply.features(ctx.global_params, batch.inputs, ctx.global_buffers)
+        far = apply.features(ctx.client["params"], batch.inputs, ctx.client["buffers"])
+        mean = masked_mean(contrast(z, near, far, self.temperature), batch.mask)
+        return self.mu * ctx.client["has_previous"] * mean
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        buffers = {name: ctx.buffers[name] for name in ctx.global_buffers}
+        return Upload(delta, {"params": params, "buffers": buffers, "has_previous": torch.ones_like(ctx.client["has_previous"])})

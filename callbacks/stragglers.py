@@ -1,0 +1,39 @@
+"""Clients of unequal speed."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.hooks import ClientView, Method, Plan
+
+
+@dataclass(frozen=True)
+class Stragglers(Method):
+    """Replaces each client's number of local steps by one drawn anew every round: devices get done what they can.
+
+    ::
+
+        K_k ~ uniform{min_steps, ..., max_steps}
+
+    FedDisco (appendix B.7) draws 50 to 500 steps; the setting is that of Wang et al., Tackling the Objective Inconsistency Problem
+    in Heterogeneous Federated Optimization, NeurIPS 2020, https://arxiv.org/abs/2007.07481.
+
+    Args:
+        min_steps: the fewest steps, >= 1.
+        max_steps: the most steps, >= min_steps.
+
+    Example:
+        >>> Stragglers(min_steps=3, max_steps=3).plan(Plan(10), None, torch.Generator())
+        Plan(num_steps=3)
+    """
+
+    min_steps: int = 50
+    max_steps: int = 500
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.min_steps <= self.max_steps:
+            raise ValueError(f"Stragglers: need 1 <= min_steps <= max_steps; got {self.min_steps} and {self.max_steps}")
+
+    def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan:
+        return Plan(int(torch.randint(self.min_steps, self.max_steps + 1, (), generator=generator)))

@@ -1,0 +1,29 @@
+"""Which labels a client generates inputs for, and how many of each."""
+
+import torch
+from torch import Tensor
+
+
+def complement(counts: Tensor) -> Tensor:
+    """How many samples of each label a client lacks of its most frequent one, ``max(d) - d`` (A.1.1); all alike where it lacks none.
+
+    >>> complement(torch.tensor([500, 0, 400, 200, 400]))
+    tensor([  0, 500, 100, 300, 100])
+    """
+    missing = counts.max() - counts
+    return missing if missing.any() else torch.ones_like(counts)
+
+
+def allot(shares: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
+    """So many labels in proportion to the shares, in random order; what rounding leaves over goes to the largest remainders.
+
+    >>> allot(torch.tensor([0, 500, 100, 300, 100]), 10, torch.Generator().manual_seed(0)).bincount()
+    tensor([0, 5, 1, 3, 1])
+    """
+    exact = shares.double() * num_samples / shares.sum()
+    # Equal remainders are drawn among, so that over the rounds no label is left out.
+    drawn = torch.randperm(len(shares), generator=generator)
+    by_remainder = drawn[(exact.floor() - exact)[drawn].argsort(stable=True)]
+    counts = exact.floor().long()
+    counts[by_remainder[: num_samples - int(counts.sum())]] += 1
+    return torch.arange(len(shares)).repeat_interleave(counts)[torch.randperm(num_samples, generator=generator)]

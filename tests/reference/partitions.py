@@ -1,0 +1,61 @@
+"""The Dirichlet splits of the literature, one sample or one class at a time as their texts put it. Nothing here knows flcog.
+
+They draw other random numbers than flcog does, so what agrees is the law: tests compare statistics of many splits. Each returns
+one array of labels per client.
+"""
+
+import numpy as np
+
+Clients = list[np.ndarray]
+
+
+def niid_bench(labels: np.ndarray, num_clients: int, beta: float, rng: np.random.Generator) -> Clients:
+    """Shares of each class; those of clients with N / K samples or more are set to zero and the rest divided by its sum."""
+    held: list[list[int]] = [[] for _ in range(num_clients)]
+    for label in np.unique(labels):
+        samples = [int(value) for value in labels if value == label]
+        shares = rng.dirichlet([beta] * num_clients)
+        for client in range(num_clients):
+            if len(held[client]) >= len(labels) / num_clients:
+                shares[client] = 0.0
+        shares = shares / shares.sum()
+        start = 0
+        for client in range(num_clients):
+            stop = int(shares[: client + 1].sum() * len(samples) + 1e-9)
+            held[client] += samples[start:stop]
+            start = stop
+    return [np.array(own, dtype=int) for own in held]
+
+
+def one_client_after_another(labels: np.ndarray, num_clients: int, beta: float, rng: np.random.Generator) -> Clients:
+    """Each client draws its mix, then its N / K labels one by one; a label whose samples are used up is drawn again."""
+    left = np.bincount(labels)
+    clients = []
+    for _ in range(num_clients):
+        mix = rng.dirichlet([beta] * len(left))
+        own = []
+        for _ in range(len(labels) // num_clients):
+            own.append(_draw(mix, left, rng))
+        clients.append(np.array(own))
+    return clients
+
+
+def clients_side_by_side(labels: np.ndarray, sizes: list[int], beta: float, rng: np.random.Generator) -> Clients:
+    """FedDyn: a random client that is not full yet draws one label from its mix, until all are full."""
+    left = np.bincount(labels)
+    mixes = [rng.dirichlet([beta] * len(left)) for _ in sizes]
+    held: list[list[int]] = [[] for _ in sizes]
+    while any(len(own) < size for own, size in zip(held, sizes, strict=True)):
+        client = int(rng.integers(len(sizes)))
+        if len(held[client]) < sizes[client]:
+            held[client].append(_draw(mixes[client], left, rng))
+    return [np.array(own) for own in held]
+
+
+def _draw(mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> int:
+    possible = np.where(left > 0, mix, 0.0)
+    if possible.sum() == 0:
+        possible = left.astype(float)
+    label = int(rng.choice(len(left), p=possible / possible.sum()))
+    left[label] -= 1
+    return label
