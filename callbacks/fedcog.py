@@ -103,7 +103,7 @@ class FedCOG(Method):
     def init_client(self, params: Params, buffers: Params | None = None) -> Slot:
         if not self._disagrees:
             return {}
-        # The model it receives, which disagrees with nothing. TODO-ENGINE
+        # The model it receives, which disagrees with nothing.
         return {"params": params, "buffers": buffers or {}}
 
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:

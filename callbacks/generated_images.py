@@ -105,7 +105,7 @@ def image_grid(rows: Sequence[Tensor], steps: Sequence[int], class_names: Sequen
         axes[row, 0].set_ylabel(f"{steps[row]} steps", fontsize=8)
         for column, image in enumerate(images):
             # Neither grey nor RGB: the mean of the channels.
-            axes[row, column].imshow(image if image.shape[-1] == 3 else image.mean(-1), cmap="gray", vmin=0, vmax=1)
+            axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
             axes[row, column].set(xticks=[], yticks=[])
             if row == 0:
                 axes[0, column].set_title(class_names[column] if class_names else str(column), fontsize=8)

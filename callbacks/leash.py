@@ -48,9 +48,12 @@ def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: 
 
 
 def linear_head(num_features: int, num_outputs: int, generator: torch.Generator, like: Tensor) -> Params:
-    """Weights and biases uniform in +-1 / sqrt(num_features), as ``torch.nn.Linear`` has them."""
-    shapes = {"weight": (num_outputs, num_features), "bias": (num_outputs,)}
-    return {n: ((2 * torch.rand(s, generator=generator) - 1) * num_features**-0.5).to(like) for n, s in shapes.items()}
+    """Weights and biases uniform in +-1 / sqrt(num_features), as ``torch.nn.Linear`` has them; the same in every precision."""
+
+    def uniform(*shape: int) -> Tensor:
+        return ((2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * num_features**-0.5).to(like)
+
+    return {"weight": uniform(num_outputs, num_features), "bias": uniform(num_outputs)}
 
 
 @dataclass(frozen=True)

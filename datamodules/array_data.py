@@ -27,7 +27,7 @@ class ArrayData(FederatedDataModule):
 
     Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
     or [N, H, W, C]. Targets are [N] or [N, 1], of which integers are classes and floats are values, or [N, C] of 0 and 1. Rows
-    with exactly one 1 each are classes too.
+    with exactly one 1 each are classes too. Memory-mapped arrays, from Python, stay on disk.
 
     Args:
         path: the ``.npz`` file; None where arrays are given.
@@ -79,7 +79,7 @@ class ArrayData(FederatedDataModule):
             "val_inputs": val_inputs,
             "val_targets": val_targets,
         }
-        self._given = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
         if (path is None) == (not self._given):
             raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give one of the two")
         if (mean == "auto") != (std == "auto") or (mean is None) != (std is None):
@@ -105,9 +105,7 @@ class ArrayData(FederatedDataModule):
         if self.mean is None or self.std is None:
             return Preprocess()
         if isinstance(self.mean, str) or isinstance(self.std, str):
-            inputs = self._read[2].train.inputs
-            assert isinstance(inputs, Tensor)
-            return Preprocess(*_channel_statistics(inputs))
+            return Preprocess(*_channel_statistics(self._read[2].train.inputs))
         return Preprocess(tuple(self.mean), tuple(self.std))
 
     def augment(self) -> Augment | None:
@@ -226,7 +224,7 @@ def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> T
     return torch.from_numpy(targets.astype(np.int64))
 
 
-def _inputs(inputs: np.ndarray, where: str) -> Tensor:
+def _inputs(inputs: np.ndarray, where: str) -> Tensor | np.ndarray:
     if inputs.dtype.kind not in "biuf":
         raise ValueError(f"{where} must be numbers; its type is {inputs.dtype}")
     if inputs.ndim not in (2, 3, 4):
@@ -235,6 +233,8 @@ def _inputs(inputs: np.ndarray, where: str) -> Tensor:
         raise ValueError(
             f"{where} has shape {inputs.shape}, channels first: save it as [N, H, W, C], e.g. with .transpose(0, 2, 3, 1)"
         )
+    if isinstance(inputs, np.memmap) and inputs.dtype in (np.uint8, np.float32):
+        return inputs if inputs.ndim != 3 else inputs[..., None]
     if inputs.dtype.kind == "f":
         require_finite(inputs, where)
         inputs = inputs.astype(np.float32, copy=False)
@@ -249,8 +249,10 @@ def _inputs(inputs: np.ndarray, where: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(inputs))
 
 
-def _channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _channel_statistics(inputs: Tensor | np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel or feature over the whole set, on the scale that ``Preprocess`` expects."""
+    if not isinstance(inputs, Tensor):
+        raise ValueError("mean and std cannot be computed of a memory-mapped array: give them as numbers")
     if inputs.dtype == torch.int64:
         raise ValueError("mean and std are of no use to token ids: leave them out")
     if inputs.ndim == 2:

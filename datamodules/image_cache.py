@@ -6,11 +6,13 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from filelock import FileLock
 from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -52,7 +54,7 @@ class ImageCache:
     mode: Literal["RGB", "L"] = "RGB"
     stamps: Sequence[str] = ()
 
-    @property
+    @cached_property
     def path(self) -> Path:
         digest = hashlib.sha256(repr((self.size, self.shape_by, self.mode)).encode())
         for part in (*self.files, *self.stamps):
@@ -71,9 +73,15 @@ class ImageCache:
 
     def fill(self) -> None:
         """Decode the images that are not in the cache yet."""
-        path = self.path
-        if path.exists():
+        if self.path.exists():
             return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The processes of a run start together: one decodes, the others wait. The lock of a killed process is void.
+        with FileLock(self.folder / ".lock"):
+            if not self.path.exists():
+                self._fill(self.path)
+
+    def _fill(self, path: Path) -> None:
         partial, marks = path.with_suffix(".partial"), path.with_suffix(".marks")
         if not (partial.exists() and marks.exists() and marks.stat().st_size == len(self.files)):
             self._create(partial, marks)
@@ -94,12 +102,10 @@ class ImageCache:
                 done[rows] = 1
                 done.flush()
                 progress.advance(task, len(rows))
-        # Whoever fills the same cache at the same time writes the same bytes, so the last to rename wins and nothing is lost.
         os.replace(partial, path)
-        marks.unlink(missing_ok=True)
+        marks.unlink()
 
     def _create(self, partial: Path, marks: Path) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         needed, free = int(np.prod(self.shape)), shutil.disk_usage(self.folder).free
         # A full disk would kill the process as it touches the mapped file, without a message.
         if needed > free:

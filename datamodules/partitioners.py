@@ -16,8 +16,8 @@ gamma variates in another way: save the partition, or cite its hash, where a spl
 ``EqualDirichlet(beta)``            the capped one, laid end to end and re-cut into equal clients (Fedssyn)
 ==================================  ==========================================================================================
 
-``IID``, ``Quantity``, ``Natural`` and ``ClientDirichlet`` split a million samples over a million clients in seconds; the others
-hold a table of clients by classes.
+``IID``, ``Quantity``, ``Natural`` and ``ClientDirichlet`` split a million samples over a million clients in seconds. The other
+splits by label hold a table of clients by classes, which is quick up to 100,000 clients or so.
 """
 
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ def class_labels(samples: Samples) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    r"""Each class is cut over the clients by shares drawn from a Dirichlet distribution: small ``beta``, few classes per client.
+    """Each class is cut over the clients by shares drawn from a Dirichlet distribution: small ``beta``, few classes per client.
 
     For each class c in turn, with N samples and K clients,
 
@@ -191,7 +191,7 @@ class InnerDirichlet(Partitioner):
     Args:
         beta: concentration, > 0.
         sizes: samples of each client, >= 1; together at most the set's, and what is over is left out. Equal sizes by default.
-        sigma: standard deviation of the logarithm of the sizes, >= 0, where ``sizes`` is not given (FedDyn uses 0 and 0.3).
+        sigma: standard deviation of the logarithm of the sizes, >= 0, where ``sizes`` is not given.
     """
 
     beta: float
@@ -440,7 +440,10 @@ class Natural(Partitioner):
     """One client per user of the data set: FLAIR's photographers, FEMNIST's writers.
 
     The data decide how many clients there are, so ``num_clients`` is not used; ``max_users`` limits them. Clients come in the
-    order of their users' names. FedCOG trains on 200 users of FLAIR (https://arxiv.org/abs/2207.08869).
+    order of their users' names.
+
+    FLAIR, Song et al. 2022, https://arxiv.org/abs/2207.08869 (FedCOG draws 200 of its users); LEAF, Caldas et al. 2018,
+    https://arxiv.org/abs/1812.01097 (FEMNIST).
 
     Args:
         max_users: draw that many users at random, >= 1; None takes all.

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import inspect
 import re
 import sys
 import traceback
@@ -31,12 +32,12 @@ class Commands(FederatedTrainer):
         from rich.console import Console
 
         from flcog.partition_report import partition_report
-        from flcog.plots import partition_chart
+        from flcog.plots import partition_figure
 
         federation = datamodule.federation
         Console().print(partition_report(federation)[0])
         if plot is not None:
-            partition_chart(federation).savefig(plot, dpi=200, bbox_inches="tight")
+            partition_figure(federation).savefig(plot, dpi=200, bbox_inches="tight")
         if save is not None:
             federation.partition.save(save)
 
@@ -116,24 +117,42 @@ def complain(message: str) -> None:
 
 
 def _explain(message: str) -> str:
-    """jsonargparse's nested reasons, cut down to the innermost, with a guess at what was meant."""
-    lines = [line.strip(" -\t") for line in message.splitlines() if line.strip(" -\t")]
-    text = re.sub(r"\s+", " ", " ".join(lines))
-    wrong = re.search(
-        r"(?:Import path|class_path|No action for (?:destination )?key|unrecognized arguments:?)\s*[\"']?([\w.\-+=/]+)", text
-    )
-    known: list[str] = []
-    if wrong:
-        name = wrong.group(1).split("=")[0].lstrip("-").split(".")[-1]
-        candidates = [*dir(flcog.callbacks), *dir(flcog.datamodules), *dir(flcog.models), *_trainer_arguments()]
-        known = difflib.get_close_matches(name, candidates, n=1)
-    return text[:600] + (f" Did you mean {known[0]!r}?" if known and known[0] not in text else "")
+    """jsonargparse's nested alternatives cut down to the one that says something, with a guess at what was meant."""
+    attribute = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message)
+    bare_name = re.search(r"Expected a dot import path string: (\w+)", message)
+    option = re.search(r"(?:Option|option|unrecognized arguments:) '?([\w.\-]+)'?", message)
+    if attribute:
+        return f"{attribute[1]} has no {attribute[2]!r}." + _guess(attribute[2])
+    if bare_name:
+        return f"there is no class {bare_name[1]!r}: give its full path, as in flcog.callbacks.FedProx." + _guess(bare_name[1])
+    text = re.sub(r"\s+", " ", " ".join(line.strip(" -") for line in message.splitlines()))[:600]
+    return text + (f".{_guess(option[1].lstrip('-').split('.')[-1])}" if option else "")
 
 
-def _trainer_arguments() -> list[str]:
-    import inspect
+def _guess(name: str) -> str:
+    """The public name or option of ours that looks most like ``name``, as a question."""
+    classes = [*flcog.callbacks.__all__, *flcog.datamodules.__all__, *dir(flcog.models), *dir(flcog)]
+    options = [o for c in (FederatedTrainer, *_classes(flcog.callbacks), *_classes(flcog.datamodules)) for o in _options(c)]
+    close = difflib.get_close_matches(name, [*classes, *options], n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
-    return list(inspect.signature(FederatedTrainer.__init__).parameters)[1:]
+
+def _classes(module: Any) -> list[type]:
+    return [value for name in module.__all__ if isinstance(value := getattr(module, name), type)]
+
+
+def _options(cls: type) -> list[str]:
+    return [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
+
+
+def _own_reason(error: BaseException) -> str | None:
+    """What our code said was wrong, if this error comes from it, however often the parser wrapped it; else None."""
+    while True:
+        frames = traceback.extract_tb(error.__traceback__)
+        if error.__cause__ is None:
+            ours = isinstance(error, ValueError) and frames[-1].filename.startswith(PACKAGE_FOLDERS)
+            return " ".join([str(error), *getattr(error, "__notes__", [])]) if ours else None
+        error = error.__cause__
 
 
 def _replay(argv: list[str]) -> None:
@@ -162,10 +181,10 @@ def main(argv: list[str] | None = None) -> None:
         else:
             FederatedCLI(argv)
     except ValueError as error:
-        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not raised_in.startswith(PACKAGE_FOLDERS):
+        reason = _own_reason(error)
+        if reason is None:
             raise
-        complain(" ".join([str(error), *getattr(error, "__notes__", [])]))
+        complain(reason)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         complain("interrupted; go on with --ckpt_path last")

@@ -43,14 +43,15 @@ def kl_to_uniform(counts: sparse.csr_array) -> np.ndarray:
     total = counts.sum(axis=1)
     share = counts.data / np.repeat(total, np.diff(counts.indptr))
     p_log_p = sparse.csr_array((share * np.log(share), counts.indices, counts.indptr), shape=counts.shape)
-    return np.where(total > 0, np.log(counts.shape[1]) + p_log_p.sum(axis=1), np.nan)
+    # Rounding leaves -1e-16 for balanced clients.
+    return np.where(total > 0, np.maximum(0, np.log(counts.shape[1]) + p_log_p.sum(axis=1)), np.nan)
 
 
 def partition_report(federation: Federation, max_rows: int = 30) -> tuple[RenderableType, Numbers]:
     """A table of how the training samples fall over the clients, to print with rich, and its numbers, to log.
 
-    Up to ``max_rows`` clients have a row each; quantiles over the clients follow, and stand alone for more. At most 100 columns
-    wide, or 80 without long class names.
+    Up to ``max_rows`` clients have a row each; quantiles over the clients follow, and stand alone for more. It fits 80 columns:
+    figures keep their width and lists of labels wrap.
 
     The numbers: ``clients``, ``samples`` (in training), ``samples/left_out`` (of no client), ``samples/client_test`` and
     ``samples/client_val`` where parts are held out, ``classes``, ``hash``, ``imbalance/classes`` and ``imbalance/clients`` (the

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from flcog.hooks import Callback
 from flcog.monitor import main_metric
-from flcog.text import clock, label, seconds
+from flcog.text import clock, figure, label, seconds
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -60,7 +60,7 @@ class ProgressBar(Callback):
 
     def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
         name = main_metric(metrics)
-        self._score = "" if name is None else f"{label(name)} {metrics[name]:.4f}"
+        self._score = "" if name is None else f"{label(name)} {figure(metrics[name])}"
 
     def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
         if not self._shows(trainer):
@@ -87,7 +87,7 @@ class ProgressBar(Callback):
 
     def _figures(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> str:
         pace = sum(self._durations) / len(self._durations)
-        loss = f"loss {metrics['train/loss']:.4f}" if "train/loss" in metrics else ""
+        loss = f"loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
         left = clock(pace * (trainer.rounds - round))
         return "  ".join(part for part in (self._score, loss, f"{seconds(pace)}/round", f"{left} left") if part)
 

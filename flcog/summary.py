@@ -14,7 +14,7 @@ from flcog.hooks import Callback, Method
 from flcog.ledger import human
 from flcog.monitor import lower_is_better, main_metric
 from flcog.run_directory import next_command, short
-from flcog.text import clock, seconds
+from flcog.text import clock, figure, seconds
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -97,12 +97,12 @@ def results(trainer: "FederatedTrainer") -> Rows:
     values = {row["round"]: row[name] for row in evaluations if name in row}
     last_five = list(values.values())[-5:]
     best = _best(name, values)
-    late = f"mean of last {len(last_five)} {statistics.fmean(last_five):.4f}"
-    rows.append((name, f"best {values[best]:.4f} (round {best:.0f}), last {last_five[-1]:.4f}, {late}"))
+    late = f"mean of last {len(last_five)} {figure(statistics.fmean(last_five))}"
+    rows.append((name, f"best {figure(values[best])} (round {best:.0f}), last {figure(last_five[-1])}, {late}"))
     chooser = main_metric(evaluations[-1], selecting=True)
     if chooser is not None and chooser != name:
         chosen = _best(chooser, {row["round"]: row[chooser] for row in evaluations if chooser in row})
-        rows.append(("", f"{values[chosen]:.4f} where {chooser} was best (round {chosen:.0f})"))
+        rows.append(("", f"{figure(values[chosen])} where {chooser} was best (round {chosen:.0f})"))
     return rows
 
 

@@ -16,6 +16,11 @@ def clock(value: float) -> str:
     return (f"{days} d " if days else "") + (f"{hour}:{minute:02d}" if hours else f"{minute}") + f":{second:02d}"
 
 
+def figure(value: float) -> str:
+    """A metric's value: 0.87324 is "0.8732", 20140009472.0 "2.014e+10"."""
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
 def label(metric: str) -> str:
     """A metric as a short line shows it: the test set goes without saying, except for its loss."""
     return metric.removeprefix("test/") if metric != "test/loss" else "test loss"

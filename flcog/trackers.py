@@ -90,15 +90,16 @@ def _new_run(logger: WandbLogger, run_id: str | None) -> Any:
     """A W&B run. One whose server cannot be reached becomes an offline one: nobody should lose a training to its tracker."""
     import wandb
 
-    arguments, mode = logger._wandb_init, os.environ.get("WANDB_MODE")
+    arguments = logger._wandb_init
     if run_id is not None and arguments.get("id") is None:
         arguments.update(id=run_id, resume="allow")
     if arguments.get("anonymous") is None:
         arguments.pop("anonymous", None)  # which Lightning always gives, and W&B warns of
     # What W&B would print is in the run's summary, and the terminal is the progress bar's.
     arguments.setdefault("settings", wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT))
-    if arguments.get("mode") is None and mode in (None, "online") and not logger._offline and not _logged_in():
-        arguments["mode"] = "offline"
+    mode = arguments.get("mode") or ("offline" if logger._offline else os.environ.get("WANDB_MODE", "online"))
+    # Said as an argument: Lightning says "offline" through the environment, where W&B may no longer look and others later do.
+    arguments["mode"], logger._offline = "offline" if mode == "online" and not _logged_in() else mode, False
     try:
         return logger.experiment
     except wandb.Error as error:
@@ -106,10 +107,6 @@ def _new_run(logger: WandbLogger, run_id: str | None) -> Any:
         warnings.warn(f"W&B opened no run ({reason}): tracking offline instead, to be uploaded by `wandb sync`", stacklevel=2)
         arguments["mode"] = "offline"
         return logger.experiment
-    finally:
-        # Lightning says "offline" to W&B through the environment, where it would hold for every later run.
-        os.environ.pop("WANDB_MODE", None)
-        os.environ.update({} if mode is None else {"WANDB_MODE": mode})
 
 
 def _round_of(logger: WandbLogger) -> str:
@@ -132,7 +129,7 @@ def _logged_in() -> bool:
         logins = netrc.netrc(os.environ.get("NETRC"))
     except (OSError, netrc.NetrcParseError):
         return False
-    return any(name in logins.hosts for name in hosts)
+    return any(login and login[2] for login in map(logins.authenticators, hosts))
 
 
 def log_metrics(loggers: Sequence[Logger], metrics: dict[str, float]) -> None:

@@ -66,8 +66,8 @@ CASES: dict[str, Case] = {
         options=RAGGED,
     ),
     "FedReg": Case(
-        FedReg(gamma=0.6, eta_s=0.2, eta_p=0.02, steps=3),
-        partial(fedreg.run, gamma=0.6, eta_s=0.2, eta_p=0.02, steps=3),
+        FedReg(gamma=0.6, eta_s=0.2, eta_p=0.02, steps=2),
+        partial(fedreg.run, gamma=0.6, eta_s=0.2, eta_p=0.02, steps=2),
         data=ODD_BATCHES,
         options=RAGGED,
     ),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonargparse
 import numpy as np
@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 import flcog.datamodules
+from flcog import FederatedTrainer
 from flcog.data import FederatedDataModule, Federation, Samples
 from flcog.datamodules import (
     CIFAR10,
@@ -300,6 +301,19 @@ def test_tensors_tokens_and_users() -> None:
     assert torch.equal(everything(data.federation, data.federation.train)[0], tokens)
 
 
+def test_a_memory_mapped_array_stays_on_disk(tmp_path: Path) -> None:
+    images = bytes_of(20, 8, 8)
+    np.save(tmp_path / "images.npy", images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    options = {"train_inputs": mapped, "train_targets": np.arange(20) % 2, "num_clients": 2}
+    federation = ArrayData(**options).federation
+    assert isinstance(federation.train.inputs, np.memmap)
+    inputs, _ = everything(federation, federation.train)
+    np.testing.assert_allclose(inputs[:, 0], images / 255, rtol=1e-6)
+    with one_line(ValueError, "cannot be computed of a memory-mapped array"):
+        ArrayData(mean="auto", std="auto", **options).setup()
+
+
 @pytest.mark.parametrize("kind", ["bytes", "floats", "features", "byte features"])
 def test_automatic_normalisation(kind: str) -> None:
     images = bytes_of(40, 6, 6, 3)
@@ -427,10 +441,10 @@ def test_decoded_images_are_used_again_until_files_change(tmp_path: Path) -> Non
         return inputs
 
     first = load()
-    assert len(list(cache.iterdir())) == 2 and not (tmp_path / "decoded").exists()
-    assert torch.equal(load(), first) and len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("*.npy"))) == 2 and not (tmp_path / "decoded").exists()
+    assert torch.equal(load(), first) and len(list(cache.glob("*.npy"))) == 2
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(file)
-    assert torch.equal(load()[4], torch.zeros(32, 32, 3, dtype=torch.uint8)) and len(list(cache.iterdir())) == 3
+    assert torch.equal(load()[4], torch.zeros(32, 32, 3, dtype=torch.uint8)) and len(list(cache.glob("*.npy"))) == 3
 
 
 def test_bad_image_folders(tmp_path: Path) -> None:
@@ -881,6 +895,19 @@ def test_quadratics_are_fixed_by_their_seed() -> None:
     for options in ({"zeta": -1.0}, {"sigma": -1.0}, {"dimension": 0}, {"samples_per_client": 0}):
         with one_line(ValueError, "must be"):
             Quadratics(**options)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_one_full_step_a_round_finds_the_optimum(tmp_path: Path, executor: Literal["loop", "vmap"]) -> None:
+    problem = Quadratics(zeta=50.0, num_clients=4, dimension=3, samples_per_client=5, batch_size=5)
+    trainer = FederatedTrainer(
+        rounds=12, local_steps=1, executor=executor, logger=False, accelerator="cpu", default_root_dir=str(tmp_path)
+    )
+    step = 1 / problem.smoothness_mean
+    client = LeastSquares(torch.nn.Linear(1, 3, bias=False), lambda parameters: torch.optim.SGD(parameters, lr=step))
+    trainer.fit(client, problem)
+    (weight,) = trainer.params.values()
+    torch.testing.assert_close(weight.squeeze(1).double(), problem.optimum, atol=1e-5, rtol=1e-5)
 
 
 def test_least_squares_scores() -> None:

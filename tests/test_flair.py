@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.datamodules import FLAIR, IID, flair, image_cache
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache
+from flcog.models import SimpleCNN
 
 FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outdoor", "wood_processed": "material"}
 
@@ -134,12 +136,22 @@ def test_a_large_set_stays_on_disk(tmp_path: Path, entries: list[dict[str, Any]]
     assert federation.load(federation.train, indices, torch.device("cpu"))[0].shape == (3, 3, 32, 32)
 
 
+def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "IN_MEMORY_BYTES", 0)
+    data = FLAIR(str(tmp_path), image_size=32, augmentation="crop-flip", batch_size=2)
+    trainer = FederatedTrainer(
+        rounds=1, clients_per_round=3, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "runs")
+    )
+    trainer.fit(MultiLabelClassifier(SimpleCNN(3, 17)), data)
+    assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
+
+
 def test_a_second_start_reads_no_jpeg(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     first = FLAIR(str(tmp_path), image_size=32).federation.train.inputs
     for file in (tmp_path / "small_images").iterdir():
         file.unlink()
     assert np.array_equal(FLAIR(str(tmp_path), image_size=32).federation.train.inputs, first)
-    assert sorted(path.suffix for path in (tmp_path / "decoded").iterdir()) == [".npy"] * 3
+    assert len(list((tmp_path / "decoded").glob("*.npy"))) == 3
 
 
 def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -169,6 +181,30 @@ def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
         (tmp_path / "small_images" / f"{image}.jpg").unlink()  # whoever decoded it again would fail
     assert np.array_equal(data.federation.train.inputs, expected)
     assert not list((tmp_path / "decoded").glob("*.marks"))
+
+
+def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
+    write_flair(tmp_path, {"train0": 20, "val0": 1, "test0": 1}, image_size=16)
+
+    def decode_and_log() -> None:
+        decode = ImageCache._decode
+
+        def logged(self: ImageCache, row: int) -> np.ndarray:
+            with (tmp_path / "log").open("a") as log:
+                log.write(f"{self.files[row]}\n")
+            time.sleep(0.01)
+            return decode(self, row)
+
+        ImageCache._decode = logged  # type: ignore[method-assign]
+        FLAIR(str(tmp_path), image_size=16).prepare_data()
+
+    processes = [multiprocessing.get_context("fork").Process(target=decode_and_log) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted((tmp_path / "log").read_text().split()) == sorted(file.name for file in (tmp_path / "small_images").iterdir())
 
 
 def test_marks_of_another_length_start_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:

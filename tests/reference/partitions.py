@@ -56,6 +56,6 @@ def _draw(mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> int:
     possible = np.where(left > 0, mix, 0.0)
     if possible.sum() == 0:
         possible = left.astype(float)
-    label = int(rng.choice(len(left), p=possible / possible.sum()))
+    label = int(np.searchsorted(np.cumsum(possible), rng.random() * possible.sum(), side="right"))
     left[label] -= 1
     return label

@@ -1,0 +1,155 @@
+"""DENSE: the server distils the clients' ensemble into one model, on images made from the ensemble itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flcog.callbacks.distillation import distillation_loss, log_probabilities
+from flcog.callbacks.generators import at_least, batch_norm_distances, descend, example_of, input_generator, positive, random_view
+from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+
+
+def synthesis_loss(
+    teacher: Tensor, student: Tensor, labels: Tensor, distances: Tensor, oh: float, bn: float, adv: float
+) -> Tensor:
+    """What makes images good to distil on: sure labels, familiar statistics, and a student who errs.
+
+    >>> sure = torch.tensor([[9.0, 0.0]])
+    >>> bool(synthesis_loss(sure, -sure, torch.tensor([0]), torch.zeros(()), 1, 1, 1) < 0)
+    True
+    """
+    differs = teacher.argmax(1) != student.argmax(1)
+    log_teacher, log_student = log_probabilities(teacher), log_probabilities(student)
+    apart = (log_teacher.exp() * (log_teacher - log_student)).sum(1)
+    return oh * F.cross_entropy(teacher, labels) + bn * distances - adv * (differs * apart).mean()
+
+
+@dataclass(frozen=True)
+class DENSE(Method):
+    """Lets the server train the new global model to be the clients' ensemble, on images that a generator makes of that ensemble.
+
+    With teacher(x) the mean of the clients' outputs, G a generator started anew in every epoch and z, learnt too, its noise::
+
+        x = G(z):  min_{G, z}  oh CE(teacher(x), y) + bn sum_{k, layer} (||mean(x) - mu|| + ||var(x) - sigma^2||)
+                               - adv mean(1[teacher and student differ] KL(teacher(x) || student(x)))
+        student:   min  T^2 KL(p(teacher(x) / T) || p(student(x) / T))  over all x made so far, once an epoch
+
+    with y uniform and mu, sigma^2 the statistics of client k's BatchNorm layer. Made for a single round (``trainer.rounds: 1``)
+    of long local training; further rounds do the same again. The server sees single clients' models. The student starts from
+    the clients' mean, so that methods listed before still count (the authors' starts anew), and keeps the clients' mean BatchNorm
+    statistics. Costs epochs * (generator_steps + epochs / 2) passes through every client's model.
+
+    Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, https://arxiv.org/abs/2112.12371;
+    https://github.com/zj-jayzhang/DENSE.
+
+    Args:
+        epochs: of making a batch and distilling on all, >= 1.
+        generator_steps: of Adam in each, >= 1.
+        batch_size: images made in an epoch, and in a step of the student, >= 2.
+        generator_lr: of the generator's Adam, > 0.
+        oh, bn, adv: weights of the generator's three terms, >= 0.
+        temperature: T, > 0.
+        lr, momentum: of the student's SGD.
+        crop, flip: the random view of images in both: moved by up to so many pixels, and mirrored or not.
+        latent, width: of the generator, >= 1.
+
+    Example:
+        >>> DENSE(epochs=10).individual_uploads
+        True
+    """
+
+    epochs: int = 200
+    generator_steps: int = 30
+    batch_size: int = 256
+    generator_lr: float = 1e-3
+    oh: float = 1.0
+    bn: float = 1.0
+    adv: float = 1.0
+    temperature: float = 20.0
+    lr: float = 0.005
+    momentum: float = 0.9
+    crop: int = 4
+    flip: bool = True
+    latent: int = 256
+    width: int = 64
+
+    individual_uploads: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "oh", "bn", "adv", "crop")
+        at_least(self, 1, "epochs", "generator_steps", "latent", "width")
+        at_least(self, 2, "batch_size")
+        positive(self, "generator_lr", "lr", "temperature")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"DENSE: momentum must lie in [0, 1); got {self.momentum}")
+
+    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+        return {"shape": torch.tensor(example_of(client).shape[1:])}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, ctx.client, sum={"shape": ctx.draws["shape"]})  # The server has no data to see it from.
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        uploads, apply, device = messages.individual, cohort.apply, next(iter(params.values())).device
+        clients = [({name: value + upload.delta[name] for name, value in params.items()}, upload.buffers) for upload in uploads]
+        shares = torch.tensor([upload.weight for upload in uploads], device=device)
+        buffers = {
+            name: torch.tensordot(shares / shares.sum(), torch.stack([u.buffers[name] for u in uploads]).to(shares), 1).to(value)
+            for name, value in cohort.buffers.items()
+        }
+        student = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
+        sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
+        rng, pool = cohort.generator("DENSE", device), torch.empty(0, device=device)
+        shape = tuple(uploads[0].sum["shape"].tolist())
+
+        def teacher(images: Tensor) -> Tensor:
+            return torch.stack([apply(model, images, statistics) for model, statistics in clients]).mean(0)
+
+        def pupil(images: Tensor) -> Tensor:
+            return apply(student, images, buffers)
+
+        for _ in range(self.epochs):
+            images = self._synthesise(teacher, pupil, shape, apply.model.eval_module, rng)
+            pool = torch.cat([pool, images]) if len(pool) else images
+            for rows in torch.randperm(len(pool), generator=rng, device=device).split(self.batch_size):
+                images = random_view(pool[rows], self.crop, self.flip, rng)
+                with torch.no_grad():
+                    wanted = teacher(images)
+                loss = distillation_loss(pupil(images), wanted, temperature=self.temperature)
+                descend(sgd, student.values(), loss)
+        cohort.log("dense/distillation_loss", loss.detach())
+        return {name: value.detach() - params[name] for name, value in student.items()}, server
+
+    def _synthesise(
+        self,
+        teacher: Callable[[Tensor], Tensor],
+        student: Callable[[Tensor], Tensor],
+        shape: tuple[int, ...],
+        network: nn.Module,
+        rng: torch.Generator,
+    ) -> Tensor:
+        """A batch of images by a generator of their own: those of the step with the least loss."""
+        generator = input_generator(shape, self.latent, self.width, rng)
+        z = torch.randn(self.batch_size, self.latent, generator=rng, device=rng.device).requires_grad_()
+        learnt = [*generator.parameters(), z]
+        adam = torch.optim.Adam(learnt, self.generator_lr, betas=(0.5, 0.999))
+        least, best, labels = float("inf"), torch.empty(0), None
+        for _ in range(self.generator_steps):
+            images = generator(z)
+            view = random_view(images, self.crop, self.flip, rng)
+            with batch_norm_distances(network) as distances:
+                wanted = teacher(view)
+            if labels is None:
+                labels = torch.randint(wanted.shape[1], (self.batch_size,), generator=rng, device=rng.device)
+            familiar = torch.stack(distances).sum() if distances else wanted.new_zeros(())
+            loss = synthesis_loss(wanted, student(view), labels, familiar, self.oh, self.bn, self.adv)
+            if float(loss.detach()) < least:
+                least, best = float(loss.detach()), images.detach()
+            descend(adam, learnt, loss)
+        return best

@@ -1,0 +1,151 @@
+"""FedDM: clients send no weights but a few images each, on which the model behaves as on their data."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcog.callbacks.generators import at_least, descend, example_of, one_hot, positive
+from flcog.callbacks.noise import draw_key, normal
+from flcog.client import Apply
+from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
+
+
+def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mean of the rows [B, D] of each class, [C, D], and how many there are, [C]; 0 for a class without any.
+
+    >>> class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), 2)
+    (tensor([[0.],
+            [2.]]), tensor([0., 2.]))
+    """
+    members = one_hot(labels, num_classes, values.dtype)
+    if mask is not None:
+        members = members * mask.to(values.dtype)[:, None]
+    counts = members.sum(0)
+    return members.T @ values / counts.clamp(min=1)[:, None], counts
+
+
+def perturb(params: Params, key: Tensor, step: Tensor | int, rho: float) -> Params:
+    """``params`` plus Gaussian noise cut to the norm ``rho``."""
+    if rho == 0:
+        return params
+    noise = normal(key, step, (sum(value.numel() for value in params.values()),))
+    parts = (noise * (rho / noise.norm()).clamp(max=1)).split([value.numel() for value in params.values()])
+    return {name: value + part.view_as(value) for (name, value), part in zip(params.items(), parts, strict=True)}
+
+
+@dataclass(frozen=True)
+class FedDM(Method):
+    """Trains no model at the clients: each makes images like its own data in the model's eyes, and the server trains on all of them.
+
+    In every local step client k takes a batch, draws a model w from a ball around the received x, and moves its images S by SGD
+    along the gradient of the loss over the batch's classes c, with f_w a sample's features or outputs::
+
+        sum_c ||mean_{batch, c} f_w - mean_{S, c} f_w||^2   for features and for outputs,   w = x + Gaussian noise of norm <= rho
+
+    S starts as ``images_per_class`` of its own samples of each class it has, and is all it sends. The server then trains x on the
+    images of the round's clients. The local optimiser, other methods' losses and ``train/loss`` (0) mean nothing here: the
+    loss is ``feddm/matching_loss``. BatchNorm runs as in evaluation throughout. The paper's clients take 1000 steps, with 256
+    samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single clients' images.
+
+    Xiong et al., FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning, CVPR 2023,
+    https://arxiv.org/abs/2207.09653.
+
+    Args:
+        images_per_class: size of a client's set, >= 1.
+        image_lr, image_momentum: of the images' SGD.
+        rho: radius of the ball, >= 0.
+        server_epochs: passes of the server over the images, >= 1.
+        server_batch_size: images in its steps, >= 1.
+        server_lr, server_momentum, server_weight_decay: of its SGD.
+
+    Example:
+        >>> FedDM(rho=1.0).tasks
+        ('classification',)
+    """
+
+    images_per_class: int = 10
+    image_lr: float = 1.0
+    image_momentum: float = 0.5
+    rho: float = 5.0
+    server_epochs: int = 500
+    server_batch_size: int = 256
+    server_lr: float = 0.01
+    server_momentum: float = 0.9
+    server_weight_decay: float = 5e-4
+
+    individual_uploads: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "rho", "server_weight_decay")
+        at_least(self, 1, "images_per_class", "server_epochs", "server_batch_size")
+        positive(self, "image_lr", "server_lr")
+        if not (0 <= self.image_momentum < 1 and 0 <= self.server_momentum < 1):
+            raise ValueError(f"FedDM: momenta must lie in [0, 1); got {self.image_momentum} and {self.server_momentum}")
+
+    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+        example_of(client)  # Refuses token ids.
+        train, own = client.federation.train, torch.from_numpy(client.federation.partition.client(client.id))
+        targets, chosen = train.targets.cpu()[own], []
+        for label in range(client.num_classes):
+            of_class = own[targets == label]
+            # A class the client has not is filled with any sample, set to 0 below: every client's tensors have one shape.
+            of_class = of_class if len(of_class) else own[:1]
+            repeats = -(-self.images_per_class // len(of_class))
+            order = torch.cat([torch.randperm(len(of_class), generator=generator) for _ in range(repeats)])
+            chosen.append(of_class[order[: self.images_per_class]])
+        device = train.targets.device
+        images, _ = client.federation.load(train, torch.cat(chosen).to(device), device)
+        present = (client.label_counts > 0).to(device, torch.get_default_dtype())
+        images = images.to(torch.get_default_dtype()).unflatten(0, (client.num_classes, -1))
+        return {"key": draw_key(generator), "images": images * present.view(-1, *[1] * (images.ndim - 1)), "present": present}
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        def nothing(params: Params, batch: Batch) -> Gradient:
+            zero = next(iter(params.values())).new_zeros(())
+            return Gradient({name: torch.zeros_like(value) for name, value in params.items()}, ctx.buffers, zero)
+
+        return nothing
+
+    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        x, buffers, images = ctx.global_params, ctx.global_buffers, ctx.draws["images"]
+        state = ctx.client or {"images": images, "velocity": torch.zeros_like(images), "loss": images.new_zeros(())}
+        w = perturb(x, ctx.draws["key"], ctx.step, self.rho)
+
+        def embed(inputs: Tensor) -> list[Tensor]:
+            features = apply.features(w, inputs, buffers)
+            return [features, apply.head(w, features, buffers)]
+
+        real = [class_means(values, batch.targets, len(images), batch.mask) for values in embed(batch.inputs)]
+
+        def matching(images: Tensor) -> Tensor:
+            made = [values.unflatten(0, images.shape[:2]).mean(1) for values in embed(images.flatten(0, 1))]
+            return torch.stack(
+                [((means - own).square().sum(1) * (counts > 0)).sum() for (means, counts), own in zip(real, made, strict=True)]
+            ).sum()
+
+        slope, loss = torch.func.grad_and_value(matching)(state["images"])
+        velocity = self.image_momentum * state["velocity"] + slope
+        return x, {"images": state["images"] - self.image_lr * velocity, "velocity": velocity, "loss": loss}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        made = {"images": ctx.client["images"], "present": ctx.draws["present"]}
+        return Upload(None, {}, mean={"loss": ctx.client["loss"]}, sum=made)
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        sets = [(upload.sum["images"], upload.sum["present"] > 0) for upload in messages.individual]
+        inputs = torch.cat([images[present].flatten(0, 1) for images, present in sets])
+        labels = torch.cat([present.nonzero().repeat_interleave(self.images_per_class) for _, present in sets])
+        model = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
+        sgd = torch.optim.SGD(model.values(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay)
+        rng = cohort.generator("FedDM", inputs.device)
+        for _ in range(self.server_epochs):
+            for rows in torch.randperm(len(inputs), generator=rng, device=inputs.device).split(self.server_batch_size):
+                loss = cohort.apply.loss(model, Batch(inputs[rows], labels[rows]), cohort.buffers)
+                descend(sgd, model.values(), loss)
+        cohort.log("feddm/matching_loss", messages.mean["loss"])
+        cohort.log("feddm/server_loss", loss.detach())
+        return {name: value.detach() - params[name] for name, value in model.items()}, server

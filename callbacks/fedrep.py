@@ -1,0 +1,89 @@
+"""FedRep: clients share the features and keep their own head."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcog.client import Apply
+from flcog.hooks import Batch, Context, Method, Params, Slot, Upload
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """Splits the model: each client trains a head of its own, which stays with it, then the shared body, which alone is averaged.
+
+    With body b and head h_k of client k, whose T local steps end with B = max(1, round(body_share T)) on the body::
+
+        h_k <- T - B steps on F_k(b, h_k) by h_k alone
+        b_k <- B steps on F_k(b, h_k) by b alone        b <- sum_k p_k b_k
+
+    The part at rest stays as it is: neither momentum nor weight decay moves it, and the body's momentum starts at 0. That is exact
+    for SGD in one parameter group; Adam's step counter runs on, and AdamW's decay enters the body's moments. BatchNorm's
+    statistics move in both phases and belong to the body. The global model's own head never trains: what counts is
+    ``test/personal_accuracy_mean`` (set ``data.client_test``), for which the authors train the heads once more at the end.
+
+    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021,
+    https://arxiv.org/abs/2102.07078; https://github.com/lgcollins/FedRep.
+
+    Args:
+        head: regular expression that the names of a client's own parameters contain.
+        body_share: share of the local steps for the body, in (0, 1). The authors take 1/11 for CIFAR-10 and 5/15 for CIFAR-100.
+
+    Example:
+        >>> FedRep().init_client({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)})
+        {'head': {'model.head.weight': tensor([1.])}}
+    """
+
+    head: str = r"(^|\.)head\."
+    body_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.head)
+        except re.error as error:
+            raise ValueError(f"FedRep: head must be a regular expression; got {self.head!r}: {error}") from error
+        if not 0 < self.body_share < 1:
+            raise ValueError(f"FedRep: body_share must lie in (0, 1); got {self.body_share}")
+
+    def init_server(self, params: Params) -> Slot:
+        count = sum(1 for name in params if re.search(self.head, name))
+        if not 0 < count < len(params):
+            which = "none" if count == 0 else "all"
+            raise ValueError(f"FedRep: head={self.head!r} is in {which} of the parameters' names, which are {', '.join(params)}")
+        return {}
+
+    def init_client(self, params: Params) -> Slot:
+        return {"head": {name: value for name, value in params.items() if re.search(self.head, name)}}
+
+    def start(self, params: Params, ctx: Context) -> Params:
+        return params | ctx.client["head"]
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        on_head = self._on_head(ctx)
+        # At rest the gradient cancels the weight decay that the optimiser is about to add, so that no momentum gathers.
+        return {
+            name: torch.where(on_head == (name in ctx.client["head"]), value, -ctx.optimisation.weight_decay * params[name])
+            for name, value in gradient.items()
+        }
+
+    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        on_head, old = self._on_head(ctx), ctx.client["head"]
+        head = {name: torch.where(on_head, params[name], value) for name, value in old.items()}
+        body = {name: torch.where(on_head, ctx.global_params[name], value) for name, value in params.items() if name not in old}
+        return body | head, {"head": head}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        kept = ctx.client["head"]
+        return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.client)
+
+    def personal(self, params: Params, ctx: Context) -> Params:
+        return params | ctx.client["head"]
+
+    def _on_head(self, ctx: Context) -> Tensor:
+        # As tensors under both executors, so that both round the same way.
+        device = next(iter(ctx.global_params.values())).device
+        num_steps, step = (torch.as_tensor(value, device=device) for value in (ctx.num_steps, ctx.step))
+        return step < num_steps - (num_steps.float() * self.body_share).round().clamp(min=1)

@@ -1,0 +1,130 @@
+"""Generators that a server trains on its clients' models, and what such methods share."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flcog.hooks import ClientView, Method, Params
+
+
+def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """Rows [B, num_classes] with a 1 at each label (torch's own refuses vmap: it looks at the labels)."""
+    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
+
+
+def feature_generator(noise_dim: int, num_classes: int, hidden: int, num_features: int, seed: int) -> Params:
+    """A fresh generator of features by class: two linear layers with BatchNorm between them."""
+    rng, values = torch.Generator().manual_seed(seed), {}
+    for name, rows, columns in (("first", hidden, noise_dim + num_classes), ("last", num_features, hidden)):
+        for part, shape in (("weight", (rows, columns)), ("bias", (rows,))):
+            values[f"{name}.{part}"] = (2 * torch.rand(shape, generator=rng) - 1) / columns**0.5
+    norm = {"weight": 1.0, "bias": 0.0, "mean": 0.0, "var": 1.0}
+    return values | {f"norm.{name}": torch.full((hidden,), value) for name, value in norm.items()}
+
+
+def features_of(generator: Params, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
+    """Features [B, num_features] for noise [B, noise_dim] and labels [B]; training moves BatchNorm's statistics in place."""
+    num_classes = generator["first.weight"].shape[1] - noise.shape[1]
+    inputs = torch.cat([noise, one_hot(labels, num_classes, noise.dtype)], 1)
+    hidden = F.linear(inputs, generator["first.weight"], generator["first.bias"])
+    mean, var, weight, bias = (generator[f"norm.{part}"] for part in ("mean", "var", "weight", "bias"))
+    hidden = F.batch_norm(hidden, mean, var, weight, bias, training)
+    return F.linear(hidden.relu(), generator["last.weight"], generator["last.bias"])
+
+
+def input_generator(shape: tuple[int, ...], latent: int, width: int, rng: torch.Generator) -> nn.Module:
+    """From noise [B, latent] to inputs [B, *shape]: three convolutions for images, a hidden layer for rows of a table.
+
+    The server does not know how clients normalise their inputs; mean 0 and variance 1 of the last layer stand in for it.
+
+    >>> input_generator((1, 28, 28), latent=16, width=4, rng=torch.Generator())(torch.randn(2, 16)).shape
+    torch.Size([2, 1, 28, 28])
+    """
+    if len(shape) == 1:
+        rows = [nn.Linear(latent, width), nn.BatchNorm1d(width), nn.LeakyReLU(0.2), nn.Linear(width, shape[0])]
+        network = nn.Sequential(*rows, nn.BatchNorm1d(shape[0], affine=False))
+    else:
+        sides = [-(-side // 4) for side in shape[1:]]
+        blocks: list[nn.Module] = [nn.Linear(latent, 2 * width * sides[0] * sides[1]), nn.Unflatten(1, (2 * width, *sides))]
+        blocks += [nn.BatchNorm2d(2 * width), nn.Upsample(scale_factor=2)]
+        blocks += [nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2)]
+        blocks += [nn.Upsample(size=tuple(shape[1:]))]
+        blocks += [nn.Conv2d(2 * width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.LeakyReLU(0.2)]
+        network = nn.Sequential(*blocks, nn.Conv2d(width, shape[0], 3, padding=1), nn.BatchNorm2d(shape[0], affine=False))
+    network.to(rng.device)
+    with torch.no_grad():
+        for name, value in network.named_parameters():
+            # Scales of BatchNorm lie about 1, all other weights about 0.
+            value.zero_() if name.endswith("bias") else value.normal_(float(value.ndim == 1), 0.02, generator=rng)
+    return network
+
+
+@contextmanager
+def batch_norm_distances(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects, for every pass through a BatchNorm layer, how far the batch's statistics are from the layer's own.
+
+    ``||mean(x) - mu|| + ||var(x) - sigma^2||``; Yin et al., Dreaming to Distill, CVPR 2020, https://arxiv.org/abs/1912.08795.
+    """
+    distances: list[Tensor] = []
+
+    def compare(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0].transpose(0, 1).flatten(1), dim=1, correction=0)
+        distances.append((mean - layer.running_mean).norm() + (variance - layer.running_var).norm())
+
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    handles = [layer.register_forward_pre_hook(compare) for layer in layers if layer.track_running_stats]
+    try:
+        yield distances
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def random_view(images: Tensor, crop: int, flip: bool, rng: torch.Generator) -> Tensor:
+    """Each image [B, C, H, W] moved by up to ``crop`` pixels and, if asked for, mirrored by chance; rows of a table as they are."""
+    if images.ndim != 4:
+        return images
+    (count, _, height, width), device = images.shape, images.device
+    top, left = torch.randint(2 * crop + 1, (2, count, 1), generator=rng, device=device)
+    rows, columns = top + torch.arange(height, device=device), left + torch.arange(width, device=device)
+    if flip:
+        mirrored = torch.rand(count, 1, generator=rng, device=device) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    each = torch.arange(count, device=device)[:, None, None]
+    return F.pad(images, [crop] * 4)[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def descend(optimizer: torch.optim.Optimizer, leaves: Iterable[Tensor], loss: Tensor) -> None:
+    """One step of ``optimizer`` on ``leaves`` alone, whatever else took part in the loss."""
+    leaves = list(leaves)
+    for leaf, slope in zip(leaves, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True):
+        leaf.grad = slope
+    optimizer.step()
+
+
+def example_of(client: ClientView) -> Tensor:
+    """One input of the client's, model-ready, [1, ...]; an error where inputs are no numbers that could be generated."""
+    train = client.federation.train
+    first = torch.from_numpy(client.federation.partition.client(client.id)[:1]).to(train.targets.device)
+    sample, _ = client.federation.load(train, first, train.targets.device)
+    if not sample.is_floating_point():
+        raise ValueError(f"{sample.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
+    return sample
+
+
+def at_least(method: Method, least: float, *fields: str) -> None:
+    """Refuse hyper-parameters below ``least``."""
+    for field in fields:
+        if getattr(method, field) < least:
+            raise ValueError(f"{method.name}: {field} must be at least {least}; got {getattr(method, field)}")
+
+
+def positive(method: Method, *fields: str) -> None:
+    """Refuse hyper-parameters that are not above 0."""
+    for field in fields:
+        if getattr(method, field) <= 0:
+            raise ValueError(f"{method.name}: {field} must be positive; got {getattr(method, field)}")

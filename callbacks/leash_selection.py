@@ -1,0 +1,131 @@
+"""Which classes of a public set make a leash: the question for a language model, and its answer, checked."""
+
+import ast
+import difflib
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+Ranking = dict[str, list[str]]
+"""For each of the user's classes the labels of the reference that are most like it, best first."""
+
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def prompt(classes: Sequence[str], reference: dict[str, str], count: int) -> str:
+    """What the paper asks GPT-4 (appendix B.1), after the list that it refers to.
+
+    Args:
+        classes: the user's class names.
+        reference: the public set's labels, each with its names.
+        count: how many labels are wanted for each class.
+    """
+    top = NUMBERS[count] if count < len(NUMBERS) else str(count)
+    shown = {
+        number: label if label == names else f"{label} {names}" for number, (label, names) in enumerate(reference.items(), 1)
+    }
+    return (
+        f'"Reference Label List": {shown}.\n\n'
+        f'For each concept in the following "Client Label List", please select the top {top} most relevant labels from the above '
+        '"Reference Label List". Please sort the selected labels for each concept and return them as a dictionary with the concept '
+        f"as the key and the top {count} most relevant labels as a list of values. You should return {count * len(classes)} labels "
+        f"in total. Client Label List: {dict(enumerate(classes, 1))}."
+    )
+
+
+def read_answer(answer: str, classes: Sequence[str], reference: dict[str, str], count: int) -> Ranking:
+    """The dictionary in a model's answer, whatever is written around it; every fault it has is said at once.
+
+    >>> read_answer("Sure! {'cat': ['tabby']}", ["cat"], {"n02123045": "tabby, tabby cat"}, count=1)
+    {'cat': ['n02123045']}
+    """
+    given, known = _dictionary(answer), _spellings(reference)
+    concepts = {_plain(name): name for name in classes}
+    faults = [f"{key!r} is none of the classes" for key in given if _plain(key) not in concepts]
+    ranking: Ranking = {}
+    for name in classes:
+        labels = next((value for key, value in given.items() if _plain(key) == _plain(name)), None)
+        if labels is None:
+            faults.append(f"{name!r} is missing")
+            continue
+        labels = [labels] if isinstance(labels, str) else list(labels)
+        found = [_find(label, known) for label in labels]
+        for label, label_found in zip(labels, found, strict=True):
+            if label_found is None:
+                close = difflib.get_close_matches(_plain(label), known, n=1)
+                faults.append(f"{label!r} (for {name!r}) is no label" + (f"; {known[close[0]]!r} is" if close else ""))
+        ranking[name] = list(dict.fromkeys(label for label in found if label is not None))
+        if len(ranking[name]) != count and None not in found:
+            repeated = "" if len(found) == len(ranking[name]) else f" ({len(found)} with repetitions)"
+            faults.append(f"{name!r} has {len(ranking[name])} different labels{repeated}, {count} are wanted")
+    if faults:
+        raise ValueError(f"the answer cannot be used: {'; '.join(faults)}. Ask again, or correct it by hand")
+    return ranking
+
+
+def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterable[str] = (), seed: int = 0) -> list[str]:
+    """The leash's classes: first every class's best label, then every second best, ... none twice.
+
+    Args:
+        ranking: the labels to choose from.
+        per_class: labels for each class (2 of the paper's 4).
+        random: how many of the last are replaced by labels drawn at random from ``reference``: 0 for low heterogeneity (LH), half
+            of them for the paper's MH, all for HH.
+        reference: all labels.
+        seed: of the draw.
+
+    >>> choose({"cat": ["tabby", "lynx"], "tiger": ["tabby", "lynx", "puma"]}, per_class=1)
+    ['tabby', 'lynx']
+    """
+    chosen: list[str] = []
+    for _ in range(per_class):
+        for name, labels in ranking.items():
+            new = next((label for label in labels if label not in chosen), None)
+            if new is None:
+                raise ValueError(
+                    f"all {len(labels)} labels of {name!r} are taken by other classes too: rank more, or take fewer per class"
+                )
+            chosen.append(new)
+    if not 0 <= random <= len(chosen):
+        raise ValueError(f"random must lie between 0 and the {len(chosen)} labels chosen; got {random}")
+    kept = chosen[: len(chosen) - random]
+    others = [label for label in reference if label not in kept]
+    if len(others) < random:
+        raise ValueError(f"the reference has {len(others)} labels besides those kept, too few for random={random}")
+    return kept + [others[i] for i in np.random.default_rng(seed).permutation(len(others))[:random]]
+
+
+def _plain(name: object) -> str:
+    return " ".join(str(name).replace("_", " ").lower().split())
+
+
+def _find(label: object, known: dict[str, str]) -> str | None:
+    """The label that is meant; after a WordNet id, whatever name is given for it does not matter."""
+    wordnet_id = re.match(r"n\d{8}\b", _plain(label))
+    return known.get(_plain(label)) or (known.get(wordnet_id[0]) if wordnet_id else None)
+
+
+def _spellings(reference: dict[str, str]) -> dict[str, str]:
+    """Every way to write a label (itself, all of its names, one of them), but for names that several labels share."""
+    found: dict[str, set[str]] = {}
+    for label, names in reference.items():
+        for spelling in (names, f"{label} {names}", *names.split(",")):
+            found.setdefault(_plain(spelling), set()).add(label)
+    return {spelling: next(iter(labels)) for spelling, labels in found.items() if len(labels) == 1} | {
+        _plain(n): n for n in reference
+    }
+
+
+def _dictionary(answer: str) -> dict[object, Sequence[object]]:
+    """The dictionary in a text, in JSON or as Python writes it."""
+    text = answer[answer.find("{") : answer.rfind("}") + 1]
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            given = parse(text)
+        except (ValueError, SyntaxError):
+            continue
+        if isinstance(given, dict) and all(isinstance(value, str | list | tuple) for value in given.values()):
+            return given
+    raise ValueError("the answer holds no dictionary of lists, {'class': ['label', ...], ...}")

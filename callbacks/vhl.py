@@ -1,0 +1,144 @@
+"""VHL: clients also train on one virtual data set, the same for all, and align their features with its."""
+
+import copy
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flcog.callbacks.distillation import rows_of_step
+from flcog.callbacks.generators import at_least, positive
+from flcog.client import Apply, ClientModule, masked_mean
+from flcog.data import Federation
+from flcog.hooks import Batch, ClientView, Context, Method, Params, Slot
+
+
+@functools.lru_cache(maxsize=8)
+def virtual_set(
+    seed: int, num_classes: int, per_class: int, std: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Inputs [N, *shape] and labels [N] of the virtual set: for each class noise around a mean of its own, which is noise too.
+
+    Images are made with 8x8 pixels, enlarged, cut to [0, 1] and normalised by 0.5 and 0.25, as the authors' are.
+
+    >>> inputs, labels = virtual_set(0, 2, 3, 0.5, (1, 28, 28), torch.float32, torch.device("cpu"))
+    >>> inputs.shape, labels.tolist()
+    (torch.Size([6, 1, 28, 28]), [0, 0, 0, 1, 1, 1])
+    """
+    rng, latent = np.random.default_rng(seed), (shape[0], 8, 8) if len(shape) == 3 else shape
+    samples = rng.normal(size=(num_classes, 1, *latent)) + std * rng.normal(size=(num_classes, per_class, *latent))
+    inputs = torch.from_numpy(samples).flatten(0, 1)
+    if len(shape) == 3:
+        inputs = (F.interpolate(inputs, shape[1:], mode="bilinear").clamp(0, 1) - 0.5) / 0.25
+    return inputs.to(device, dtype), torch.arange(num_classes, device=device).repeat_interleave(per_class)
+
+
+def supervised_contrast(features: Tensor, labels: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """How much nearer, by the angle, each row is to the others of its label than to all others; rows without such count as 0.
+
+    Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, https://arxiv.org/abs/2004.11362.
+    """
+    directions = F.normalize(features, dim=1)
+    others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    if mask is not None:
+        others = others & (mask > 0)
+    similarity = (directions @ directions.T / temperature).masked_fill(~others, -torch.inf)
+    alike = others & (labels[:, None] == labels)
+    log_shares = torch.where(alike, similarity - similarity.logsumexp(1, keepdim=True), 0.0)
+    return masked_mean(-log_shares.sum(1) / alike.sum(1).clamp(min=1), mask)
+
+
+@dataclass(frozen=True)
+class VHL(Method):
+    """Adds to every local step a batch of a virtual data set that all clients share, and ties each class's features to its.
+
+    The model gets one output more for each class, for the C virtual ones. On a real batch (x, y), a virtual batch (v, u) and their
+    features f(.), with sg for a stopped gradient, the local loss becomes::
+
+        CE(x, y) + virtual CE(v, C + u) + align SupCon([f(x), sg f(v)], [y, u]) + virtual_align SupCon(f(v), u)
+
+    Both CE run over all 2C outputs; evaluation, other methods and ``train/loss`` see the first C. The set follows from ``seed``,
+    so nothing of it is sent; it is the Gaussian one of the authors' (theirs is by default drawn by an untrained StyleGAN), not
+    augmented. A step costs two forward and backward passes; BatchNorm sees real and virtual samples one after another.
+
+    Tang et al., Virtual Homogeneity Learning, ICML 2022, https://arxiv.org/abs/2206.02465; https://github.com/wizard1203/VHL.
+
+    Args:
+        virtual, align, virtual_align: weights of the three terms, >= 0.
+        temperature: of both contrasts, > 0.
+        batch_size: virtual samples in a step, >= 1.
+        samples_per_class: size of the virtual set, >= 1.
+        std: spread of a virtual class about its mean, whose own is 1; >= 0.
+        seed: of the virtual set and the new outputs.
+
+    Example:
+        >>> VHL(batch_size=64).tasks
+        ('classification',)
+    """
+
+    virtual: float = 1.0
+    align: float = 1.0
+    virtual_align: float = 0.1
+    temperature: float = 0.07
+    batch_size: int = 128
+    samples_per_class: int = 200
+    std: float = 0.5
+    seed: int = 0
+
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "virtual", "align", "virtual_align", "std", "seed")
+        at_least(self, 1, "batch_size", "samples_per_class")
+        positive(self, "temperature")
+
+    def configure_model(self, model: ClientModule) -> ClientModule:
+        model = copy.deepcopy(model)  # The user's module may serve another run.
+        head = getattr(model.model, "head", None)
+        if not model.has_features or not isinstance(head, nn.Linear):
+            raise ValueError(
+                f"VHL adds outputs to a linear head, which {type(model.model).__name__} has not: use one of flcog.models"
+            )
+        extra = nn.Linear(head.in_features, head.out_features)
+        rng, bound = torch.Generator().manual_seed(self.seed), 1 / math.sqrt(head.in_features)
+        for value in extra.parameters():
+            nn.init.uniform_(value, -bound, bound, generator=rng)
+        model.model.virtual_head = extra
+        return model
+
+    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+        device = federation.train.targets.device
+        sample, _ = federation.load(federation.train, torch.zeros(1, dtype=torch.long, device=device), device)
+        if not sample.is_floating_point():
+            raise ValueError(f"VHL makes virtual images or rows of a table; this data set holds {sample.dtype} inputs: remove it")
+        self._set(federation.num_classes, sample)  # Made here once, outside the client's vectorised program.
+        return federation
+
+    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+        return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=generator)}
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        weight, bias = (next(v for n, v in params.items() if n.endswith(f"virtual_head.{part}")) for part in ("weight", "bias"))
+        inputs, labels = self._set(len(weight), batch.inputs)
+        order = ctx.draws["order"]
+        rows = order[rows_of_step(ctx.step, self.batch_size, len(labels), order.device)]
+        inputs, labels = inputs[rows].to(batch.inputs.dtype), labels[rows]
+        real, virtual = apply.features(params, batch.inputs), apply.features(params, inputs)
+        outputs = torch.cat([apply(params, batch.inputs), F.linear(real, weight, bias)], 1)
+        virtual_outputs = torch.cat([apply.head(params, virtual), F.linear(virtual, weight, bias)], 1)
+        loss = masked_mean(F.cross_entropy(outputs, batch.targets, reduction="none"), batch.mask) - task_loss
+        loss = loss + self.virtual * F.cross_entropy(virtual_outputs, labels + outputs.shape[1] - len(weight))
+        mask = None if batch.mask is None else torch.cat([batch.mask, torch.ones_like(labels, dtype=batch.mask.dtype)])
+        both, both_labels = torch.cat([real, virtual.detach()]), torch.cat([batch.targets, labels])
+        loss = loss + self.align * supervised_contrast(both, both_labels, self.temperature, mask)
+        return loss + self.virtual_align * supervised_contrast(virtual, labels, self.temperature)
+
+    def _set(self, num_classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        shape, dtype = tuple(like.shape[1:]), torch.get_default_dtype()
+        return virtual_set(self.seed, num_classes, self.samples_per_class, self.std, shape, dtype, like.device)

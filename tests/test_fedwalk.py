@@ -1,0 +1,394 @@
+"""What the registry's tests do not see of FedWalk: its two losses, its schedules, the leash's forms, and the pre-training arm."""
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from harness import NUM_CLASSES, NUM_FEATURES, SGD, assert_close, classifier, distance, fit, problem_of, train
+from methods import MOMENTUM
+from methods_fedwalk import CASES, WIDTH, leash_batch, reference, tiny_leash
+from reference import fedavg
+from reference import fedwalk as paper
+from torch import Tensor, nn
+
+import flcog
+from flcog.callbacks import EqualWeights, FedAvgM
+from flcog.callbacks import leash_classes as classes
+from flcog.callbacks.fedwalk import FedWalk, log_loss_ratio
+from flcog.callbacks.leash import leash_rows, linear_head
+from flcog.callbacks.leash_pretraining import LeashPretraining
+from flcog.cli import FederatedCLI, main
+from flcog.data import Augment
+from flcog.datamodules import ArrayData, ImageFolders
+from flcog.models import Dropout, FeatureModel
+from flcog.randomness import generator
+from flcog.schedules import Piecewise
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+NEVER, ALWAYS = -math.inf, math.inf
+
+
+def columns(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if name.startswith("fedwalk/")} for row in rows]
+
+
+def binary(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, targets.double())
+
+
+def square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(outputs[:, 0], targets.double())
+
+
+FORMS: dict[str, tuple[dict[str, Any], Any]] = {
+    "tau between the losses": (
+        {"tau": -1.4, "num_steps": 3, "lr": 0.4, "beta": 0.5},
+        reference(tiny_leash, tau=-1.4, steps=3, lr=[0.4] * 5, beta=0.5),
+    ),
+    "bias correction": (
+        {"tau": -1.4, "bias_correction": True, "beta": 0.8},
+        reference(tiny_leash, tau=-1.4, correction=True, beta=0.8),
+    ),
+    "schedules": (
+        {"tau": Piecewise([ALWAYS, NEVER, 3.0], [1, 3]), "lr": Piecewise([0.5, 0.05], [2]), "num_steps": 2},
+        reference(tiny_leash, tau=[ALWAYS, NEVER, NEVER, 3.0, 3.0], lr=[0.5, 0.5, 0.05, 0.05, 0.05], steps=2),
+    ),
+    "shared head": (
+        {"leash": tiny_leash(NUM_CLASSES), "head": "shared", "tau": ALWAYS},
+        reference(partial(tiny_leash, NUM_CLASSES), shared=True, tau=ALWAYS),
+    ),
+    "multilabel": (
+        {"leash": tiny_leash(4, "multilabel"), "tau": ALWAYS},
+        reference(partial(tiny_leash, 4, "multilabel"), tau=ALWAYS, loss=binary),
+    ),
+    "regression": (
+        {"leash": tiny_leash(4, "regression"), "tau": ALWAYS},
+        reference(partial(tiny_leash, 4, "regression"), tau=ALWAYS, loss=square),
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "run"), FORMS.values(), ids=FORMS.keys())
+def test_against_the_paper(arguments: dict[str, Any], run: Any) -> None:
+    module, trace = classifier(), []
+    before = copy.deepcopy(module)
+    trainer = train(FedWalk(**({"leash": tiny_leash()} | arguments)), module=module, rounds=5)
+    assert_close(trainer.state, run(problem_of(trainer, before, SGD), trace=trace))
+    for ours, theirs in zip(columns(trainer.rows), trace, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+def test_some_of_those_runs_hold_the_leash_in_some_rounds_only() -> None:
+    for name in ("tau between the losses", "bias correction", "schedules"):
+        trainer = train(FedWalk(**({"leash": tiny_leash()} | FORMS[name][0])), rounds=5)
+        assert {row["fedwalk/applied"] for row in trainer.rows} == {0.0, 1.0}, (name, columns(trainer.rows))
+
+
+def test_plain_means_with_equal_weights() -> None:
+    module, trace = classifier(MOMENTUM), []
+    before = copy.deepcopy(module)
+    trainer = train(EqualWeights(), FedWalk(leash=tiny_leash(), tau=ALWAYS, lr=0.1), module=module, local_epochs=2)
+    run = reference(tiny_leash, tau=ALWAYS, lr=[0.1] * 3, uniform=True)
+    assert_close(trainer.state, run(problem_of(trainer, before, MOMENTUM), trace=trace))
+    assert [row["fedwalk/client_loss"] for row in trainer.rows] == pytest.approx([row["fedwalk/client_loss"] for row in trace])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_executors_agree(case: Any) -> None:
+    loop, vmap = (train(case.method, executor=executor, **case.options) for executor in ("loop", "vmap"))
+    assert_close(vmap.state, loop.state, 1e-11)
+    assert columns(vmap.rows) == [pytest.approx(row, rel=1e-10) for row in columns(loop.rows)]
+
+
+def test_a_leash_never_held_is_fedavg_to_the_bit() -> None:
+    plain = train(rounds=2)
+    for callbacks in ([FedWalk(leash=tiny_leash(), tau=NEVER)], [FedWalk(leash=tiny_leash(), start_round=2)]):
+        trainer = train(*callbacks, rounds=2)
+        assert all(torch.equal(trainer.params[name], value) for name, value in plain.params.items())
+    assert (
+        distance(train(FedAvgM(), rounds=2).state, train(FedAvgM(), FedWalk(leash=tiny_leash(), tau=NEVER), rounds=2).state) == 0
+    )
+    assert distance(train(FedWalk(leash=tiny_leash(), tau=ALWAYS), rounds=2).state, plain.state) > 1e-3
+
+
+def test_a_loss_that_is_no_number_does_not_leash() -> None:
+    assert math.isnan(log_loss_ratio(0.0, 0.0)) and math.isnan(log_loss_ratio(math.nan, 1.0))
+    assert log_loss_ratio(0.0, 1.0) == -math.inf and log_loss_ratio(1.0, 0.0) == math.inf
+    for ratio in (log_loss_ratio(0.0, 0.0), log_loss_ratio(1.0, 0.0)):
+        assert not ratio < ALWAYS
+
+
+def test_the_head_stays_on_the_server_and_a_client_sends_one_number() -> None:
+    plain, leashed = (train(*callbacks, rounds=2) for callbacks in ([], [FedWalk(leash=tiny_leash(), tau=ALWAYS)]))
+    assert leashed.params.keys() == plain.params.keys()
+    assert leashed.servers["FedWalk"]["head"]["weight"].shape == (5, WIDTH)
+    for before, after in zip(plain.rows, leashed.rows, strict=True):
+        assert after["comm/down_bytes"] == before["comm/down_bytes"]
+        assert after["comm/up_bytes"] == before["comm/up_bytes"] + 5 * 8
+    # The model's own head is no part of the leash's task: in one round only the features move.
+    once, plain_once = train(FedWalk(leash=tiny_leash(), tau=ALWAYS), rounds=1), train(rounds=1)
+    moved = {name for name, value in once.params.items() if not torch.equal(value, plain_once.params[name])}
+    assert moved and not any("head" in name for name in moved) and moved < once.params.keys()
+
+
+def test_resumed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
+    method = partial(FedWalk, leash=tiny_leash(), tau=ALWAYS, num_steps=5, beta=0.5, mode="train")
+    module = partial(classifier, network=NoisyNet)
+    whole, half = (fit(tmp_path, method(), module=module(), rounds=rounds) for rounds in (4, 2))
+    resumed = fit(tmp_path, method(), module=module(), rounds=4, ckpt_path=str(half.run_dir))
+    assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())
+    assert columns(resumed.history) == columns(whole.history)
+    saved = torch.load(half.run_dir / "checkpoints" / "last.ckpt", weights_only=True)["servers"]["FedWalk"]
+    # The runs part in the middle of a pass over the leash.
+    assert int(saved["rounds"]) == 2 and int(saved["steps"]) % 6 == 4
+
+
+# Modes of the model -----------------------------------------------------------------------------------------------------------------
+
+
+class BatchNormNet(FeatureModel):
+    """Features whose statistics are averaged over clients, and moved by leash steps in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Tanh())
+        self.num_features = WIDTH
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class NoisyNet(BatchNormNet):
+    """Both kinds of dropout, after features that BatchNorm does not touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.Tanh(), Dropout(0.3), nn.Dropout(0.3))
+
+
+@pytest.mark.xfail(strict=True, reason="trainer._server_step averages the buffers only after the methods' server_step")
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_batchnorm(mode: str) -> None:
+    module = classifier(network=BatchNormNet)
+    before = copy.deepcopy(module)
+    trainer = train(FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=2, mode=mode), module=module)
+    run = reference(tiny_leash, tau=ALWAYS, steps=2, mode=mode)
+    assert_close(trainer.state, run(problem_of(trainer, before, SGD)))
+
+
+def test_leash_steps_in_evaluation_mode_leave_the_statistics_alone() -> None:
+    def statistics(*callbacks: Any) -> dict[str, Tensor]:
+        return train(*callbacks, module=classifier(network=BatchNormNet), rounds=1).buffers
+
+    plain, still, moved = (
+        statistics(*callbacks) for callbacks in ([], *([FedWalk(leash=tiny_leash(), mode=mode)] for mode in ("eval", "train")))
+    )
+    assert distance(still, plain) == 0
+    assert distance({n: v for n, v in moved.items() if "mean" in n}, {n: v for n, v in plain.items() if "mean" in n}) > 1e-3
+
+
+def test_dropout_of_a_leash_step_is_a_function_of_the_step() -> None:
+    def run(mode: str, **options: Any) -> Any:
+        return train(
+            FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=2, mode=mode), module=classifier(network=NoisyNet), **options
+        )
+
+    drawn = run("train")
+    torch.manual_seed(5)
+    assert distance(run("train").state, drawn.state) == 0
+    assert distance(run("eval").state, drawn.state) > 1e-3
+
+
+# The leash's data -------------------------------------------------------------------------------------------------------------------
+
+
+def test_leash_steps_pass_over_all_samples_in_turn() -> None:
+    passes = [torch.cat([rows for _, rows in leash_rows(26, 4, 6 * k, 6, seed=1)]) for k in range(3)]
+    assert all(len(set(rows.tolist())) == 24 for rows in passes)
+    assert not torch.equal(passes[0], passes[1])
+    whole = {step: rows.tolist() for step, rows in leash_rows(26, 4, 0, 14, seed=1)}
+    pieces = [{step: rows.tolist() for step, rows in leash_rows(26, 4, *part, seed=1)} for part in ((0, 5), (5, 9))]
+    assert pieces[0] | pieces[1] == whole
+    assert [len(rows) for _, rows in leash_rows(3, 64, 0, 2, seed=0)] == [3, 3]
+
+
+class Shaken(ArrayData):
+    """Moves every sample by as much as its key says."""
+
+    def augment(self) -> Augment | None:
+        return lambda inputs, keys: inputs + torch.from_numpy(keys % 7).to(inputs)[:, None]
+
+
+def test_augmentation_is_for_leash_steps_alone() -> None:
+    arrays = tiny_leash().federation.train
+    shaken = Shaken(train_inputs=arrays.inputs, train_targets=arrays.targets, num_clients=1, batch_size=4)
+    plain, moved = (train(FedWalk(leash=leash, tau=ALWAYS), rounds=1) for leash in (tiny_leash(), shaken))
+    assert distance(moved.state, plain.state) > 1e-3
+    still = [train(FedWalk(leash=leash, tau=ALWAYS, lr=1e-15), rounds=1).rows[0] for leash in (tiny_leash(), shaken)]
+    assert still[1]["fedwalk/leash_loss"] == pytest.approx(still[0]["fedwalk/leash_loss"], rel=1e-9)
+
+
+# Pre-training -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_pretraining_is_leash_steps_and_then_fedavg(mode: Any, shared: bool) -> None:
+    leash = tiny_leash(NUM_CLASSES if shared else 5)
+    module = classifier(network=BatchNormNet).double()
+    before = copy.deepcopy(module)
+    method = LeashPretraining(
+        leash=leash, num_steps=7, lr=Piecewise([0.3, 0.1], [3]), head="shared" if shared else "own", mode=mode
+    )
+    trainer = train(method, module=module)
+    assert distance(dict(module.state_dict()), dict(before.state_dict())) == 0
+
+    head = nn.Linear(WIDTH, 5).double()
+    head.load_state_dict(linear_head(WIDTH, 5, generator(0, "leash", "head"), torch.zeros(()).double()))
+    everything = leash.federation.train.inputs.double(), leash.federation.train.targets
+    batches = [(everything[0][leash_batch(i)], everything[1][leash_batch(i)]) for i in range(7)]
+    for lr, part in ((0.3, batches[:3]), (0.1, batches[3:])):
+        paper.leash_steps(before.model, None if shared else head, part, lr, mode)
+    before.model.train()
+    assert_close(trainer.state, fedavg.run(problem_of(trainer, before, SGD)))
+
+
+def test_pretraining_sends_nothing() -> None:
+    plain, trained = (train(*callbacks, rounds=1) for callbacks in ([], [LeashPretraining(leash=tiny_leash(), num_steps=3)]))
+    assert trained.rows[0]["comm/total_bytes"] == plain.rows[0]["comm/total_bytes"]
+    assert distance(trained.state, plain.state) > 1e-3
+
+
+# Mistakes ---------------------------------------------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "tau": (FedWalk, {"tau": math.nan}, "FedWalk: tau .* nan"),
+    "num_steps": (FedWalk, {"num_steps": 0}, "FedWalk: num_steps .* 0"),
+    "lr": (FedWalk, {"lr": 0.0}, "FedWalk: lr .* 0.0"),
+    "beta": (FedWalk, {"beta": 1.0}, "FedWalk: beta .* 1.0"),
+    "head": (FedWalk, {"head": "two"}, "FedWalk: head must be own or shared; got 'two'"),
+    "mode": (FedWalk, {"mode": "off"}, "FedWalk: mode must be eval or train; got 'off'"),
+    "start_round": (FedWalk, {"start_round": -1}, "FedWalk: start_round"),
+    "pre-training's num_steps": (LeashPretraining, {"num_steps": 0}, "LeashPretraining: num_steps .* 0"),
+    "pre-training's lr": (LeashPretraining, {"lr": -1.0}, "LeashPretraining: lr .* -1.0"),
+    "pre-training's head": (LeashPretraining, {"head": 1}, "LeashPretraining: head .* 1"),
+}
+
+
+@pytest.mark.parametrize(("method", "arguments", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_arguments(method: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        method(leash=tiny_leash(), **arguments)
+
+
+class Plain(L.LightningModule):
+    """Known only by its training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters())
+
+
+def narrow_leash() -> ArrayData:
+    return ArrayData(train_inputs=torch.zeros(9, NUM_FEATURES - 1), train_targets=torch.arange(9) % 3, num_clients=1)
+
+
+UNFIT: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "inputs of another size": (
+        classifier,
+        {"leash": narrow_leash()},
+        r"FedWalk: the model cannot read the leash ArrayData.*\(5,\)",
+    ),
+    "other classes": (
+        classifier,
+        {"leash": tiny_leash(5), "head": "shared"},
+        "the model has 3 outputs .* needs 5 .* use head=own",
+    ),
+    "another task": (
+        classifier,
+        {"leash": tiny_leash(3, "multilabel"), "head": "shared"},
+        "for classification, ArrayData needs 3 for multilabel",
+    ),
+    "no features": (partial(classifier, network=lambda: nn.Linear(NUM_FEATURES, NUM_CLASSES)), {}, "Linear exposes no features"),
+    "a plain module": (Plain, {}, "FedWalk changes the model, for which it must be a flcog.ClientModule"),
+}
+
+
+@pytest.mark.parametrize(("module", "arguments", "message"), UNFIT.values(), ids=UNFIT.keys())
+def test_a_leash_that_does_not_fit_is_refused_before_the_first_round(
+    module: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(FedWalk(**({"leash": tiny_leash()} | arguments)), module=module(), rounds=1)
+
+
+# Classes and configs ----------------------------------------------------------------------------------------------------------------
+
+CONFIGS = Path(__file__).parent.parent / "configs" / "methods"
+
+
+def test_the_papers_classes() -> None:
+    assert {name: len(set(ids)) for name, ids in classes.LEASHES.items()} == {
+        "cifar10_lh": 20,
+        "cifar10_mh": 20,
+        "cifar10_hh": 20,
+        "cifar100_lh": 40,
+    }
+    assert all(len(name) == 9 and name[0] == "n" and name[1:].isdigit() for ids in classes.LEASHES.values() for name in ids)
+    assert set(classes.CIFAR10_LH) == {name for row in classes.CIFAR10_TOP4.values() for name in row[:2]}
+    assert classes.CIFAR10_MH[:10] == classes.CIFAR10_LH[:10]
+
+
+@pytest.mark.parametrize("name", ["lh", "mh", "hh", "cifar100"])
+def test_configs_list_the_papers_classes(name: str) -> None:
+    (entry,) = yaml.safe_load((CONFIGS / f"fedwalk-{name}.yaml").read_text())["trainer"]["callbacks+"]
+    listed = entry["init_args"]["leash"]["init_args"]["classes"]
+    assert tuple(listed) == classes.LEASHES["cifar100_lh" if name == "cifar100" else f"cifar10_{name}"]
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("sys.argv", ["flcog"])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # which seeding leaves in the environment
+        monkeypatch.setenv(name, "0")
+    for method in (FedWalk, LeashPretraining):
+        monkeypatch.setattr(flcog.callbacks, method.__name__, method, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning calls jsonargparse by a deprecated name.
+        yield
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("name", ["lh", "mh", "hh", "cifar100"])
+def test_configs_make_the_papers_leashes(name: str) -> None:
+    arguments = ["-c", str(CONFIGS.parent / "quickstart.yaml"), "-c", str(CONFIGS / f"fedwalk-{name}.yaml")]
+    (method,) = FederatedCLI([*arguments, "--trainer.logger", "false"], run=False).trainer.methods
+    assert isinstance(method, FedWalk) and isinstance(method.leash, ImageFolders) and isinstance(method.tau, Piecewise)
+    assert method.leash.num_classes == (40 if name == "cifar100" else 20) and method.leash.batch_size == 64
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("name", ["fedwalk", "fedwalk-pretraining"])
+def test_configs_run_with_the_quickstart(name: str, tmp_path: Path) -> None:
+    options = {"rounds": 1, "local_steps": 1, "logger": "false", "default_root_dir": tmp_path}
+    arguments = ["fit", "-c", str(CONFIGS.parent / "quickstart.yaml"), "-c", str(CONFIGS / f"{name}.yaml")]
+    main([*arguments, *(f"--trainer.{key}={value}" for key, value in options.items())])
+    (table,) = tmp_path.rglob("metrics.csv")
+    assert ("fedwalk/llr" in table.read_text()) == (name == "fedwalk")

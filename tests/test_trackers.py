@@ -1,0 +1,288 @@
+"""Trackers: where they write, what they are told, and that they ask nobody anything."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch.loggers as pl_loggers
+import pytest
+import wandb
+import yaml
+from harness import TinyData, classifier
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from matplotlib.figure import Figure
+from wandb.proto import wandb_internal_pb2
+
+import flcog
+from flcog import checkpoint, trackers
+from flcog.callbacks import FedProx
+from flcog.hooks import Callback
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _service() -> Iterator[None]:
+    """W&B's service process, which it announces in the environment: one for all tests, gone after them."""
+    wandb.setup()
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture(autouse=True)
+def _nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a login, in an empty directory."""
+    for name in [name for name in os.environ if name.startswith("WANDB_") and name != "WANDB_SERVICE"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def fit(logger: Any = True, ckpt_path: str | None = None, *callbacks: Callback, rounds: int = 2) -> flcog.FederatedTrainer:
+    """A run in the working directory's ``runs``."""
+    options: dict[str, Any] = {"local_steps": 1, "accelerator": "cpu", "executor": "loop", "callbacks": list(callbacks)}
+    trainer = flcog.FederatedTrainer(rounds=rounds, logger=logger, **options)
+    trainer.fit(classifier(), TinyData(), ckpt_path)
+    return trainer
+
+
+def wandb_files(trainer: flcog.FederatedTrainer) -> list[Path]:
+    """The runs that W&B wrote for a fit, oldest first."""
+    assert trainer.run_dir is not None
+    return sorted(trainer.run_dir.absolute().glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def records(path: Path) -> Iterator[Any]:
+    """What W&B wrote for its server: a LevelDB log, whose blocks of 32 KiB hold records or parts of them."""
+    data, position, whole = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    rows = [record.history.item for record in records(path) if record.WhichOneof("record_type") == "history"]
+    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row} for row in rows]
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "_"))}
+
+
+# The default ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> None:
+    """No login, no standard input, an empty home: the run is tracked offline, and lies in one place."""
+    script = "import flcog, harness; trainer = flcog.FederatedTrainer(rounds=2, local_steps=1, accelerator='cpu')\n"
+    script += "trainer.fit(harness.classifier(), harness.TinyData())"
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
+    environment |= {"HOME": str(home), "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert "wandb:" not in result.stdout + result.stderr, "W&B says nothing of its own"
+    assert "tracker     W&B, offline" in result.stdout
+    assert os.listdir() == ["runs"]
+    (run,) = Path("runs").iterdir()
+    assert {path.name for path in run.iterdir()} == {"checkpoints", "metrics.csv", "run.yaml", "wandb"}
+    (command,) = [line.strip() for line in result.stdout.splitlines() if line.startswith("  wandb sync")]
+    assert list(Path(command.removeprefix("wandb sync ")).glob("run-*.wandb"))
+    assert not [path for path in home.iterdir() if path.name not in (".cache", ".config")], "only W&B's own logs"
+
+
+def test_wandb_is_told_the_rows_by_round_and_what_the_run_is() -> None:
+    trainer = fit(True, None, FedProx(mu=0.25))
+    (file,) = wandb_files(trainer)
+    assert [without_times(row) for row in history(file)] == [without_times(row) for row in trainer.history]
+    metrics = [record.metric for record in records(file) if record.WhichOneof("record_type") == "metric"]
+    assert [metric.step_metric for metric in metrics if metric.glob_name == "*"][-1] == "round"
+    updates = [u for record in records(file) if record.WhichOneof("record_type") == "config" for u in record.config.update]
+    assert "FedProx(" in json.loads(next(update.value_json for update in updates if update.key == "run"))["methods"][0]
+
+
+def test_a_fit_leaves_the_process_as_it_was() -> None:
+    before = dict(os.environ)
+    first, second = fit(), fit()
+    assert dict(os.environ) == before and wandb.run is None
+    assert len({path.name for trainer in (first, second) for path in wandb_files(trainer)}) == 2
+
+    class Fails(Callback):
+        def on_round_start(self, trainer: Any, round: int, cohort: list[int]) -> None:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fit(True, None, Fails())
+    assert wandb.run is None and dict(os.environ) == before
+
+
+def test_a_resumed_run_goes_on_in_the_same_wandb_run() -> None:
+    trainer = fit(rounds=2)
+    assert trainer.run_dir is not None
+    identity = checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["tracker_run"]
+    assert wandb_files(trainer)[0].name == f"run-{identity}.wandb"
+    resumed = fit(True, "last", rounds=3)
+    assert resumed.run_dir is not None and resumed.run_dir.samefile(trainer.run_dir)
+    assert [path.name for path in wandb_files(resumed)] == [f"run-{identity}.wandb"] * 2
+    assert [row["round"] for row in history(wandb_files(resumed)[-1])] == [3]
+
+
+def test_wandbs_own_switches_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    trainer = fit(rounds=1)
+    assert trainer.loggers == [] and not wandb_files(trainer)
+    fit(WandbLogger(), rounds=1)  # disabled by W&B itself
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    (file,) = wandb_files(fit(rounds=1))
+    (run,) = [record.run for record in records(file) if record.WhichOneof("record_type") == "run"]
+    assert run.project == "mine" and os.environ["WANDB_MODE"] == "offline"
+
+
+def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not trackers._logged_in()
+    (tmp_path / "no-netrc").write_text("machine github.com login me password secret\n")
+    assert not trackers._logged_in()
+    (tmp_path / "no-netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert trackers._logged_in()
+    (tmp_path / "no-netrc").write_text("machine api.wandb.ai\n")
+    assert not trackers._logged_in()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert trackers._logged_in()
+
+
+def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "INIT_TIMEOUT", 1.0)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    with pytest.warns(UserWarning, match="tracking offline instead"):
+        trainer = fit()
+    assert [row["round"] for row in history(wandb_files(trainer)[-1])] == [1, 2]
+
+
+# Loggers that the user names ------------------------------------------------------------------------------------------------------
+
+
+def test_named_loggers_write_into_the_runs_directory() -> None:
+    logger = [CSVLogger("logs", name="csv"), WandbLogger(project="mine", offline=True, prefix="fl")]
+    trainer = fit(logger)
+    assert trainer.run_dir is not None and os.listdir() == ["runs"]
+    folder = trainer.run_dir / "logs/csv/version_0"
+    header, *rows = (folder / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[header.split(",").index("step")] for row in rows] == ["1", "2"]
+    assert yaml.safe_load((folder / "hparams.yaml").read_text())["run"]["model"] == "MLP"
+    (file,) = wandb_files(trainer)
+    assert [row["fl-round"] for row in history(file)] == [1, 2]
+    metrics = [record.metric for record in records(file) if record.WhichOneof("record_type") == "metric"]
+    assert [metric.step_metric for metric in metrics if metric.glob_name == "*"][-1] == "fl-round"
+
+
+def test_an_absolute_path_is_the_users_wish(tmp_path: Path) -> None:
+    trainer = fit(CSVLogger(tmp_path / "elsewhere", name="csv"), rounds=1)
+    assert (tmp_path / "elsewhere/csv/version_0/metrics.csv").is_file()
+    assert trainer.run_dir is not None and not (trainer.run_dir / "csv").exists()
+
+
+def test_tensorboard_writes_into_the_runs_directory() -> None:
+    pytest.importorskip("tensorboard")
+    trainer = fit(pl_loggers.TensorBoardLogger("logs"), rounds=1)
+    assert trainer.run_dir is not None and os.listdir() == ["runs"]
+    assert list(trainer.run_dir.glob("logs/lightning_logs/version_0/events.*"))
+
+
+def test_a_logger_that_cannot_be_moved_is_warned_of(tmp_path: Path) -> None:
+    class Stubborn(CSVLogger):
+        @property
+        def save_dir(self) -> str:
+            return "mlruns"
+
+    with pytest.warns(UserWarning, match="Stubborn writes to mlruns in the working directory"):
+        trackers.make_loggers(Stubborn("x"), tmp_path, None)
+
+
+def test_one_logger_serves_several_fits() -> None:
+    logger = [CSVLogger("logs", name="csv"), WandbLogger(offline=True)]
+    runs = [fit(logger, rounds=1) for _ in range(2)]
+    for trainer in runs:
+        assert trainer.run_dir is not None
+        assert (trainer.run_dir / "logs/csv/version_0/metrics.csv").is_file()
+        assert len(wandb_files(trainer)) == 1
+    assert wandb_files(runs[0])[0].name != wandb_files(runs[1])[0].name
+
+
+def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
+    run = wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
+    try:
+        trainer = fit()
+        assert wandb.run is run and trackers.run_id(trainer.loggers) == run.id and not wandb_files(trainer)
+        fit(WandbLogger())
+        assert wandb.run is run
+    finally:
+        run.finish()
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert [row["round"] for row in history(file)] == [1, 2, 1, 2]
+
+
+def test_pictures_go_to_wandb_and_to_the_run() -> None:
+    class Draws(Callback):
+        def on_round_end(self, trainer: Any, round: int, metrics: dict[str, float]) -> None:
+            trackers.log_figure(trainer.loggers, "data/partition", Figure(figsize=(1, 1)), round, trainer.run_dir)
+
+    trainer = fit([WandbLogger(offline=True), CSVLogger("logs")], None, Draws(), rounds=1)
+    assert trainer.run_dir is not None
+    assert [path.name for path in (trainer.run_dir / "figures").iterdir()] == ["data-partition-000001.png"]
+    assert len(list(trainer.run_dir.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 1
+
+
+# What the run's directory says of it ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_it_was() -> None:
+    trainer = flcog.FederatedTrainer(
+        rounds=1, local_steps=1, logger=CSVLogger("logs"), callbacks=[FedProx(mu=0.25)], accelerator="cpu"
+    )
+    trainer.config = {"trainer": {"rounds": 1}}
+    trainer.fit(classifier(), TinyData())
+    assert trainer.run_dir is not None
+    assert yaml.safe_load((trainer.run_dir / "config.yaml").read_text()) == trainer.config
+    run = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
+    assert "mu=0.25" in run["methods"][0] and run["partition"] == trainer.federation.partition.hash
+    assert run["packages"]["flcog"] == flcog.__version__ and run["packages"].keys() >= {"torch", "lightning", "wandb"}
+    assert run["git_commit"] is None and run["command"] and run["seed"] == 0
+    hparams = yaml.safe_load((trainer.run_dir / "logs/lightning_logs/version_0/hparams.yaml").read_text())
+    assert hparams["run"] == run and hparams["config"] == trainer.config
+
+
+def test_the_git_commit_is_the_working_directorys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=me", "-c", "user.email=me@example.com"]
+        return subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+    from flcog.run_directory import git_commit
+
+    assert git_commit() is None
+    git("init")
+    Path("file").write_text("1")
+    git("add", "file")
+    git("commit", "-m", "first")
+    assert git_commit() == git("rev-parse", "HEAD")
+    Path("file").write_text("2")
+    assert git_commit() == git("rev-parse", "HEAD") + "+changes"
