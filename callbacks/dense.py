@@ -51,11 +51,16 @@ class DENSE(Method):
         generator_steps: of Adam in each, >= 1.
         batch_size: images made in an epoch, and in a step of the student, >= 2.
         generator_lr: of the generator's Adam, > 0.
-        oh, bn, adv: weights of the generator's three terms, >= 0.
+        oh: weight of the labels in the generator's loss, >= 0.
+        bn: weight of the BatchNorm statistics, >= 0.
+        adv: weight of the student's errors, >= 0.
         temperature: T, > 0.
-        lr, momentum: of the student's SGD.
-        crop, flip: the random view of images in both: moved by up to so many pixels, and mirrored or not.
-        latent, width: of the generator, >= 1.
+        lr: of the student's SGD, > 0.
+        momentum: of the student's SGD, in [0, 1).
+        crop: pixels by which models see an image moved at most, at random, >= 0.
+        flip: whether models see half of the images mirrored; not for digits.
+        latent: length of z, >= 1.
+        width: channels of the generator, >= 1.
 
     Example:
         >>> DENSE(epochs=10).individual_uploads

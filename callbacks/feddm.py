@@ -54,11 +54,14 @@ class FedDM(Method):
 
     Args:
         images_per_class: size of a client's set, >= 1.
-        image_lr, image_momentum: of the images' SGD.
+        image_lr: of the images' SGD, > 0.
+        image_momentum: of the images' SGD, in [0, 1).
         rho: radius of the ball, >= 0.
         server_epochs: passes of the server over the images, >= 1.
         server_batch_size: images in its steps, >= 1.
-        server_lr, server_momentum, server_weight_decay: of its SGD.
+        server_lr: of the server's SGD, > 0.
+        server_momentum: of the server's SGD, in [0, 1).
+        server_weight_decay: of the server's SGD, >= 0.
 
     Example:
         >>> FedDM(rho=1.0).tasks

@@ -52,13 +52,16 @@ class FedGen(Method):
     https://arxiv.org/abs/2105.10056; https://github.com/zhuangdizhu/FedGen, whose third server term has weight 0.
 
     Args:
-        alpha, beta: strengths of the clients' two terms, >= 0; the authors take 10 for MNIST and 1 for EMNIST.
+        alpha: strength of the clients' cross-entropy, >= 0; the authors take 10 for MNIST and 1 for EMNIST.
+        beta: strength of the clients' divergence, >= 0; the authors' is equal to alpha.
         decay: of both, and of the generator's learning rate, by round, in (0, 1].
         guided_steps: local steps with the two terms, >= 0.
         batch_size: generated features in a step of client or server, >= 2.
-        noise_dim, hidden: widths of the generator, >= 1.
+        noise_dim: length of e, >= 1.
+        hidden: width of the generator, >= 1.
         server_steps: of the generator's training in a round, >= 1.
-        lr, weight_decay: of its Adam.
+        lr: of its Adam, > 0.
+        weight_decay: of its Adam, >= 0.
         seed: of its first weights.
 
     Example:

@@ -69,7 +69,9 @@ class VHL(Method):
     Tang et al., Virtual Homogeneity Learning, ICML 2022, https://arxiv.org/abs/2206.02465; https://github.com/wizard1203/VHL.
 
     Args:
-        virtual, align, virtual_align: weights of the three terms, >= 0.
+        virtual: weight of the virtual samples' cross-entropy, >= 0.
+        align: weight of the contrast of real and virtual features, >= 0.
+        virtual_align: weight of the contrast among virtual features, >= 0.
         temperature: of both contrasts, > 0.
         batch_size: virtual samples in a step, >= 1.
         samples_per_class: size of the virtual set, >= 1.

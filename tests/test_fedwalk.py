@@ -145,12 +145,14 @@ def test_resumed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
     method = partial(FedWalk, leash=tiny_leash(), tau=ALWAYS, num_steps=5, beta=0.5, mode="train")
     module = partial(classifier, network=NoisyNet)
     whole, half = (fit(tmp_path, method(), module=module(), rounds=rounds) for rounds in (4, 2))
-    resumed = fit(tmp_path, method(), module=module(), rounds=4, ckpt_path=str(half.run_dir))
-    assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())
-    assert columns(resumed.history) == columns(whole.history)
+    assert half.run_dir is not None
     saved = torch.load(half.run_dir / "checkpoints" / "last.ckpt", weights_only=True)["servers"]["FedWalk"]
     # The runs part in the middle of a pass over the leash.
     assert int(saved["rounds"]) == 2 and int(saved["steps"]) % 6 == 4
+    resumed = fit(tmp_path, method(), module=module(), rounds=4, ckpt_path=str(half.run_dir))
+    assert len(resumed.recorded) == 2
+    assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())
+    assert columns(resumed.history) == columns(whole.history)
 
 
 # Modes of the model -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""What the README shows works as it stands."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flcog
+from flcog.datamodules import Digits
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+def execute(block: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(block, "README.md", "exec"), namespace)
+    return namespace
+
+
+def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    history = execute(BLOCKS[0].replace("local_steps=20", "local_steps=2"))["trainer"].history
+    assert [row["round"] for row in history] == [1, 2, 3, 4, 5] and "test/accuracy" in history[-1]
+
+
+def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = BLOCKS[1]
+    body = [line for line in block.splitlines() if line.strip()]
+    assert len(body) <= 20, "a method of twenty lines"
+    monkeypatch.setitem(sys.modules, "readme", type(sys)("readme"))  # dataclasses look their module up
+    method = execute(block)["FollowTheCrowd"]
+
+    def params(executor: Any, *callbacks: Any) -> Any:
+        trainer = flcog.FederatedTrainer(
+            rounds=2, local_steps=2, executor=executor, callbacks=list(callbacks), logger=False, default_root_dir=str(tmp_path)
+        )
+        torch.manual_seed(0)
+        trainer.prepare(flcog.Classifier(flcog.models.SoftmaxRegression(784, 10)), Digits(num_clients=4))
+        trainer.train_round()
+        trainer.train_round()
+        return trainer.params["model.head.weight"]
+
+    alone, vmapped, without = params("loop", method()), params("vmap", method()), params("loop")
+    assert (alone - vmapped).abs().max() < 1e-6 < (alone - without).abs().max()
+
+
+def test_every_command_names_files_that_exist() -> None:
+    for path in re.findall(r"-c (configs/\S+\.yaml)", README):
+        assert (ROOT / path).is_file(), path
