@@ -139,7 +139,9 @@ class FedDM(Method):
         return Upload(None, {}, mean={"loss": ctx.client["loss"]}, sum=made)
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        sets = [(upload.sum["images"], upload.sum["present"] > 0) for upload in messages.individual]
+        # By client, as the server's shuffle must not depend on the order in which an executor hands them over.
+        uploads = sorted(messages.individual, key=lambda upload: upload.client)
+        sets = [(upload.sum["images"], upload.sum["present"] > 0) for upload in uploads]
         inputs = torch.cat([images[present].flatten(0, 1) for images, present in sets])
         labels = torch.cat([present.nonzero().repeat_interleave(self.images_per_class) for _, present in sets])
         model = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}

@@ -1,7 +1,6 @@
 """FedReg: local steps must not undo what the global model knows."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +75,7 @@ class FedReg(Method):
     eta_p: float = 0.001
     steps: int = 10
 
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    tasks = ("classification",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

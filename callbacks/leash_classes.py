@@ -1,6 +1,9 @@
 """The ImageNet-1k classes of FedWalk's leash tasks, as WordNet ids: for ``ImageFolders(classes=[...])``, whose folders bear them.
 
 Zhai et al., 2024, https://arxiv.org/abs/2404.11888, appendix B.
+
+>>> LEASHES["cifar10_lh"][:2]
+('n01644900', 'n04552348')
 """
 
 CIFAR10_TOP4 = {

@@ -10,7 +10,11 @@ from flcog.callbacks.leash_selection import choose, prompt, read_answer
 
 
 def read_classes(source: str) -> list[str]:
-    """The user's class names: separated by commas, or the lines of a file."""
+    """The user's class names: separated by commas, or the lines of a file.
+
+    >>> read_classes("cat, polar bear")
+    ['cat', 'polar bear']
+    """
     path = Path(source)
     names = path.read_text().splitlines() if path.is_file() else source.split(",")
     classes = [name.strip() for name in names if name.strip()]

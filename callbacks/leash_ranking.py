@@ -43,7 +43,11 @@ def wordnet_similarity(classes: Sequence[str], reference: dict[str, str]) -> np.
 
 
 def rank(similarity: np.ndarray, classes: Sequence[str], reference: dict[str, str], count: int) -> dict[str, list[str]]:
-    """The ``count`` most similar labels of each class; equals in the reference's order."""
+    """The ``count`` most similar labels of each class; equals in the reference's order.
+
+    >>> rank(np.array([[0.2, 0.9]]), ["cat"], {"n1": "dog", "n2": "tabby"}, count=1)
+    {'cat': ['n2']}
+    """
     labels = list(reference)
     order = np.argsort(-similarity, axis=1, kind="stable")[:, :count]
     return {name: [labels[i] for i in row] for name, row in zip(classes, order, strict=True)}

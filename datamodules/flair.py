@@ -131,8 +131,9 @@ class FLAIR(FederatedDataModule):
         key = "labels" if self.labels == "coarse" else "fine_grained_labels"
         for number, entry in enumerate(read_objects(path)):
             try:
-                labels = [column[label] for label in entry[key]]
-                parts[entry["partition"]].add(entry["user_id"], (entry["image_id"], labels))
+                own = parts[entry["partition"]].of(entry["user_id"])
+                if own is not None:
+                    own.append((entry["image_id"], [column[label] for label in entry[key]]))
             except KeyError as error:
                 raise ValueError(f"{path}: image {number} has an unknown or no {error}: {json.dumps(entry)[:200]}") from error
         for part, images in parts.items():
@@ -160,29 +161,27 @@ _Image = tuple[str, list[int]]
 
 @dataclass
 class _UserImages:
-    """The images of at most ``limit`` users: those whose keys are smallest. No more users than that are ever held."""
+    """The images of at most ``limit`` users: those whose keys are smallest. Of all others only the names are kept."""
 
     seed: int
     limit: int | None
     by_user: dict[str, list[_Image]] = field(default_factory=dict)
     _largest_first: list[tuple[int, str]] = field(default_factory=list)
+    _turned_away: set[str] = field(default_factory=set)
 
-    def add(self, user: str, image: _Image) -> None:
-        if user in self.by_user or self._admit(user):
-            self.by_user[user].append(image)
-
-    def _admit(self, user: str) -> bool:
-        # The bar only falls, so a user who was turned away or put out never comes back: users are held with all images or none.
-        entry = (-fold(self.seed, user), user)
-        if self.limit is None or len(self._largest_first) < self.limit:
-            heapq.heappush(self._largest_first, entry)
-        else:
-            put_out = heapq.heappushpop(self._largest_first, entry)[1]
-            if put_out == user:
-                return False
-            del self.by_user[put_out]
-        self.by_user[user] = []
-        return True
+    def of(self, user: str) -> list[_Image] | None:
+        """The user's images so far, to append to, or None for a user who is not among the chosen."""
+        if user in self._turned_away:
+            return None
+        if user not in self.by_user:
+            # The bar only falls, so whoever was turned away or put out never comes back: users are held with all images or none.
+            self.by_user[user] = []
+            heapq.heappush(self._largest_first, (-fold(self.seed, user), user))
+            if self.limit is not None and len(self.by_user) > self.limit:
+                put_out = heapq.heappop(self._largest_first)[1]
+                del self.by_user[put_out]
+                self._turned_away.add(put_out)
+        return self.by_user.get(user)
 
     def in_order(self) -> list[list[_Image]]:
         """One user after another, so that a client's images lie together on disk."""

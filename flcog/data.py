@@ -346,17 +346,21 @@ def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -
 
     A held-out part has at least one sample if the client can spare it: a client's last sample always trains.
     """
-    if not any(fractions):
-        nothing = Partition(np.zeros(0, np.int64), np.zeros(partition.num_clients + 1, np.int64))
-        return partition, nothing, nothing
-    rng = np.random.default_rng([seed, 1])
-    parts: tuple[list[np.ndarray], ...] = ([], [], [])
-    for k in range(partition.num_clients):
-        indices = rng.permutation(partition.client(k))
-        spare = max(0, len(indices) - 1)
-        test = min(spare, round(len(indices) * fractions[0]) or int(fractions[0] > 0))
-        val = min(spare - test, round(len(indices) * fractions[1]) or int(fractions[1] > 0))
-        for part, chunk in zip(parts, (indices[test + val :], indices[:test], indices[test : test + val]), strict=True):
-            part.append(np.sort(chunk))
-    train, test_part, val_part = (Partition.from_clients(part) for part in parts)
-    return train, test_part, val_part
+    sizes = partition.sizes
+    spare = np.maximum(0, sizes - 1)
+    test, val = (np.maximum(np.rint(sizes * fraction), float(fraction > 0)).astype(np.int64) for fraction in fractions)
+    test = np.minimum(test, spare)
+    val = np.minimum(val, spare - test)
+    # Each sample's place in a random order of its client's samples decides where it goes.
+    client = np.repeat(np.arange(partition.num_clients), sizes)
+    shuffled = np.lexsort((np.random.default_rng([seed, 1]).random(len(client)), client))
+    place = np.empty(len(client), np.int64)
+    place[shuffled] = np.arange(len(client)) - partition.offsets[:-1][client]
+    part = np.where(place < test[client], 1, np.where(place < (test + val)[client], 2, 0))
+
+    def pick(number: int) -> Partition:
+        chosen = part == number
+        counts = np.bincount(client[chosen], minlength=partition.num_clients)
+        return Partition(partition.indices[chosen], np.concatenate([[0], np.cumsum(counts)]))
+
+    return pick(0), pick(1), pick(2)

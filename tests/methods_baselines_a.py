@@ -69,6 +69,6 @@ CASES: dict[str, Case] = {
         FedReg(gamma=0.6, eta_s=0.2, eta_p=0.02, steps=2),
         partial(fedreg.run, gamma=0.6, eta_s=0.2, eta_p=0.02, steps=2),
         data=ODD_BATCHES,
-        options=RAGGED,
+        options={"local_epochs": 1},
     ),
 }

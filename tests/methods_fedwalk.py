@@ -1,20 +1,23 @@
-"""Cases of the registry: FedWalk."""
+"""Cases of the registry: FedWalk and LeashPretraining."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, TinyData
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier
 from methods import RAGGED, Case
 from reference import fedwalk
 from reference.common import Problem, State
 from torch import Tensor, nn
 
+import flcog
 from flcog.callbacks.fedwalk import FedWalk
 from flcog.callbacks.leash import leash_rows, linear_head
+from flcog.callbacks.leash_pretraining import LeashPretraining
 from flcog.datamodules import ArrayData
 from flcog.randomness import generator
+from flcog.schedules import Piecewise
 
 WIDTH = 8
 """Features of the tiny networks."""
@@ -29,11 +32,10 @@ def tiny_leash(num_classes: int = 5, task: str = "classification", **options: An
     return ArrayData(train_inputs=inputs, train_targets=targets, num_clients=1, batch_size=4, eval_batch_size=10, **options)
 
 
-def own_head(num_outputs: int, first_round: int = 0) -> nn.Linear:
-    """The leash's head as the engine draws it, at seed 0, in the first round that leashes."""
-    values = linear_head(WIDTH, num_outputs, generator(0, first_round, "server", "FedWalk head"), torch.zeros(()).double())
+def own_head(num_outputs: int, *key: int | str) -> nn.Linear:
+    """The leash's own head as the engine draws it from ``key``."""
     head = nn.Linear(WIDTH, num_outputs).double()
-    head.load_state_dict(values)
+    head.load_state_dict(linear_head(WIDTH, num_outputs, generator(*key), head.weight))
     return head
 
 
@@ -49,16 +51,36 @@ def client_data(client: int) -> tuple[Tensor, Tensor]:
     return inputs.double(), targets
 
 
+def tensors(leash: ArrayData) -> tuple[Tensor, Tensor]:
+    samples = leash.federation.train
+    return torch.as_tensor(samples.inputs).double(), samples.targets
+
+
 def reference(leash: Callable[[], ArrayData], shared: bool = False, **arguments: Any) -> Callable[..., State]:
     """The paper's algorithm on this leash."""
 
     def run(problem: Problem, **more: Any) -> State:
         federation = leash().federation
-        head = None if shared else own_head(1 if federation.task == "regression" else federation.num_classes)
-        everything = federation.train.inputs.double(), federation.train.targets
-        return fedwalk.run(problem, client_data, everything, leash_batch, head, **(arguments | more))
+        num_outputs = 1 if federation.task == "regression" else federation.num_classes
+        head = None if shared else own_head(num_outputs, 0, 0, "server", "FedWalk head")
+        return fedwalk.run(problem, client_data, tensors(leash()), leash_batch, head, **(arguments | more))
 
     return run
+
+
+def pretraining(num_classes: int, shared: bool, **arguments: Any) -> Callable[[Problem], State]:
+    """The paper's comparison arm."""
+
+    def run(problem: Problem) -> State:
+        head = None if shared else own_head(num_classes, 0, "leash", "head")
+        return fedwalk.pretrain(problem, tensors(tiny_leash(num_classes)), leash_batch, head, **arguments)
+
+    return run
+
+
+def double_classifier(*arguments: Any) -> flcog.ClientModule:
+    """Pre-training is in the precision in which the module comes."""
+    return classifier(*arguments).double()
 
 
 CASES: dict[str, Case] = {
@@ -72,5 +94,10 @@ CASES: dict[str, Case] = {
         FedWalk(leash=tiny_leash(NUM_CLASSES), tau=-1.1, bias_correction=True, head="shared"),
         reference(partial(tiny_leash, NUM_CLASSES), shared=True, tau=-1.1, correction=True),
         neutral=FedWalk(leash=tiny_leash(NUM_CLASSES), tau=-float("inf"), head="shared"),
+    ),
+    "LeashPretraining": Case(
+        LeashPretraining(leash=tiny_leash(), num_steps=7, lr=Piecewise([0.3, 0.1], [3])),
+        pretraining(5, shared=False, lr=[0.3] * 3 + [0.1] * 4),
+        module=double_classifier,
     ),
 }

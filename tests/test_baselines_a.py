@@ -209,18 +209,16 @@ def test_fedexp_step_size_by_hand() -> None:
 # FedDC ------------------------------------------------------------------------------------------------------------------------------
 
 
-RUN: dict[str, Any] = {"rounds": 30, "clients_per_round": 3, "local_steps": 5}
-
-
 def test_feddc_reaches_the_optimum_that_fedavg_misses() -> None:
     def error(*methods: Callback) -> float:
         data = Quadratics(num_clients=3, zeta=5.0, dimension=2, samples_per_client=4, batch_size=4)
-        module = LeastSquares(nn.Linear(1, 2, bias=False), partial(torch.optim.SGD, lr=0.05))
-        trainer = train(*methods, module=module, data=data, executor="vmap", **RUN)
+        module = LeastSquares(nn.Linear(1, 2, bias=False), partial(torch.optim.SGD, lr=0.08))
+        options: dict[str, Any] = {"rounds": 12, "clients_per_round": 3, "local_steps": 5, "executor": "vmap"}
+        trainer = train(*methods, module=module, data=data, **options)
         return float((trainer.params["model.weight"].squeeze(1) - data.optimum).norm())
 
-    assert error() > 0.05
-    assert error(FedDC(alpha=0.1)) < 1e-4
+    assert error() > 0.1
+    assert error(FedDC(alpha=0.1)) < 0.005
 
 
 def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def image_classifier() -> flcog.Classifier:
     )
 
 
-IMAGES: dict[str, Any] = {"clients_per_round": 2, "local_steps": 1, "rounds": 2}
+IMAGES: dict[str, Any] = {"clients_per_round": 2, "local_steps": 2, "rounds": 2}
 
 
 @pytest.mark.parametrize("changes", [{"generation_batch_size": 4}, {"generator": True, "generation_batch_size": 4}])

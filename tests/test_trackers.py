@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,18 @@ def wandb_files(trainer: flcog.FederatedTrainer) -> list[Path]:
     return sorted(trainer.run_dir.absolute().glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
 
 
-def records(path: Path) -> Iterator[Any]:
-    """What W&B wrote for its server: a LevelDB log, whose blocks of 32 KiB hold records or parts of them."""
+def records(path: Path, kind: str) -> list[Any]:
+    """What W&B wrote for its server about one kind of thing. Its own process does so, and may end later than the run."""
+    for _ in range(200):
+        found = list(all_records(path))
+        if found and found[-1].WhichOneof("record_type") == "exit":
+            return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never ended")
+
+
+def all_records(path: Path) -> Iterator[Any]:
+    """The records of a LevelDB log, whose blocks of 32 KiB hold whole ones or parts."""
     data, position, whole = path.read_bytes(), 7, b""
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
@@ -76,8 +87,12 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    rows = [record.history.item for record in records(path) if record.WhichOneof("record_type") == "history"]
-    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row} for row in rows]
+    rows = records(path, "history")
+    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in rows]
+
+
+def x_axis(path: Path) -> str:
+    return [metric.step_metric for metric in records(path, "metric") if metric.glob_name == "*"][-1]
 
 
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +128,8 @@ def test_wandb_is_told_the_rows_by_round_and_what_the_run_is() -> None:
     trainer = fit(True, None, FedProx(mu=0.25))
     (file,) = wandb_files(trainer)
     assert [without_times(row) for row in history(file)] == [without_times(row) for row in trainer.history]
-    metrics = [record.metric for record in records(file) if record.WhichOneof("record_type") == "metric"]
-    assert [metric.step_metric for metric in metrics if metric.glob_name == "*"][-1] == "round"
-    updates = [u for record in records(file) if record.WhichOneof("record_type") == "config" for u in record.config.update]
+    assert x_axis(file) == "round"
+    updates = [update for record in records(file, "config") for update in record.update]
     assert "FedProx(" in json.loads(next(update.value_json for update in updates if update.key == "run"))["methods"][0]
 
 
@@ -153,8 +167,7 @@ def test_wandbs_own_switches_are_respected(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     (file,) = wandb_files(fit(rounds=1))
-    (run,) = [record.run for record in records(file) if record.WhichOneof("record_type") == "run"]
-    assert run.project == "mine" and os.environ["WANDB_MODE"] == "offline"
+    assert records(file, "run")[0].project == "mine" and os.environ["WANDB_MODE"] == "offline"
 
 
 def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +204,7 @@ def test_named_loggers_write_into_the_runs_directory() -> None:
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["run"]["model"] == "MLP"
     (file,) = wandb_files(trainer)
     assert [row["fl-round"] for row in history(file)] == [1, 2]
-    metrics = [record.metric for record in records(file) if record.WhichOneof("record_type") == "metric"]
-    assert [metric.step_metric for metric in metrics if metric.glob_name == "*"][-1] == "fl-round"
+    assert x_axis(file) == "fl-round"
 
 
 def test_an_absolute_path_is_the_users_wish(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ What it leaves open is as flcog has it: L^s starts at infinity, and the leash re
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from reference import fedavg
 from reference.common import Problem, State, average, shares, train
 from torch import Tensor, nn
 
@@ -69,3 +71,13 @@ def run(
             row = {"client_loss": compared, "leash_loss": leash_loss, "llr": llr, "applied": applied, "steps": taken}
             trace.append({f"fedwalk/{name}": float(value) for name, value in row.items()})
     return model.state_dict()
+
+
+def pretrain(
+    problem: Problem, leash: Data, batch: Callable[[int], Tensor], head: nn.Linear | None, lr: list[float], mode: str = "eval"
+) -> State:
+    """The arm of section 5.3 (2): as many leash steps as there are learning rates, and then federated averaging."""
+    model, head = copy.deepcopy(problem.model), copy.deepcopy(head)
+    for step, rate in enumerate(lr):
+        leash_steps(model, head, [(leash[0][batch(step)], leash[1][batch(step)])], rate, mode)
+    return fedavg.run(replace(problem, model=model.train()))
