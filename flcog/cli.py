@@ -39,7 +39,7 @@ class Commands(FederatedTrainer):
         if plot is not None:
             partition_figure(federation).savefig(plot, dpi=200, bbox_inches="tight")
         if save is not None:
-            federation.partition.save(save)
+            federation.split.save(save)
 
     def bench(self, model: Any, datamodule: FederatedDataModule, repeats: int = 5) -> None:
         """Time the config's rounds against a bare PyTorch loop of the same SGD steps.

@@ -132,12 +132,19 @@ class Federation:
     client_test: Partition | None = None
     augment: Augment | None = None
     class_names: tuple[str, ...] | None = None
+    whole: Partition | None = None
+    """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
     ledger: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Bytes (up, down) that an exchange before round 1 sent, by method."""
 
     @property
     def num_clients(self) -> int:
         return self.partition.num_clients
+
+    @property
+    def split(self) -> Partition:
+        """What papers cite and ``Saved`` loads: the partition with what is held out of it."""
+        return self.whole or self.partition
 
     def load(
         self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None
@@ -310,7 +317,8 @@ class FederatedDataModule(L.LightningDataModule):
             return
         splits = self.load()
         partition = (self.partitioner or IID())(splits.train, self.num_clients, self.partition_seed)
-        partition, client_test, client_val = _hold_out(partition, (self.client_test, self.client_val), self.partition_seed)
+        whole = partition
+        partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)
         empty = np.flatnonzero(partition.sizes == 0)
         if len(empty):
             raise ValueError(
@@ -329,6 +337,7 @@ class FederatedDataModule(L.LightningDataModule):
             client_test=client_test if self.client_test else None,
             augment=self.augment(),
             class_names=self.class_names,
+            whole=whole if self.client_test or self.client_val else None,
         )
 
     @property

@@ -72,7 +72,7 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
         "samples/left_out": len(federation.train) - int(sizes.sum()) - sum(int(part.sum()) for part in parts.values()),
         **{f"samples/client_{name}": int(part.sum()) for name, part in parts.items()},
         "classes": federation.num_classes,
-        "hash": federation.partition.hash,
+        "hash": federation.split.hash,
         "imbalance/classes": _ratio(per_class),
         "imbalance/clients": _ratio(sizes),
         "kl/pooled": float(pooled_kl),

@@ -144,7 +144,8 @@ class Program:
 
     def over_data(self, params: Params, buffers: Params, batch: Batch, local: Local) -> list[Slot]:
         """What methods measure on a batch of the client's own data, once it has trained."""
-        contexts, values = self.contexts(local, buffers, local.num_steps), [{} for _ in self.methods]
+        contexts = self.contexts(local, buffers, local.num_steps)
+        values: list[Slot] = [{} for _ in self.methods]
         for i, method in self.measurers:
             values[i] = method.over_data(self.apply(buffers), params, batch, contexts[i])
         return values

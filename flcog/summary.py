@@ -65,7 +65,7 @@ def setting(trainer: "FederatedTrainer") -> Rows:
         ("task", federation.task + (f", {federation.num_classes} classes" if federation.task != "regression" else "")),
         ("model", f"{type(network).__name__}, {num_parameters:,} parameters"),
         ("data", f"{type(trainer.datamodule).__name__}, {len(federation.partition.indices):,} samples{tests}"),
-        ("clients", f"{federation.num_clients:,} (partition {federation.partition.hash}), {trainer.cohort_size():,} a round"),
+        ("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {trainer.cohort_size():,} a round"),
         ("local work", f"{work}, batches of {trainer.batching.batch_size}"),
         ("methods", "\n".join(map(describe, trainer.methods)) or "none: plain FedAvg"),
         *((topic, text or topic) for topic, _, text in notes),

@@ -753,7 +753,7 @@ class FederatedTrainer:
             "num_parameters": sum(p.numel() for p in self.params.values()),
             "data": type(datamodule).__name__,
             "num_clients": self.federation.num_clients,
-            "partition": self.federation.partition.hash,
+            "partition": self.federation.split.hash,
             "executor": self.executor.name,
             "processes": self.fabric.world_size,
             "seed": self.seed,
