@@ -2,32 +2,78 @@
 
 from flcog.callbacks.client_dropout import ClientDropout
 from flcog.callbacks.clip_gradient import ClipGradient
+from flcog.callbacks.dense import DENSE
+from flcog.callbacks.ditto import Ditto
+from flcog.callbacks.early_stopping import EarlyStopping
 from flcog.callbacks.equal_weights import EqualWeights
 from flcog.callbacks.fedavgm import FedAvgM
+from flcog.callbacks.fedcog import FedCOG
+from flcog.callbacks.feddc import FedDC
+from flcog.callbacks.feddecorr import FedDecorr
 from flcog.callbacks.feddisco import FedDisco
+from flcog.callbacks.feddm import FedDM
 from flcog.callbacks.feddyn import FedDyn
+from flcog.callbacks.fedexp import FedExP
+from flcog.callbacks.fedgen import FedGen
 from flcog.callbacks.fednova import FedNova
 from flcog.callbacks.fedopt import FedAdagrad, FedAdam, FedYogi
 from flcog.callbacks.fedprox import FedProx
+from flcog.callbacks.fedpvr import FedPVR
+from flcog.callbacks.fedreg import FedReg
+from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.fedsam import FedSAM
+from flcog.callbacks.fedwalk import FedWalk
+from flcog.callbacks.fine_tune import FineTune
+from flcog.callbacks.generated_images import GeneratedImages
+from flcog.callbacks.generation_time import GenerationTime
+from flcog.callbacks.leash_pretraining import LeashPretraining
+from flcog.callbacks.local_models import LocalModels
+from flcog.callbacks.moon import MOON
+from flcog.callbacks.rounds_to_target import RoundsToTarget
 from flcog.callbacks.scaffold import SCAFFOLD
 from flcog.callbacks.stragglers import Stragglers
-from flcog.observers import Checkpoint
+from flcog.callbacks.vhl import VHL
+from flcog.checkpointing import Checkpoint
+from flcog.progress import ProgressBar
+from flcog.summary import Summary
 
 __all__ = [
+    "DENSE",
+    "MOON",
     "SCAFFOLD",
+    "VHL",
     "Checkpoint",
     "ClientDropout",
     "ClipGradient",
+    "Ditto",
+    "EarlyStopping",
     "EqualWeights",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
+    "FedCOG",
+    "FedDC",
+    "FedDM",
+    "FedDecorr",
     "FedDisco",
     "FedDyn",
+    "FedExP",
+    "FedGen",
     "FedNova",
+    "FedPVR",
     "FedProx",
+    "FedReg",
+    "FedRep",
     "FedSAM",
+    "FedWalk",
     "FedYogi",
+    "FineTune",
+    "GeneratedImages",
+    "GenerationTime",
+    "LeashPretraining",
+    "LocalModels",
+    "ProgressBar",
+    "RoundsToTarget",
     "Stragglers",
+    "Summary",
 ]

@@ -44,7 +44,7 @@ class Ditto(Method):
         if self.lr is not None and self.lr <= 0:
             raise ValueError(f"Ditto: lr must be positive, or None for the local optimiser's; got {self.lr}")
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         return {"personal": dict(params)}
 
     def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:

@@ -100,11 +100,11 @@ class FedCOG(Method):
         # The first round of generation needs the local models that earlier rounds left behind.
         return super().active(max(round, self.start_round) if self._disagrees else round)
 
-    def init_client(self, params: Params, buffers: Params | None = None) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         if not self._disagrees:
             return {}
         # The model it receives, which disagrees with nothing.
-        return {"params": params, "buffers": buffers or {}}
+        return {"params": params, "buffers": buffers}
 
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
         shape = _input_shape(client.federation, images=self.generator)

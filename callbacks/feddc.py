@@ -49,7 +49,7 @@ class FedDC(Method):
     def init_server(self, params: Params) -> Slot:
         return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}
 
     def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:

@@ -48,7 +48,7 @@ class FedDyn(Method):
     def init_server(self, params: Params) -> Slot:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         return {"g": {name: torch.zeros_like(value) for name, value in params.items()}}
 
     def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:

@@ -56,7 +56,7 @@ class FedPVR(Method):
             )
         return {"c": c}
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         return self.init_server(params)
 
     def broadcast(self, server: Slot) -> Slot:

@@ -55,7 +55,7 @@ class FedRep(Method):
             raise ValueError(f"FedRep: head={self.head!r} is in {which} of the parameters' names, which are {', '.join(params)}")
         return {}
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         return {"head": {name: value for name, value in params.items() if re.search(self.head, name)}}
 
     def start(self, params: Params, ctx: Context) -> Params:

@@ -21,7 +21,8 @@ def feature_generator(noise_dim: int, num_classes: int, hidden: int, num_feature
     rng, values = torch.Generator().manual_seed(seed), {}
     for name, rows, columns in (("first", hidden, noise_dim + num_classes), ("last", num_features, hidden)):
         for part, shape in (("weight", (rows, columns)), ("bias", (rows,))):
-            values[f"{name}.{part}"] = (2 * torch.rand(shape, generator=rng) - 1) / columns**0.5
+            # In float32 whatever the run's precision, which would change the numbers drawn.
+            values[f"{name}.{part}"] = (2 * torch.rand(shape, generator=rng, dtype=torch.float32) - 1) / columns**0.5
     norm = {"weight": 1.0, "bias": 0.0, "mean": 0.0, "var": 1.0}
     return values | {f"norm.{name}": torch.full((hidden,), value) for name, value in norm.items()}
 

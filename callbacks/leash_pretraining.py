@@ -28,7 +28,7 @@ class LeashPretraining(Method):
     FedWalk's comparison arm: with as many steps as :class:`~flcog.callbacks.FedWalk` has taken (its column ``fedwalk/steps``) it
     costs the same, and differs in that the leash is held only before the walk. The task's head is thrown away afterwards, unless
     it is the model's. It runs where the model is made, on the CPU, and again on every start of a run, also of one that then
-    resumes from a checkpoint, whose parameters take the place of the result.
+    resumes from a checkpoint, whose parameters take the place of the result. With a ``start_round`` above 0 there is none.
 
     Zhai et al., The Dog Walking Theory: Rethinking Convergence in Federated Learning, 2024, section 5.3 (2),
     https://arxiv.org/abs/2404.11888.
@@ -67,6 +67,8 @@ class LeashPretraining(Method):
         return Leash(self.name, self.leash, self.head, self.mode)
 
     def configure_model(self, model: ClientModule) -> ClientModule:
+        if not self.active(0):
+            return model
         task = self._task
         task.check(model)
         # A copy: the user's module may serve another run, which trains it anew.

@@ -90,9 +90,9 @@ class MOON(Method):
         model.model = Projected(model.model, self.projection)
         return model
 
-    def init_client(self, params: Params, buffers: Params | None = None) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         has_previous = next(iter(params.values())).new_zeros(())
-        return {"params": dict(params), "buffers": dict(buffers or {}), "has_previous": has_previous}
+        return {"params": dict(params), "buffers": dict(buffers), "has_previous": has_previous}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         z = apply.features(params, batch.inputs)

@@ -44,7 +44,7 @@ class SCAFFOLD(Method):
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
 
     def broadcast(self, server: Slot) -> Slot:

@@ -69,7 +69,7 @@ class CropFlip:
     def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
         draws = hash64(keys + _CROP_FLIP)
         mirrored = (draws & np.uint64(1)).astype(bool)
-        upside_down = (draws & np.uint64(2)).astype(bool) if self.vertical else np.zeros(len(keys), dtype=bool)
+        upside_down = (draws & np.uint64(2)).astype(bool) if self.vertical else None
         positions = np.uint64(2 * self.padding + 1)
         tops = (draws >> np.uint64(2)) % np.uint64(2**31) % positions
         lefts = (draws >> np.uint64(33)) % positions

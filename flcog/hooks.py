@@ -280,7 +280,7 @@ class Method(Callback):
         """The server's state for this method. *Own slot.*"""
         return {}
 
-    def init_client(self, params: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params) -> Slot:
         """A client's state before its first round (made when it is first sampled). *Own slot.*"""
         return {}
 

@@ -132,8 +132,10 @@ def _clear_errors(path: Path) -> Iterator[None]:
 
 
 def _number(text: str) -> float:
-    value = float(text)
-    return int(value) if value.is_integer() and "." not in text and "e" not in text else value
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def environment() -> dict[str, Any]:

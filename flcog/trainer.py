@@ -456,7 +456,7 @@ class FederatedTrainer:
             data = ClientView(work.client, work.num_samples, round, self.federation)
             for method in methods:
                 slot = stored.get(method.name)
-                work.slots.append(method.init_client(self.params) if slot is None else slot)
+                work.slots.append(method.init_client(self.params, self.buffers) if slot is None else slot)
                 draws = {}
                 if method.overrides("draw"):
                     draws = method.draw(generator(self.seed, round, work.client, "draw", method.name), data)
@@ -606,7 +606,7 @@ class FederatedTrainer:
                     raise ValueError(
                         f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
                     )
-                model = method.configure_model(model)
+                model = _in_float32(method.configure_model, model)
         model = model.to(self.fabric.device, DTYPES[self.precision])
         if self.fabric.world_size > 1:
             for tensor in model.state_dict().values():
@@ -853,6 +853,16 @@ CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 def num_cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_float32(function: Callable[..., Any], *args: Any) -> Any:
+    """New layers draw the same weights whatever the run's precision, as the model's own did before the run."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        return function(*args)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _all_reduce(tensor: Tensor) -> Tensor:

@@ -40,13 +40,11 @@ CASES: dict[str, Case] = {
         data=ODD_BATCHES,
         options=RAGGED,
     ),
-    # Every client in every round: under vmap, newcomers' and others' slots differ until `init_client` is told the buffers.
     "MOON-batchnorm": Case(
         MOON(mu=2.0, projection=None),
         partial(moon.run, mu=2.0, temperature=0.5),
         neutral=MOON(mu=0.0, projection=None),
         module=partial(classifier, network=BatchNormFeatures),
-        options={"clients_per_round": 1.0},
     ),
     "FedDecorr": Case(
         FedDecorr(beta=0.3),

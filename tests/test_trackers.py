@@ -111,7 +111,7 @@ def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> N
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
     environment |= {"HOME": str(home), "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, "-c", script], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
     assert "wandb:" not in result.stdout + result.stderr, "W&B says nothing of its own"

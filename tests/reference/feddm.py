@@ -27,7 +27,7 @@ def match(
         for value in images.values():
             value.grad = torch.zeros_like(value) if value.grad is None else value.grad
         optimizer.step()
-    return {label: value.detach() for label, value in images.items()}, float(loss)
+    return {label: value.detach() for label, value in images.items()}, float(loss.detach())
 
 
 def run(problem: Problem, starts: list[list[Images]], image_lr: float, image_momentum: float, server: dict[str, float]) -> State:

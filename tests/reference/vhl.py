@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 def contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Khosla et al., 2020, eq. 2, row by row."""
-    unit = features / features.norm(dim=1, keepdim=True)
+    unit = features / features.norm(dim=1, keepdim=True).clamp(min=1e-12)
     losses = []
     for i in range(len(unit)):
         others = [a for a in range(len(unit)) if a != i]
