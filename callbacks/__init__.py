@@ -33,9 +33,7 @@ from flcog.callbacks.rounds_to_target import RoundsToTarget
 from flcog.callbacks.scaffold import SCAFFOLD
 from flcog.callbacks.stragglers import Stragglers
 from flcog.callbacks.vhl import VHL
-from flcog.checkpointing import Checkpoint
-from flcog.progress import ProgressBar
-from flcog.summary import Summary
+from flcog.observers import Checkpoint, ProgressBar, Summary
 
 __all__ = [
     "DENSE",

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import flcog.callbacks
 import flcog.datamodules
 from flcog.data import FederatedDataModule
+from flcog.hooks import Method
 from flcog.trainer import FederatedTrainer
 
 PACKAGE_FOLDERS = tuple(str(Path(module.__path__[0])) for module in (flcog, flcog.callbacks, flcog.datamodules))
@@ -150,7 +151,7 @@ def _own_reason(error: BaseException) -> str | None:
     while True:
         frames = traceback.extract_tb(error.__traceback__)
         if error.__cause__ is None:
-            ours = isinstance(error, ValueError) and frames[-1].filename.startswith(PACKAGE_FOLDERS)
+            ours = isinstance(error, ValueError | OSError) and frames[-1].filename.startswith(PACKAGE_FOLDERS)
             return " ".join([str(error), *getattr(error, "__notes__", [])]) if ours else None
         error = error.__cause__
 
@@ -169,7 +170,29 @@ def _replay(argv: list[str]) -> None:
     cast(Commands, cli.trainer).replay(cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
 
 
-OTHER_COMMANDS = {"replay": (_replay, "Run one client's local update of one round again, alone.")}
+def _methods(argv: list[str]) -> None:
+    """Show the methods to choose from, with what they send, measured."""
+    from flcog import tables
+
+    parser = argparse.ArgumentParser(prog="flcog methods", description=_methods.__doc__)
+    parser.add_argument("--markdown", action="store_true", help="as the README has it")
+    options = parser.parse_args(argv)
+    methods = [tables.example(cls) for cls in _classes(flcog.callbacks) if issubclass(cls, Method)]
+    rows = tables.method_rows(sorted(methods, key=lambda method: method.name.lower()))
+    if options.markdown:
+        print(tables.markdown(tables.METHOD_HEADER, rows))
+        return
+    for row in rows:
+        facts = [f"up {row.up}, down {row.down}", f"labels: {row.labels}"]
+        facts += [text for text, yes in (("stateful clients", row.stateful), ("no vmap", not row.vmap)) if yes]
+        facts += [] if row.secure_aggregation else ["not under secure aggregation"]
+        print(f"{row.name} ({row.year})\n    {row.does}\n    {'; '.join(facts)}")
+
+
+OTHER_COMMANDS = {
+    "methods": (_methods, "Show the methods to choose from, with what they send, measured."),
+    "replay": (_replay, "Run one client's local update of one round again, alone."),
+}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -180,7 +203,7 @@ def main(argv: list[str] | None = None) -> None:
             OTHER_COMMANDS[arguments[0]][0](arguments[1:])
         else:
             FederatedCLI(argv)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         reason = _own_reason(error)
         if reason is None:
             raise

@@ -188,7 +188,7 @@ class Preprocess:
         if std is not None and min(std) <= 0:
             raise ValueError(f"std must be positive; got {std}")
         self.mean, self.std = mean, std
-        self._affine: tuple[Tensor, Tensor] | None = None
+        self._affine: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
@@ -201,11 +201,12 @@ class Preprocess:
         return outputs.permute(0, 3, 1, 2) if outputs.ndim == 4 else outputs
 
     def _scale_and_shift(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        if self._affine is None or self._affine[0].device != inputs.device:
+        key = (inputs.device, inputs.dtype == torch.uint8)
+        if key not in self._affine:
             mean, std = torch.tensor(self.mean or (0.0,)), torch.tensor(self.std or (1.0,))
             unit = 255.0 if inputs.dtype == torch.uint8 else 1.0
-            self._affine = ((1 / (std * unit)).to(inputs.device), (-mean / std).to(inputs.device))
-        return self._affine
+            self._affine[key] = ((1 / (std * unit)).to(inputs.device), (-mean / std).to(inputs.device))
+        return self._affine[key]
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,7 @@ class FederatedTrainer:
             self._observe("on_fit_start")
             while self.round < self.rounds and not self.should_stop:
                 self._run_round()
+            self._hand_over()
             self._observe("on_fit_end")
             status = "success"
         except BaseException as exception:
@@ -293,6 +294,12 @@ class FederatedTrainer:
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
         return self._advance(self.sample(self.round))
+
+    def collect(self) -> Aggregate:
+        """One round's client side alone, after :meth:`prepare`: what the server would receive. The model stays as it is."""
+        methods = [method for method in self.methods if method.active(self.round)]
+        clients, steps = self._plan(methods, self.sample(self.round), self.round)
+        return self._train_clients(methods, self._make_cohort(methods, clients, self.round, {}), steps, directions=False)
 
     # A round ----------------------------------------------------------------------------------------------------------------------
 
@@ -726,6 +733,12 @@ class FederatedTrainer:
 
     def _to_device(self, tree: Any) -> Any:
         return pytree.tree_map(lambda t: t.to(self.fabric.device) if isinstance(t, Tensor) else t, tree)
+
+    @torch.no_grad()
+    def _hand_over(self) -> None:
+        """The user's module ends as the global model, not as the last client left it."""
+        for name, value in (self.params | self.buffers).items():
+            (self.model.params.get(name, self.model.buffers.get(name))).copy_(value)  # type: ignore[union-attr]
 
     # The run directory ------------------------------------------------------------------------------------------------------------
 

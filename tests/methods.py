@@ -1,6 +1,7 @@
 """The registry of methods: one :class:`Case` per method (or per form of it) puts it through every test of ``test_methods.py``.
 
-To add a method: write ``tests/reference/<method>.py`` with ``run(problem, **hyper_parameters) -> state_dict``, and add one entry below.
+To add a method: write ``tests/reference/<method>.py`` with ``run(problem, **hyper_parameters) -> state_dict``, and add one entry to
+the ``CASES`` below, or of a file ``methods_<anything>.py`` beside this one.
 """
 
 from collections.abc import Callable
@@ -132,5 +133,8 @@ CASES: dict[str, Case] = {
     "ClientDropout": Case(ClientDropout(probability=0.4), fedavg.run, neutral=ClientDropout(probability=0.0), random=True),
 }
 
+LIKE_FEDAVG: dict[str, Case] = {}
+"""Cases of methods whose global model is FedAvg's, because what they change is the clients' own."""
+
 NO_REFERENCE: dict[str, str] = {}
-"""Methods without a reference, and why."""
+"""Methods of which no whole run can be compared with the paper in plain torch, and why."""

@@ -123,7 +123,6 @@ def test_moon_trains_the_projected_model() -> None:
     assert loop.state["head.weight"].shape == (3, 5)
     assert_close(vmap.state, loop.state, 1e-11)
     module = classifier()
-    torch.set_default_dtype(torch.float64)  # As inside the run, where the projection is drawn.
     features_only = train(MOON(mu=2.0, projection=None), module=method.configure_model(module))
     assert_close(loop.state, features_only.state, 1e-12)
     assert distance(loop.state, train(MOON(mu=0.0, projection=5)).state) > 1e-5

@@ -370,3 +370,12 @@ def test_a_masked_batch_is_what_the_shorter_batch_is() -> None:
     apply = Apply(model, {})
     padded = apply.loss(model.params, Batch(inputs, targets, torch.tensor([1.0, 1, 1, 0, 0])))
     torch.testing.assert_close(padded, apply.loss(model.params, Batch(inputs[:3], targets[:3])))
+
+
+def test_the_users_module_ends_as_the_global_model(tmp_path: Path) -> None:
+    trainer, module = make_trainer(tmp_path), classifier()
+    trainer.fit(module, TinyData())
+    for name, value in module.named_parameters():
+        assert torch.equal(value, trainer.params[name])
+    again = make_trainer(tmp_path).test(module, TinyData())
+    assert again["test/loss"] == pytest.approx(trainer.evaluator.on_set(trainer.params, {}, TinyData().load().test)["loss"])
