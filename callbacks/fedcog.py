@@ -47,7 +47,8 @@ class FedCOG(Method):
         steps: of generation, >= 0; 0 is the ablation with Gaussian noise.
         lambda_dis: weight of the disagreement, >= 0; 0 is the ablation that generates from the global model alone.
         divergence: eq. 2, or the form of the authors' code, see :func:`~flcog.callbacks.generation.disagreement`.
-        lr, betas: of Adam.
+        lr: of Adam, > 0.
+        betas: of Adam, each in [0, 1).
         generation_batch_size: inputs made at a time by clients of little memory (A.4.3); None for all at once.
         generator: train a convolutional generator, and what it is fed, instead of the inputs themselves (A.4.2); images only.
         lambda_kd: weight of the distillation, >= 0, of which 0 is FedAvg; or ``balance`` for the weights of A.2.2, by which the
@@ -130,9 +131,8 @@ class FedCOG(Method):
     def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
         if not ctx.draws:
             return {}
-
         received = ctx.global_params, ctx.global_buffers
-        last = (ctx.client["params"], ctx.client["buffers"] or ctx.global_buffers) if self._disagrees else None
+        last = (ctx.client["params"], ctx.client["buffers"]) if self._disagrees else None
         inputs = make_inputs(self, apply, ctx.draws, received, last)
         return {"inputs": inputs} if self.hard_labels else {"inputs": inputs, "teacher": apply(received[0], inputs, received[1])}
 

@@ -85,7 +85,7 @@ def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples:
         draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]
     draws = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), draws)
     apply = (PlainApply if trainer.plain else Apply)(trainer.model, trainer.buffers)
-    last = (kept[client]["params"], kept[client]["buffers"] or trainer.buffers) if kept else None
+    last = (kept[client]["params"], kept[client]["buffers"]) if kept else None
     return make_inputs(method, apply, draws, (trainer.params, trainer.buffers), last)
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class GenerationTime(Callback):
-    """At the run's end, measures how long one client takes to generate different numbers of inputs, with the run's models.
+    """At the run's end, measures how long one client takes to generate different numbers of inputs, with the run's models;
+    if FedCOG has started by then.
 
     Prints a line for each and writes ``generation_time.csv`` into the run's directory, with columns ``num_samples`` and ``seconds``.
     Table 11 of FedCOG, https://arxiv.org/abs/2312.05966.
@@ -37,9 +38,9 @@ class GenerationTime(Callback):
         fedcog_of(trainer, self)
 
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        if not trainer.is_first or trainer.run_dir is None:
-            return
         method = fedcog_of(trainer, self)
+        if not trainer.is_first or trainer.run_dir is None or trainer.round <= method.start_round:
+            return
         seconds = {count: min(self._time(trainer, method, count) for _ in range(self.repeats)) for count in self.num_samples}
         with (trainer.run_dir / "generation_time.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("num_samples", "seconds"), *seconds.items()])

@@ -210,5 +210,4 @@ def main(argv: list[str] | None = None) -> None:
         complain(reason)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        complain("interrupted; go on with --ckpt_path last")
-        raise SystemExit(130) from None
+        raise SystemExit(130) from None  # a run's Checkpoint has said how to go on

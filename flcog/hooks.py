@@ -183,7 +183,7 @@ class Cohort:
 
 
 class Callback:
-    """Observes a run: returns nothing, changes nothing. Called once per event, on every process."""
+    """Observes a run: returns nothing, changes nothing but the row of metrics, to which it may add. Called on every process."""
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Before the first round (or the first after a resume)."""

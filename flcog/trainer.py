@@ -67,7 +67,7 @@ class FederatedTrainer:
         chunk_size: clients per batched program under vmap; None chooses.
         callbacks: methods and observers, in the order in which they act.
         logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
-        eval_every: rounds between evaluations; 0 for none. The last round is always evaluated.
+        eval_every: rounds between evaluations, the last round included in any case; 0 for no evaluation at all.
         default_root_dir: where runs get their directories.
         accelerator, strategy, devices, num_nodes, precision: as Fabric has them; processes share out the clients of a round.
         seed: fixes cohorts, batches, noise: the same at any executor and number of processes.

@@ -24,14 +24,15 @@ from harness import (
     train,
     without_times,
 )
-from reference import fedavg, fedcog
+from methods_fedcog import TINY, run_reference
+from reference import fedavg
 from reference.common import parameters
 from reference.common import train as train_client
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import SCAFFOLD, FedAvgM, FedProx
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx
 from flcog.callbacks.distillation import distillation_loss
 from flcog.callbacks.fedcog import FedCOG
 from flcog.callbacks.generated_images import GeneratedImages, to_pixels
@@ -40,14 +41,9 @@ from flcog.callbacks.generation_time import GenerationTime
 from flcog.callbacks.local_models import LocalModels
 from flcog.callbacks.target_labels import allot, complement
 from flcog.data import Preprocess, Samples, Splits
-from flcog.hooks import ClientView
 from flcog.models import MLP
-from flcog.randomness import generator
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-TINY = FedCOG(num_samples=10, steps=4, lr=0.1, lambda_dis=2.0, lambda_kd=0.7, batch_size=4)
-"""Few samples, but weights that leave no term out of sight."""
 
 
 def multilabel_classifier(optimizer: Callable[..., torch.optim.Optimizer] = SGD) -> flcog.MultiLabelClassifier:
@@ -56,25 +52,16 @@ def multilabel_classifier(optimizer: Callable[..., torch.optim.Optimizer] = SGD)
     return flcog.MultiLabelClassifier(MLP(6, (8,), 3), optimizer=optimizer)
 
 
-def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """The noise and labels that a run of seed 0 in float64 draws."""
-
-    def draws(round: int, client: int) -> tuple[Tensor, Tensor]:
-        torch.set_default_dtype(torch.float64)
-        view = ClientView(client, len(data.federation.partition.client(client)), round, data.federation)
-        drawn = method.draw(generator(0, round, client, "draw", "FedCOG"), view)
-        return drawn["noise"], drawn["labels"]
-
-    return draws
-
-
 def expected(method: FedCOG, trainer: RecordingTrainer, before: flcog.ClientModule, data: flcog.FederatedDataModule) -> Any:
     problem = problem_of(trainer, before, before.optimizer)
     if isinstance(before, flcog.MultiLabelClassifier):
         problem.loss = lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.double())
-    names = ("steps", "lambda_dis", "lambda_kd", "lr", "batch_size", "betas", "divergence")
-    options = {name: getattr(method, name) for name in names}
-    return fedcog.run(problem, draws_of(method, data), start=method.start_round, hard=method.hard_labels, **options)
+    return run_reference(problem, method, data)
+
+
+def small() -> dict[str, Any]:
+    """Three clients in every round, so that each has a model of the round before."""
+    return {"data": TinyData(order=(0, 1, 2)), "clients_per_round": 1.0, "local_steps": 3}
 
 
 SETTINGS: dict[str, tuple[FedCOG, dict[str, Any]]] = {
@@ -129,9 +116,10 @@ def test_options_change_what_they_should() -> None:
         "start_round": 1,
         "stop_round": 2,
     }
-    state = train(TINY).state
+    apart = dataclasses.replace(TINY, lambda_dis=20.0)
+    state = train(apart, **small()).state
     for name, value in changes.items():
-        assert distance(train(dataclasses.replace(TINY, **{name: value})).state, state) > 1e-7, name
+        assert distance(train(dataclasses.replace(apart, **{name: value}), **small()).state, state) > 1e-7, name
     tested = {"generation_batch_size", "generator"}  # below
     assert changes.keys() | tested == {field.name for field in dataclasses.fields(FedCOG)}
 
@@ -156,13 +144,15 @@ def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
     assert not alone.states.slots
 
 
-@pytest.mark.parametrize("partner", [FedAvgM(beta=0.5), FedProx(mu=0.3), SCAFFOLD()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "partner", [FedAvgM(beta=0.5), FedProx(mu=0.3), SCAFFOLD(), MOON(projection=None)], ids=lambda method: method.name
+)
 def test_composes(partner: flcog.hooks.Method) -> None:
-    loop = train(partner, TINY)
-    assert_close(train(partner, TINY, executor="vmap").state, loop.state, 1e-10)
-    assert_close(train(TINY, partner).state, loop.state, 1e-10)
+    loop = train(partner, TINY, **small())
+    assert_close(train(partner, TINY, executor="vmap", **small()).state, loop.state, 1e-10)
+    assert_close(train(TINY, partner, **small()).state, loop.state, 1e-10)
     for alone in (partner, TINY):
-        assert distance(train(alone).state, loop.state) > 1e-6
+        assert distance(train(alone, **small()).state, loop.state) > 1e-6
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -17,9 +17,7 @@ from rich.console import Console
 
 import flcog
 from flcog import checkpoint
-from flcog.callbacks import SCAFFOLD, FedAvgM, FedProx
-from flcog.callbacks.early_stopping import EarlyStopping
-from flcog.callbacks.rounds_to_target import RoundsToTarget
+from flcog.callbacks import SCAFFOLD, EarlyStopping, FedAvgM, FedProx, RoundsToTarget
 from flcog.checkpointing import Checkpoint
 from flcog.data import Splits
 from flcog.evaluation import spread
@@ -477,7 +475,7 @@ data: {{class_path: flcog.datamodules.Digits, init_args: {{image_size: 8}}}}
 
 STOPPING = """
 trainer:
-  callbacks+: [{class_path: flcog.callbacks.early_stopping.EarlyStopping, init_args: {threshold: 0.0}}]
+  callbacks+: [{class_path: flcog.callbacks.EarlyStopping, init_args: {threshold: 0.0}}]
 """
 
 
