@@ -189,7 +189,15 @@ def _methods(argv: list[str]) -> None:
         print(f"{row.name} ({row.year})\n    {row.does}\n    {'; '.join(facts)}")
 
 
+def _leash(argv: list[str]) -> None:
+    """Choose a leash's classes, for FedWalk."""
+    from flcog.callbacks import leash_command
+
+    leash_command.main(argv)
+
+
 OTHER_COMMANDS = {
+    "leash": (_leash, "Choose a leash's classes, for FedWalk."),
     "methods": (_methods, "Show the methods to choose from, with what they send, measured."),
     "replay": (_replay, "Run one client's local update of one round again, alone."),
 }

@@ -442,15 +442,16 @@ class FederatedTrainer:
         if "weighted" not in aggregate.sums or float(aggregate.sums["weighted"]["weight"]) == 0:
             warnings.warn(f"round {cohort.round + 1}: no client's update counts; the model stays as it was", stacklevel=2)
             return
+        # First, so that methods which go on training at the server do so with this round's statistics.
+        for name, change in aggregate.mean("buffers").items():
+            value = self.buffers[name] + change
+            self.buffers[name] = value if self.buffers[name].is_floating_point() else value.round().to(self.buffers[name].dtype)
         mean = aggregate.mean("delta")
         delta: Params = {name: mean[name].to(p.dtype) if mean else torch.zeros_like(p) for name, p in self.params.items()}
         for i, method in enumerate(methods):
             messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), aggregate.individual[i])
             delta, self.servers[method.name] = method.server_step(self.servers[method.name], self.params, delta, messages, cohort)
         self.params = {name: (value + delta[name]).detach() for name, value in self.params.items()}
-        for name, change in aggregate.mean("buffers").items():
-            value = self.buffers[name] + change
-            self.buffers[name] = value if self.buffers[name].is_floating_point() else value.round().to(self.buffers[name].dtype)
 
     def _add_slots(self, methods: Sequence[Method], works: Sequence[Work], round: int) -> None:
         """Each client's state (made when first needed) and this round's draws."""
@@ -577,7 +578,8 @@ class FederatedTrainer:
         found = None if ckpt_path is None else self.fabric.broadcast(find_checkpoint(ckpt_path, self.default_root_dir))
         saved = None if found is None else checkpoint.read(found)
         with self.fabric.rank_zero_first(local=True):
-            datamodule.prepare_data()
+            for module in (datamodule, *_data_modules(self.methods)):
+                module.prepare_data()
         datamodule.setup(stage)
         self.datamodule = datamodule
         self.round, self.should_stop = 0, False
@@ -866,6 +868,12 @@ CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 def num_cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:
+    """Data of methods' own, a leash's say."""
+    values = [getattr(method, field.name) for method in methods for field in dataclasses.fields(method)]
+    return [value for value in values if isinstance(value, FederatedDataModule)]
 
 
 def _in_float32(function: Callable[..., Any], *args: Any) -> Any:

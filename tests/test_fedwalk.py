@@ -178,7 +178,6 @@ class NoisyNet(BatchNormNet):
         self.body = nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.Tanh(), Dropout(0.3), nn.Dropout(0.3))
 
 
-@pytest.mark.xfail(strict=True, reason="trainer._server_step averages the buffers only after the methods' server_step")
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_batchnorm(mode: Any, executor: str) -> None:

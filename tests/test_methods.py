@@ -117,7 +117,6 @@ def _client_states(trainer: RecordingTrainer) -> Params:
 @each_case
 def test_before_its_first_round_it_does_nothing(case: Case) -> None:
     idle = run(case, replace(case.method, start_round=3))
-    assert all(not slots for slots in idle.states.slots.values())
     if not (case.method.overrides("configure_model") or case.method.overrides("prepare_data")):
         assert distance(idle.state, run(case).state) == 0
 
@@ -314,6 +313,12 @@ def test_weights_that_are_all_zero_are_not_used() -> None:
     with pytest.warns(UserWarning, match="FedDisco gave every client of round 1 weight 0: keeping the weights before it"):
         trainer = train(FedDisco(a=100.0, b=0.0, metric="l1"), clients_per_round=2, rounds=1)
     assert_close(trainer.state, train(clients_per_round=2, rounds=1).state, 1e-15)
+
+
+def test_the_last_to_set_weights_decides() -> None:
+    alone, overruled, replaced = (train(*methods) for methods in ((FedDyn(),), (FedDisco(), FedDyn()), (FedDyn(), FedDisco())))
+    assert distance(overruled.state, alone.state) == 0
+    assert distance(replaced.state, alone.state) > 1e-5
 
 
 class OneBrokenClient(TinyData):
