@@ -103,11 +103,6 @@ class DENSE(Method):
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         uploads, apply, device = messages.individual, cohort.apply, next(iter(params.values())).device
         clients = [({name: value + upload.delta[name] for name, value in params.items()}, upload.buffers) for upload in uploads]
-        shares = torch.tensor([upload.weight for upload in uploads], device=device)
-        buffers = {
-            name: torch.tensordot(shares / shares.sum(), torch.stack([u.buffers[name] for u in uploads]).to(shares), 1).to(value)
-            for name, value in cohort.buffers.items()
-        }
         student = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
         sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
         rng, pool = cohort.generator("DENSE", device), torch.empty(0, device=device)
@@ -117,7 +112,7 @@ class DENSE(Method):
             return torch.stack([apply(model, images, statistics) for model, statistics in clients]).mean(0)
 
         def pupil(images: Tensor) -> Tensor:
-            return apply(student, images, buffers)
+            return apply(student, images, cohort.buffers)  # already the clients' mean
 
         for _ in range(self.epochs):
             images = self._synthesise(teacher, pupil, shape, apply.model.eval_module, rng)

@@ -30,7 +30,7 @@ class Ditto(Method):
         lr: step of v_k, plain SGD's, > 0; None for the local optimiser's.
 
     Example:
-        >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)})
+        >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {})
         {'personal': {'w': tensor([1.])}}
     """
 

@@ -92,7 +92,8 @@ class FedDM(Method):
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # Refuses token ids.
         train, own = client.federation.train, torch.from_numpy(client.federation.partition.client(client.id))
-        targets, chosen = train.targets.cpu()[own], []
+        device, chosen = train.targets.device, []
+        targets = train.targets[own.to(device)].cpu()
         for label in range(client.num_classes):
             of_class = own[targets == label]
             # A class the client has not is filled with any sample, set to 0 below: every client's tensors have one shape.
@@ -100,7 +101,6 @@ class FedDM(Method):
             repeats = -(-self.images_per_class // len(of_class))
             order = torch.cat([torch.randperm(len(of_class), generator=generator) for _ in range(repeats)])
             chosen.append(of_class[order[: self.images_per_class]])
-        device = train.targets.device
         images, _ = client.federation.load(train, torch.cat(chosen).to(device), device)
         present = (client.label_counts > 0).to(device, torch.get_default_dtype())
         images = images.to(torch.get_default_dtype()).unflatten(0, (client.num_classes, -1))

@@ -32,7 +32,7 @@ class FedRep(Method):
         body_share: share of the local steps for the body, in (0, 1). The authors take 1/11 for CIFAR-10 and 5/15 for CIFAR-100.
 
     Example:
-        >>> FedRep().init_client({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)})
+        >>> FedRep().init_client({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)}, {})
         {'head': {'model.head.weight': tensor([1.])}}
     """
 

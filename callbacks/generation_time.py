@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class GenerationTime(Callback):
-    """At the run's end, measures how long one client takes to generate different numbers of inputs, with the run's models;
-    if FedCOG has started by then.
+    """Measures, at the end of a run in which FedCOG acted, how long a client takes to generate different numbers of inputs.
 
     Prints a line for each and writes ``generation_time.csv`` into the run's directory, with columns ``num_samples`` and ``seconds``.
     Table 11 of FedCOG, https://arxiv.org/abs/2312.05966.

@@ -109,10 +109,8 @@ class VHL(Method):
             )
         extra = nn.Linear(head.in_features, head.out_features)
         rng, bound = torch.Generator().manual_seed(self.seed), 1 / math.sqrt(head.in_features)
-        with torch.no_grad():
-            for value in extra.parameters():
-                # In float32 whatever the run's precision, which would change the numbers drawn.
-                value.copy_(bound * (2 * torch.rand(value.shape, generator=rng, dtype=torch.float32) - 1))
+        for value in extra.parameters():
+            nn.init.uniform_(value, -bound, bound, generator=rng)
         model.model.virtual_head = extra
         return model
 

@@ -191,13 +191,13 @@ class Apply:
     Without ``buffers`` it is the client's model in training mode with its own buffers (BatchNorm's statistics move); with
     ``buffers`` it is some other model in evaluation mode: ``apply(ctx.global_params, x, ctx.global_buffers)``.
 
-    The features of the last pass are kept: a method that asks for those of the batch on which the task loss was just computed
-    pays nothing.
+    Passes in training mode are kept for the step: a method that asks for the features of the batch on which the task loss was just
+    computed pays nothing.
     """
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
         self.model, self.buffers, self._live = model, buffers, live
-        self._seen: tuple[Params, Tensor, Tensor | None, Tensor] | None = None
+        self._seen: list[tuple[Params, Tensor, Tensor, Tensor]] = []
 
     def _call(self, params: Params, buffers: Params | None, function: Callable[..., Any], *args: Any) -> Any:
         if buffers is not None:
@@ -208,20 +208,23 @@ class Apply:
         return self.model.call(True, params, self.buffers, function, *args)
 
     def __call__(self, params: Params, inputs: Tensor, buffers: Params | None = None) -> Tensor:
-        if buffers is None and self._seen is not None and self._seen[0] is params and self._seen[1] is inputs:
-            return self._seen[3]
+        if buffers is None and (seen := self._recall(params, inputs)):
+            return seen[1]
         if not self.model.module.has_features:  # type: ignore[union-attr]
             return self._call(params, buffers, _forward, inputs)
         features, outputs = self._call(params, buffers, _features_and_outputs, inputs)
         if buffers is None:
-            self._seen = (params, inputs, features, outputs)
+            self._seen.append((params, inputs, features, outputs))
         return outputs
+
+    def _recall(self, params: Params, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features and outputs of an earlier pass of this step over the very same tensors."""
+        return next((seen[2:] for seen in self._seen if seen[0] is params and seen[1] is inputs), None)
 
     def features(self, params: Params, inputs: Tensor, buffers: Params | None = None) -> Tensor:
         """Penultimate activations."""
-        if buffers is None and self._seen is not None and self._seen[0] is params and self._seen[1] is inputs:
-            assert self._seen[2] is not None
-            return self._seen[2]
+        if buffers is None and (seen := self._recall(params, inputs)):
+            return seen[0]
         return self._call(params, buffers, _features, inputs)
 
     def head(self, params: Params, features: Tensor, buffers: Params | None = None) -> Tensor:

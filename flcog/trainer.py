@@ -138,6 +138,12 @@ class FederatedTrainer:
                 raise ValueError(f"callbacks are flcog methods or observers; got {type(callback).__name__}")
         self.methods: list[Method] = [callback for callback in callbacks or [] if isinstance(callback, Method)]
         check_methods(self.methods)
+        for method in self.methods:
+            if method.start_round >= rounds:
+                warnings.warn(
+                    f"{method.name} starts after {method.start_round} rounds, but the run has {rounds}: it never acts",
+                    stacklevel=2,
+                )
         self.observers: list[Callback] = default_observers([c for c in callbacks or [] if not isinstance(c, Method)])
         self.fabric = _make_fabric(accelerator, strategy, devices, num_nodes, precision, [*self.methods, *self.observers])
 

@@ -88,7 +88,6 @@ def classifier(
     optimizer: Callable[..., torch.optim.Optimizer] = SGD, network: Callable[[], nn.Module] | None = None
 ) -> flcog.Classifier:
     """The same client for the same arguments."""
-    torch.set_default_dtype(torch.float32)  # A run in float64 leaves that as the default, in which layers draw other weights.
     torch.manual_seed(0)
     return flcog.Classifier(network() if network else MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=optimizer)
 
