@@ -214,7 +214,7 @@ class Callback:
 GradientFunction = Function[[Params, Batch], Gradient]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
 class Method(Callback):
     """Contributes to a run. Subclasses are frozen dataclasses: their fields are hyper-parameters, so YAML equals object.
 

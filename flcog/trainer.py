@@ -29,6 +29,7 @@ from flcog.executors import ELEMENTWISE, LoopExecutor, Result, Round, VmapExecut
 from flcog.hooks import Callback, ClientView, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
 from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
+from flcog.partition_report import partition_report
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
@@ -441,7 +442,7 @@ class FederatedTrainer:
         broadcasts = [method.broadcast(self.servers[method.name]) for method in methods]
         self._add_slots(methods, works, cohort.round)
         program = Program(self.model, methods, broadcasts, self.params, self.buffers, cohort.optimisation, self.plain)
-        return Round(program, works, self._read, self._bytes_per_sample, self.seed, cohort.round)
+        return Round(program, works, self._read, self.bytes_per_sample, self.seed, cohort.round)
 
     def _server_step(self, methods: Sequence[Method], cohort: Cohort, aggregate: Aggregate) -> None:
         """Methods turn the mean delta into the server's step; buffers are plainly averaged."""
@@ -559,7 +560,7 @@ class FederatedTrainer:
             own, buffers = method.personal(params, program.contexts(local, self.buffers, 0)[0]), self.buffers
             if method.personal_steps:
                 tuning = Program(self.model, [], [], own, buffers, optimisation)
-                task = Round(tuning, [work], self._read, self._bytes_per_sample, seed, self.round)
+                task = Round(tuning, [work], self._read, self.bytes_per_sample, seed, self.round)
                 result = next(LoopExecutor(self.model, self.optimizer).run(task))
                 assert result.delta is not None
                 own = {name: value + result.delta[name][0] for name, value in own.items()}
@@ -642,7 +643,7 @@ class FederatedTrainer:
         self._reports: dict[str, dict[int, Any]] = {}
         self._reported: dict[str, set[int]] = {}
         first, _ = self._read(federation.partition.indices[:1], None)
-        self._bytes_per_sample = first.numel() * first.element_size()
+        self.bytes_per_sample = first.numel() * first.element_size()
         self.optimizer = _single_optimizer(model)
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.executor = self._choose_executor(first)
@@ -681,7 +682,7 @@ class FederatedTrainer:
             self.notes.append("executor: loop (on a CPU batching clients pays only for tiny models)")
             return loop
         chunk = self.chunk_size or max(
-            1, min(256, CHUNK_BYTES[on_cpu] // max(1, 16 * num_params + 8 * self._bytes_per_sample * self.batching.batch_size))
+            1, min(256, CHUNK_BYTES[on_cpu] // max(1, 16 * num_params + 8 * self.bytes_per_sample * self.batching.batch_size))
         )
         if self.executor_choice == "auto":
             why = (
@@ -774,7 +775,7 @@ class FederatedTrainer:
             "num_parameters": sum(p.numel() for p in self.params.values()),
             "data": type(datamodule).__name__,
             "num_clients": self.federation.num_clients,
-            "partition": self.federation.split.hash,
+            "partition": partition_report(self.federation)[1],
             "executor": self.executor.name,
             "processes": self.fabric.world_size,
             "seed": self.seed,
@@ -785,6 +786,11 @@ class FederatedTrainer:
             write_yaml(self.run_dir / "config.yaml", self.config)
         for logger in self.loggers:
             logger.log_hyperparams({"run": setting, **({"config": self.config} if self.config else {})})
+        if self.loggers and self.round == 0:
+            # matplotlib takes half a second to import, which runs without a tracker need not spend.
+            from flcog.plots import partition_figure
+
+            trackers.log_figure(self.loggers, "partition", partition_figure(self.federation), 0, self.run_dir)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
 

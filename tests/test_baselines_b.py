@@ -205,7 +205,7 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
     for client, (own, rows) in enumerate(trainer.measured):
         seed = fold(trainer.seed, "personal")
         (work,) = make_work(trainer.federation, trainer.batching, [client], [3], [1.0], seed, trainer.round)
-        steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer._read, trainer._bytes_per_sample)]
+        steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer._read, trainer.bytes_per_sample)]
         expected = fine_tune.run(problem, model, client, steps)
         assert_close(
             {name.removeprefix("model."): v for name, v in own.items()}, {n: expected[n] for n, _ in model.named_parameters()}

@@ -87,8 +87,10 @@ def all_records(path: Path) -> Iterator[Any]:
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    rows = records(path, "history")
-    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in rows]
+    """The rounds' rows; the chart of the partition, logged before them, is left out."""
+    records_ = records(path, "history")
+    rows = [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in records_]
+    return [row for row in rows if not any(name.startswith("partition/") for name in row)]
 
 
 def x_axis(path: Path) -> str:
@@ -118,7 +120,7 @@ def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> N
     assert "tracker     W&B, offline" in result.stdout
     assert os.listdir() == ["runs"]
     (run,) = Path("runs").iterdir()
-    assert {path.name for path in run.iterdir()} == {"checkpoints", "metrics.csv", "run.yaml", "wandb"}
+    assert {path.name for path in run.iterdir()} == {"checkpoints", "figures", "metrics.csv", "run.yaml", "wandb"}
     (command,) = [line.strip() for line in result.stdout.splitlines() if line.startswith("  wandb sync")]
     assert list(Path(command.removeprefix("wandb sync ")).glob("run-*.wandb"))
     assert not [path for path in home.iterdir() if path.name not in (".cache", ".config")], "only W&B's own logs"
@@ -260,8 +262,9 @@ def test_pictures_go_to_wandb_and_to_the_run() -> None:
 
     trainer = fit([WandbLogger(offline=True), CSVLogger("logs")], None, Draws(), rounds=1)
     assert trainer.run_dir is not None
-    assert [path.name for path in (trainer.run_dir / "figures").iterdir()] == ["data-partition-000001.png"]
-    assert len(list(trainer.run_dir.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 1
+    pictures = {path.name for path in (trainer.run_dir / "figures").iterdir()}
+    assert pictures == {"partition-000000.png", "data-partition-000001.png"}, "the run's own chart, and the observer's"
+    assert len(list(trainer.run_dir.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 2
 
 
 # What the run's directory says of it ----------------------------------------------------------------------------------------------
@@ -276,7 +279,7 @@ def test_a_run_says_what_it_was() -> None:
     assert trainer.run_dir is not None
     assert yaml.safe_load((trainer.run_dir / "config.yaml").read_text()) == trainer.config
     run = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
-    assert "mu=0.25" in run["methods"][0] and run["partition"] == trainer.federation.partition.hash
+    assert "mu=0.25" in run["methods"][0] and run["partition"]["hash"] == trainer.federation.split.hash
     assert run["packages"]["flcog"] == flcog.__version__ and run["packages"].keys() >= {"torch", "lightning", "wandb"}
     assert run["git_commit"] is None and run["command"] and run["seed"] == 0
     hparams = yaml.safe_load((trainer.run_dir / "logs/lightning_logs/version_0/hparams.yaml").read_text())
