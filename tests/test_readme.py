@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import flcog
+import flcog.datamodules
+from flcog import tables
+from flcog.cli import main
 from flcog.datamodules import Digits
 
 ROOT = Path(__file__).parent.parent
@@ -53,3 +56,18 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_every_command_names_files_that_exist() -> None:
     for path in re.findall(r"-c (configs/\S+\.yaml)", README):
         assert (ROOT / path).is_file(), path
+
+
+def between(name: str) -> str:
+    return README.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+def test_the_table_of_methods_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["methods", "--markdown"])
+    assert between("methods") == capsys.readouterr().out.strip(), "run `flcog methods --markdown` and paste what it prints"
+
+
+def test_the_table_of_data_is_current() -> None:
+    exported = [getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__]
+    modules = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, flcog.FederatedDataModule)]
+    assert between("data") == tables.markdown(tables.DATA_HEADER, tables.data_rows(modules))
