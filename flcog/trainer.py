@@ -139,12 +139,6 @@ class FederatedTrainer:
                 raise ValueError(f"callbacks are flcog methods or observers; got {type(callback).__name__}")
         self.methods: list[Method] = [callback for callback in callbacks or [] if isinstance(callback, Method)]
         check_methods(self.methods)
-        for method in self.methods:
-            if method.start_round >= rounds:
-                warnings.warn(
-                    f"{method.name} starts after {method.start_round} rounds, but the run has {rounds}: it never acts",
-                    stacklevel=2,
-                )
         self.observers: list[Callback] = default_observers([c for c in callbacks or [] if not isinstance(c, Method)])
         self.fabric = _make_fabric(accelerator, strategy, devices, num_nodes, precision, [*self.methods, *self.observers])
 
@@ -456,7 +450,8 @@ class FederatedTrainer:
         mean = aggregate.mean("delta")
         delta: Params = {name: mean[name].to(p.dtype) if mean else torch.zeros_like(p) for name, p in self.params.items()}
         for i, method in enumerate(methods):
-            messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), aggregate.individual[i])
+            individual = sorted(aggregate.individual[i], key=lambda upload: upload.client)  # whatever the executor's order
+            messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), individual)
             delta, self.servers[method.name] = method.server_step(self.servers[method.name], self.params, delta, messages, cohort)
         self.params = {name: (value + delta[name]).detach() for name, value in self.params.items()}
 
@@ -512,10 +507,7 @@ class FederatedTrainer:
         if any(method.individual_uploads for method in self.methods):
             gathered: list[Any] = [None] * self.fabric.world_size
             torch.distributed.all_gather_object(gathered, aggregate.individual)
-            aggregate.individual = [
-                sorted((upload for part in gathered for upload in part[i]), key=lambda upload: upload.client)
-                for i in range(len(aggregate.individual))
-            ]
+            aggregate.individual = [[upload for part in gathered for upload in part[i]] for i in range(len(aggregate.individual))]
 
     # Evaluation -------------------------------------------------------------------------------------------------------------------
 
@@ -560,6 +552,7 @@ class FederatedTrainer:
             own, buffers = method.personal(params, program.contexts(local, self.buffers, 0)[0]), self.buffers
             if method.personal_steps:
                 tuning = Program(self.model, [], [], own, buffers, optimisation)
+                work.slots, work.draws = [], []
                 task = Round(tuning, [work], self._read, self.bytes_per_sample, seed, self.round)
                 result = next(LoopExecutor(self.model, self.optimizer).run(task))
                 assert result.delta is not None
@@ -627,6 +620,9 @@ class FederatedTrainer:
         if self.fabric.world_size > 1:
             for tensor in model.state_dict().values():
                 torch.distributed.broadcast(tensor, 0)
+        for method in self.methods:
+            if method.start_round >= self.rounds:
+                self.notes.append(f"note: {method.name} starts after {method.start_round} rounds, so it never acts in this run")
         self.model = ModelFunction(model, self.fabric.autocast if self.precision.endswith("mixed") else nullcontext)
         self.params = {name: p.detach().clone() for name, p in self.model.params.items()}
         self.buffers = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
@@ -842,6 +838,8 @@ class FederatedTrainer:
             )
         if not resume:
             self.round = saved["round"]
+            if saved["methods"] == names and saved["resumable"]:
+                self._load_clients(saved)  # personal models are evaluated too
             return
         if not saved["resumable"]:
             raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
@@ -852,8 +850,7 @@ class FederatedTrainer:
         self.round = saved["round"]
         self._reported = {name: set(clients) for name, clients in saved["reported"].items()}
         self.ledger = Ledger.from_state(saved["ledger"])
-        self.states.load(saved["clients"], self.fabric.world_size)
-        self.states.slots = self._to_device(self.states.slots)
+        self._load_clients(saved)
         for name, observer in self._named_observers():
             observer.load_state_dict(saved["observers"].get(name, {}))
         self.table.load(self.round)
@@ -865,6 +862,10 @@ class FederatedTrainer:
             name = type(observer).__name__
             seen[name] = seen.get(name, 0) + 1
             yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
+
+    def _load_clients(self, saved: dict[str, Any]) -> None:
+        self.states.load(saved["clients"], self.fabric.world_size)
+        self.states.slots = self._to_device(self.states.slots)
 
     def _observe(self, hook: str, *args: Any) -> None:
         self.fabric.call(hook, self, *args)
