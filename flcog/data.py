@@ -157,7 +157,8 @@ class Federation:
 
     def label_counts(self, k: int) -> Tensor:
         """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target."""
-        targets = self.train.targets[torch.from_numpy(self.partition.client(k)).to(self.train.targets.device)]
+        everything = self.values if self.task == "regression" else self.train.targets
+        targets = everything[torch.from_numpy(self.partition.client(k)).to(everything.device)]
         if self.task == "multilabel":
             return targets.double().sum(0).cpu()
         if self.task == "regression":
@@ -165,12 +166,17 @@ class Federation:
         return torch.bincount(targets.cpu(), minlength=self.num_classes).double()
 
     @property
+    def values(self) -> Tensor:
+        """A regression's targets as one number each: of a vector, its first coordinate."""
+        return self.train.targets if self.train.targets.ndim == 1 else self.train.targets[:, 0]
+
+    @property
     def bin_edges(self) -> Tensor:
         """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution."""
         if "edges" not in self.__dict__:
             quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
             # torch.quantile refuses more than 16 million values; numpy does not.
-            edges = np.quantile(self.train.targets.cpu().double().numpy(), quantiles.numpy())
+            edges = np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())
             self.__dict__["edges"] = torch.from_numpy(edges).to(self.train.targets)
         return self.__dict__["edges"]
 

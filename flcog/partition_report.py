@@ -99,7 +99,7 @@ def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray,
         position = np.concatenate([row + part[0] for row, part in zip(rows, found, strict=True)] or [np.zeros(0, np.int64)])
         return position, np.concatenate([part[1] for part in found] or [np.zeros(0, np.int64)])
     if federation.task == "regression":
-        label = np.searchsorted(federation.bin_edges.cpu().numpy(), targets.numpy()[indices])
+        label = np.searchsorted(federation.bin_edges.cpu().numpy(), federation.values.cpu().numpy()[indices])
     else:
         label = targets.numpy()[indices]
     return np.arange(len(indices)), label
