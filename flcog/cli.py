@@ -146,14 +146,14 @@ def _options(cls: type) -> list[str]:
     return [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
 
 
-def _own_reason(error: BaseException) -> str | None:
-    """What our code said was wrong, if this error comes from it, however often the parser wrapped it; else None."""
-    while True:
-        frames = traceback.extract_tb(error.__traceback__)
-        if error.__cause__ is None:
-            ours = isinstance(error, ValueError | OSError) and frames[-1].filename.startswith(PACKAGE_FOLDERS)
-            return " ".join([str(error), *getattr(error, "__notes__", [])]) if ours else None
+def _own_reason(error: BaseException | None) -> str | None:
+    """What our code said was wrong, if this error or one that led to it comes from us, however often the parser wrapped it."""
+    while error is not None:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if isinstance(error, ValueError | OSError) and raised_in.startswith(PACKAGE_FOLDERS):
+            return " ".join([str(error), *getattr(error, "__notes__", [])])
         error = error.__cause__
+    return None
 
 
 def _replay(argv: list[str]) -> None:

@@ -127,6 +127,7 @@ def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--trainer.callbacks+=FedProx", "--trainer.callbacks.nu=1"], "Option 'nu' is not accepted"),
         (["--data.partitioner.beta", "0"], "beta must be positive and finite; got 0.0"),
         (["--data.num_clients", "5000"], "5000"),
+        (["--trainer.accelerator", "cuda", "--trainer.devices", "99"], "devices=99"),
         (["--ckpt_path", "last"], "no run under runs has a checkpoint"),
         (["--ckpt_path", "nowhere.ckpt"], "no checkpoint at nowhere.ckpt"),
         (["-c", "nowhere.yaml"], "nowhere.yaml"),
