@@ -18,7 +18,7 @@ from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.datamodules import FLAIR, IID, flair, image_cache
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache
-from flcog.models import SimpleCNN
+from flcog.models import ResNet18
 
 FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outdoor", "wood_processed": "material"}
 
@@ -142,7 +142,7 @@ def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, A
     trainer = FederatedTrainer(
         rounds=1, clients_per_round=3, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "runs")
     )
-    trainer.fit(MultiLabelClassifier(SimpleCNN(3, 17)), data)
+    trainer.fit(MultiLabelClassifier(ResNet18(17, stem="3x3")), data)
     assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
 
 
