@@ -92,7 +92,7 @@ def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> dict[str, flo
     figures = {"reading": statistics.median(ours), "reading_dataloader": statistics.median(theirs)}
     print(
         f"reading {count} images{', augmented' if augmented else ''}: {figures['reading']:.4f} s; "
-        f"by a DataLoader over torchvision's crop and flip: {figures['reading_dataloader']:.4f} s"
+        f"by a DataLoader over torchvision's transforms: {figures['reading_dataloader']:.4f} s"
     )
     return figures
 
