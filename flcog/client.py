@@ -178,6 +178,11 @@ class ModelFunction:
         """Whether one row's output depends on the others in training (BatchNorm), so that padding rows would be felt."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
+    @property
+    def convolves(self) -> bool:
+        """Whether it has convolutions, which read channels-last images faster; all else reads contiguous ones faster."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+
     def call(self, train: bool, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """``function(module, *args)`` with these parameters and buffers in the module's place."""
         state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client import ModelFunction, captured_logs
 from flcog.hooks import Batch, Gradient, Params, Slot
+from flcog.local_step import stepper
 from flcog.program import Local, Program, differentiate_eager, differentiate_pure
 from flcog.randomness import fold, fold_each
 from flcog.work import BLOCK_BYTES, Read, Work, batches, stacked_positions
@@ -107,15 +108,13 @@ class LoopExecutor:
         for name, value in program.start(program.global_params, buffers, local).items():
             if value is not program.global_params[name]:
                 params[name].copy_(value)
-        total = torch.zeros((), device=live[0].device)
+        total, advance = torch.zeros((), device=live[0].device), stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, round.read, round.bytes_per_sample)):
             gradient = self._gradient(program, batch, local, self._step)
             total += gradient.loss
             if round.watch is not None:
                 round.watch(self._step, float(gradient.loss))
-            for name, parameter in params.items():
-                parameter.grad = gradient.values[name]
-            self.optimizer.step()
+            advance([gradient.values[name] for name in params])
             if program.followers:
                 new, local = program.after_step(params, buffers, batch, local, self._step)
                 for name, value in new.items():
@@ -233,16 +232,14 @@ class VmapExecutor:
             starting = torch.func.vmap(lambda b, loc: program.start(program.global_params, b, loc))
             for name, value in starting(buffers, local).items():
                 params[name].copy_(value)
-        total = torch.zeros(num_clients, device=device)
+        total, advance = torch.zeros(num_clients, device=device), stepper(optimizer, list(params.values()))
         for step, inputs, targets, mask in self._batches(round, works, device):
             alive = torch.tensor([step < work.num_steps for work in works], device=device)
             ragged = works[-1].num_steps <= step
             gradient = _over_clients(program, step)(params, buffers, local, inputs, targets, mask)
             total += torch.where(alive, gradient.loss, 0.0)
             before = {name: value.clone() for name, value in params.items()} if ragged else params
-            for name, parameter in params.items():
-                parameter.grad = gradient.values[name]
-            optimizer.step()
+            advance([gradient.values[name] for name in params])
             after, new_local = params, local
             if program.followers:
                 after, new_local = torch.func.vmap(

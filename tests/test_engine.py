@@ -291,9 +291,9 @@ def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:
 def test_auto_says_what_it_chose() -> None:
     tiny, large = (make_trainer(None, executor="auto") for _ in range(2))
     tiny.prepare(classifier(), TinyData())
-    assert tiny.executor.name == "vmap" and "tiny model" in tiny.notes[0]
+    assert tiny.executor.name == "vmap" and "small model" in tiny.notes[0]
     large.prepare(flcog.Classifier(flcog.models.SimpleCNN(1)), Pictures())
-    assert large.executor.name == "loop" and "only for tiny models" in large.notes[0]
+    assert large.executor.name == "loop" and "only for small models" in large.notes[0]
 
 
 class Pictures(flcog.FederatedDataModule):
