@@ -16,7 +16,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog import checkpoint, trackers
