@@ -1,7 +1,12 @@
 """Federated methods and observers, to be listed in ``FederatedTrainer(callbacks=[...])`` in the order in which they act."""
 
+from flcog.callbacks.beta_vae import BetaVAE
+from flcog.callbacks.class_accuracy import ClassAccuracy
 from flcog.callbacks.client_dropout import ClientDropout
+from flcog.callbacks.client_fairness import ClientFairness
 from flcog.callbacks.clip_gradient import ClipGradient
+from flcog.callbacks.conditional_gan import ConditionalGAN
+from flcog.callbacks.ddpm import DDPM
 from flcog.callbacks.dense import DENSE
 from flcog.callbacks.ditto import Ditto
 from flcog.callbacks.early_stopping import EarlyStopping
@@ -22,13 +27,17 @@ from flcog.callbacks.fedpvr import FedPVR
 from flcog.callbacks.fedreg import FedReg
 from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.fedsam import FedSAM
+from flcog.callbacks.fedssyn import Fedssyn
 from flcog.callbacks.fedwalk import FedWalk
 from flcog.callbacks.fine_tune import FineTune
 from flcog.callbacks.generated_images import GeneratedImages
 from flcog.callbacks.generation_time import GenerationTime
+from flcog.callbacks.gradient_heterogeneity import GradientHeterogeneity
+from flcog.callbacks.gradient_noise import GradientNoise
 from flcog.callbacks.leash_pretraining import LeashPretraining
 from flcog.callbacks.local_models import LocalModels
 from flcog.callbacks.moon import MOON
+from flcog.callbacks.private_training import PrivateTraining
 from flcog.callbacks.rounds_to_target import RoundsToTarget
 from flcog.callbacks.scaffold import SCAFFOLD
 from flcog.callbacks.stragglers import Stragglers
@@ -36,13 +45,18 @@ from flcog.callbacks.vhl import VHL
 from flcog.observers import Checkpoint, ProgressBar, Summary
 
 __all__ = [
+    "DDPM",
     "DENSE",
     "MOON",
     "SCAFFOLD",
     "VHL",
+    "BetaVAE",
     "Checkpoint",
+    "ClassAccuracy",
     "ClientDropout",
+    "ClientFairness",
     "ClipGradient",
+    "ConditionalGAN",
     "Ditto",
     "EarlyStopping",
     "EqualWeights",
@@ -65,11 +79,15 @@ __all__ = [
     "FedSAM",
     "FedWalk",
     "FedYogi",
+    "Fedssyn",
     "FineTune",
     "GeneratedImages",
     "GenerationTime",
+    "GradientHeterogeneity",
+    "GradientNoise",
     "LeashPretraining",
     "LocalModels",
+    "PrivateTraining",
     "ProgressBar",
     "RoundsToTarget",
     "Stragglers",

@@ -37,6 +37,9 @@ class Ditto(Method):
     lambda_prox: float = 1.0
     lr: float | None = None
 
+    papers = ("FedCOG",)
+    personal_statistics = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lambda_prox < 0:

@@ -38,6 +38,8 @@ class FedAvgM(Method):
     form: Literal["standard", "fedcog", "feddisco"] = "standard"
     lr: float = 1.0
 
+    papers = ("FedCOG", "FedDisco")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.beta < 1:

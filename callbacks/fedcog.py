@@ -75,6 +75,7 @@ class FedCOG(Method):
     batch_size: int = 64
 
     tasks = ("classification", "multilabel")
+    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

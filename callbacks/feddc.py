@@ -41,6 +41,8 @@ class FedDC(Method):
     alpha: float = 0.01
     evaluate_mean: bool = True
 
+    papers = ("FedDisco",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha < 0:

@@ -48,6 +48,8 @@ class FedDecorr(Method):
 
     beta: float = 0.1
 
+    papers = ("FedCOG",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta < 0:

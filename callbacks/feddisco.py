@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from flcog.data import Federation, Partition
+from flcog.data import Federation
 from flcog.hooks import ClientView, Cohort, Method
 
 METRICS = ("kl", "l1", "l2", "cosine")
@@ -40,7 +39,8 @@ class FedDisco(Method):
     The divergence KL(D_k || T) is divided by its sum over the cohort, as in the authors' code though not in the text: raw, it
     dwarfs n_k and leaves skewed clients nothing. Each client sends the one number d_k once, when first sampled: how skewed it is,
     not towards what. If no weight is positive, those from before are kept. Regression counts bins of the target, and multi-label
-    data its labels. List it after methods that set weights of their own (FedDyn), whose place it takes.
+    data its labels. List it after methods that set weights of their own (FedDyn), whose place it takes. ``flcog feddisco-bound``
+    shows how near such weights come to the least of the bound that they are derived from (sections 4 and 7.3).
 
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229.
 
@@ -60,6 +60,8 @@ class FedDisco(Method):
     b: float = 0.1
     metric: Literal["kl", "l1", "l2", "cosine"] = "kl"
     target: Literal["uniform", "global"] | list[float] = "uniform"
+
+    papers = ("FedDisco",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +88,7 @@ class FedDisco(Method):
         if self.target == "uniform":
             target = torch.ones_like(counts)
         elif self.target == "global":
-            target = _pooled_counts(client.federation)
+            target = client.federation.pooled_label_counts
         else:
             target = torch.tensor(self.target)
         if len(target) != len(counts):
@@ -98,9 +100,3 @@ class FedDisco(Method):
         if self.metric == "kl":
             d = d / d.sum().clamp(min=1e-12)
         return torch.relu(cohort.num_samples / cohort.num_samples.sum() - self.a * d + self.b)
-
-
-def _pooled_counts(federation: Federation) -> Tensor:
-    """The label counts of all clients together."""
-    indices = federation.partition.indices
-    return replace(federation, partition=Partition(indices, np.array([0, len(indices)]))).label_counts(0)

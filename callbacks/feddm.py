@@ -1,5 +1,6 @@
 """FedDM: clients send no weights but a few images each, on which the model behaves as on their data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,6 +81,13 @@ class FedDM(Method):
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    excludes: ClassVar[Mapping[str, str]] = {
+        "DENSE": "FedDM's clients send images, not the models whose outputs DENSE distils",
+        "FedGen": "FedDM's clients send images, not the models that FedGen trains its generator against",
+        "FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count",
+        "LocalModels": "FedDM's clients send images, not the models that LocalModels measures",
+    }
+    papers = ("Fedssyn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,8 @@ class FedExP(Method):
     epsilon: float = 1e-3
     decay: float = 1.0
 
+    papers = ("FedCOG",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon <= 0:

@@ -41,6 +41,8 @@ class FedProx(Method):
 
     mu: float = 0.01
 
+    papers = ("FedCOG", "Fedssyn", "FedWalk", "FedDisco")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mu < 0:

@@ -37,6 +37,8 @@ class FedPVR(Method):
 
     layers: str | None = None
 
+    papers = ("Fedssyn",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         try:

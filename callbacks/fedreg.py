@@ -76,6 +76,7 @@ class FedReg(Method):
     steps: int = 10
 
     tasks = ("classification",)
+    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,9 @@
 """FedRep: clients share the features and keep their own head."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +41,13 @@ class FedRep(Method):
     head: str = r"(^|\.)head\."
     body_share: float = 0.1
 
+    excludes: ClassVar[Mapping[str, str]] = {
+        "DENSE": "FedRep's clients keep their heads, without which DENSE has no models to distil",
+        "FedGen": "FedRep's clients keep their heads, against which FedGen trains its generator",
+        "LocalModels": "FedRep's clients keep their heads, without which LocalModels has no models to measure",
+    }
+    papers = ("FedCOG",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
@@ -47,6 +56,10 @@ class FedRep(Method):
             raise ValueError(f"FedRep: head must be a regular expression; got {self.head!r}: {error}") from error
         if not 0 < self.body_share < 1:
             raise ValueError(f"FedRep: body_share must lie in (0, 1); got {self.body_share}")
+
+    @property
+    def kept_parameters(self) -> str:
+        return self.head
 
     def init_server(self, params: Params) -> Slot:
         count = sum(1 for name in params if re.search(self.head, name))
@@ -76,6 +89,7 @@ class FedRep(Method):
         return body | head, {"head": head}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        # To methods listed after this one the head, which is not sent, has not moved.
         kept = ctx.client["head"]
         return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.client)
 

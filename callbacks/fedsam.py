@@ -50,6 +50,8 @@ class FedSAM(Method):
     adaptive: bool = False
     eta: float = 0.2
 
+    papers = ("FedCOG",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in (("rho", self.rho), ("eta", self.eta)):

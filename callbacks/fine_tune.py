@@ -30,6 +30,8 @@ class FineTune(Method):
 
     steps: int = 20
 
+    papers = ("FedCOG",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps < 0:

@@ -54,6 +54,8 @@ class LeashPretraining(Method):
     mode: Literal["eval", "train"] = "eval"
     seed: int = 0
 
+    papers = ("FedWalk",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_steps < 1:

@@ -25,8 +25,8 @@ class LocalModels(Method):
         local/client_accuracy_*     of y_k on the client's own test part (``data.client_test``)
 
     each with ``mean``, ``std``, ``worst_decile`` (of which the distance's is the farthest) and quantiles ``q10``, ``q50``, ``q90``;
-    other tasks have their own score in accuracy's place. These are Figure 2 of FedCOG, https://arxiv.org/abs/2312.05966. Costs an
-    evaluation for each client of the cohort: limit the rounds by ``start_round`` and ``stop_round``.
+    other tasks have their own score in accuracy's place. These are Figure 2 of FedCOG (ICLR 2024), https://arxiv.org/abs/2312.05966. Costs
+    an evaluation for each client of the cohort: limit the rounds by ``start_round`` and ``stop_round``.
 
     It looks at single clients' models, so no secure aggregation can be simulated beside it.
 
@@ -36,6 +36,7 @@ class LocalModels(Method):
     """
 
     individual_uploads = True
+    papers = ("FedCOG",)
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         if any(upload.delta.keys() != params.keys() for upload in messages.individual):

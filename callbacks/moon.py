@@ -73,6 +73,8 @@ class MOON(Method):
     temperature: float = 0.5
     projection: int | None = 256
 
+    papers = ("FedCOG", "FedDisco")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mu < 0:

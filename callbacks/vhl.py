@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,6 +94,7 @@ class VHL(Method):
     seed: int = 0
 
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,6 +115,18 @@ class VHL(Method):
             nn.init.uniform_(value, -bound, bound, generator=rng)
         model.model.virtual_head = extra
         return model
+
+    def init_server(self, params: Params) -> Slot:
+        virtual, head = (
+            next(value.shape for name, value in params.items() if re.search(rf"(^|\.){name_of}\.weight$", name))
+            for name_of in ("virtual_head", "head")
+        )
+        if virtual != head:
+            raise ValueError(
+                f"VHL's outputs read {virtual[1]} features and the model's head {head[1]}: a method listed after VHL has changed the "
+                "head (MOON does, unless projection=None). List VHL after it"
+            )
+        return {}
 
     def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
         device = federation.train.targets.device

@@ -40,7 +40,7 @@ class Aggregate:
         """Add some clients; returns the positions of those that count."""
         updates = result.delta if result.delta is not None else {}
         norms = _norms(updates, len(result.works)) if updates else torch.zeros_like(result.losses)
-        finite = (torch.isfinite(norms) & torch.isfinite(result.losses)).tolist()
+        finite = (torch.isfinite(norms) & torch.isfinite(result.losses) & _finite([result.mean, result.sum], norms)).tolist()
         good = [k for k, ok in enumerate(finite) if ok]
         if len(good) < len(result.works):
             bad = [work.client for work, ok in zip(result.works, finite, strict=True) if not ok]
@@ -138,6 +138,16 @@ class Aggregate:
 
 def _norms(delta: Params, num_clients: int) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
+
+
+def _finite(messages: Any, like: Tensor) -> Tensor:
+    """Which clients' messages hold only numbers."""
+    verdict = torch.ones_like(like, dtype=torch.bool)
+    for value in pytree.tree_leaves(messages):
+        if value.is_floating_point():
+            # A sum is NaN or infinite if one of its terms is, and costs one pass without a temporary.
+            verdict &= torch.isfinite(value.view(len(value), -1).sum(1, dtype=torch.float64))
+    return verdict
 
 
 def _select(result: Result, good: list[int]) -> Result:

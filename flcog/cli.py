@@ -4,6 +4,7 @@ import argparse
 import difflib
 import inspect
 import re
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -52,6 +53,13 @@ class Commands(FederatedTrainer):
 
         bench(self, model, datamodule, repeats)
 
+    def synthesize(self, model: Any, datamodule: FederatedDataModule) -> None:
+        """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit."""
+        from flcog.callbacks.synthesis_command import synthesize
+
+        self._set_up(model, datamodule, None, stage="synthesize")
+        synthesize(self)
+
 
 class Parser(LightningArgumentParser):
     """Says what is wrong in one line, and what was probably meant."""
@@ -81,7 +89,7 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {verb: {"model", "datamodule"} for verb in ("fit", "validate", "test", "partition", "bench")}
+        return {verb: {"model", "datamodule"} for verb in ("fit", "validate", "test", "partition", "bench", "synthesize")}
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         super()._add_subcommands(parser, **kwargs)
@@ -134,7 +142,7 @@ def _guess(name: str) -> str:
     """The public name or option of ours that looks most like ``name``, as a question."""
     classes = [*flcog.callbacks.__all__, *flcog.datamodules.__all__, *dir(flcog.models), *dir(flcog)]
     options = [o for c in (FederatedTrainer, *_classes(flcog.callbacks), *_classes(flcog.datamodules)) for o in _options(c)]
-    close = difflib.get_close_matches(name, [*classes, *options], n=1)
+    close = difflib.get_close_matches(name, [each for each in (*classes, *options) if each != name], n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -182,11 +190,22 @@ def _methods(argv: list[str]) -> None:
     if options.markdown:
         print(tables.markdown(tables.METHOD_HEADER, rows))
         return
-    for row in rows:
-        facts = [f"up {row.up}, down {row.down}", f"labels: {row.labels}"]
-        facts += [text for text, yes in (("stateful clients", row.stateful), ("no vmap", not row.vmap)) if yes]
-        facts += [] if row.secure_aggregation else ["not under secure aggregation"]
-        print(f"{row.name} ({row.year})\n    {row.does}\n    {'; '.join(facts)}")
+    # A pipe has no width: as wide as is comfortable to read.
+    tables.print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))
+
+
+def _compare(argv: list[str]) -> None:
+    """Fill a paper's table: every arm in every setting with every seed."""
+    from flcog import compare
+
+    compare.main(argv)
+
+
+def _feddisco_bound(argv: list[str]) -> None:
+    """Minimise FedDisco's reformulated bound, and watch the original (its Table 6)."""
+    from flcog.callbacks import feddisco_command
+
+    feddisco_command.main(argv)
 
 
 def _leash(argv: list[str]) -> None:
@@ -196,10 +215,20 @@ def _leash(argv: list[str]) -> None:
     leash_command.main(argv)
 
 
+def _shuffling_study(argv: list[str]) -> None:
+    """Count the rounds that shuffling saves on quadratics, beside Fedssyn's theory."""
+    from flcog.callbacks import shuffling_study
+
+    shuffling_study.main(argv)
+
+
 OTHER_COMMANDS = {
+    "compare": (_compare, "Fill a paper's table: every arm in every setting with every seed."),
+    "feddisco-bound": (_feddisco_bound, "Minimise FedDisco's reformulated bound, and watch the original (its Table 6)."),
     "leash": (_leash, "Choose a leash's classes, for FedWalk."),
     "methods": (_methods, "Show the methods to choose from, with what they send, measured."),
     "replay": (_replay, "Run one client's local update of one round again, alone."),
+    "shuffling-study": (_shuffling_study, "Count the rounds that shuffling saves on quadratics, beside Fedssyn's theory."),
 }
 
 

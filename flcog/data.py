@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -136,6 +136,10 @@ class Federation:
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
     ledger: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Bytes (up, down) that an exchange before round 1 sent, by method."""
+    workspace: Path | None = None
+    """Where a method's ``prepare_data`` may keep what runs can share; None where nothing is to be written."""
+    exchanged: dict[str, Any] = field(default_factory=dict)
+    """What such an exchange leaves for observers, by method."""
 
     @property
     def num_clients(self) -> int:
@@ -164,6 +168,15 @@ class Federation:
         if self.task == "regression":
             targets = torch.bucketize(targets, self.bin_edges)
         return torch.bincount(targets.cpu(), minlength=self.num_classes).double()
+
+    @property
+    def pooled_label_counts(self) -> Tensor:
+        """The label counts of all clients together. Counted once: every client's report may ask for them."""
+        if "pooled" not in self.__dict__:
+            indices = self.partition.indices
+            everybody = replace(self, partition=Partition(indices, np.array([0, len(indices)])))
+            self.__dict__["pooled"] = everybody.label_counts(0)
+        return self.__dict__["pooled"]
 
     @property
     def values(self) -> Tensor:

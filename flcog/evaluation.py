@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flcog.client import ClientModule, ModelFunction, captured_logs
 from flcog.data import Federation, Partition, Samples
@@ -100,6 +100,36 @@ class Evaluator:
             done += len(targets)
         totals = self.all_reduce(torch.from_numpy(sums).to(self.device)).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
+
+    @torch.no_grad()
+    def on_classes(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
+        """The mean score on each class of a classification's set, [num_classes]; NaN for classes that it lacks."""
+        num_classes = self.federation.num_classes
+        sums = torch.zeros(2, num_classes, dtype=torch.float64, device=self.device)
+        for inputs, targets in self._batches(samples, np.arange(len(samples))[self.rank :: self.world_size]):
+            outputs = self.model.call(False, params, buffers, _forward, inputs).float()
+            scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
+            sums[0].index_add_(0, targets, scores.double())
+            sums[1].index_add_(0, targets, torch.ones_like(scores, dtype=torch.float64))
+        total, count = self.all_reduce(sums).cpu()
+        return total / count
+
+    @torch.no_grad()
+    def statistics(self, params: Params, buffers: Params, rows: np.ndarray) -> Params:
+        """The buffers with BatchNorm's statistics taken anew, for these parameters, on some rows of the training set."""
+        norms = [m for m in self.model.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}
+        try:
+            for norm in norms:
+                norm.momentum = None  # a plain mean over batches
+            for inputs, _ in self._batches(self.federation.train, rows):
+                if len(inputs) > 1:
+                    self.model.call(True, params, fresh, _forward, inputs)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        return fresh
 
     @torch.no_grad()
     def on_rows(self, params: Params, buffers: Params, rows: np.ndarray) -> float:

@@ -127,7 +127,7 @@ class LoopExecutor:
         return Result(
             works=[work],
             delta=None if delta is None else {name: value.unsqueeze(0) for name, value in delta.items()},
-            buffers={name: buffers[name].unsqueeze(0) for name in self.model.shared_buffers},
+            buffers={} if delta is None else {name: buffers[name].unsqueeze(0) for name in self.model.shared_buffers},
             slots=[self._owned(slots)],
             mean=[_with_axis(message.mean) for message in messages],
             sum=[_with_axis(message.sum) for message in messages],
@@ -275,7 +275,7 @@ class VmapExecutor:
         return Result(
             works=works,
             delta=delta or None,
-            buffers={name: buffers[name] for name in self.model.shared_buffers},
+            buffers={name: buffers[name] for name in self.model.shared_buffers} if delta else {},
             slots=[pytree.tree_map(lambda t: t[k].clone(), slots) for k in range(num_clients)]  # noqa: B023 - called at once
             if any(slots)
             else [[{} for _ in program.methods]] * num_clients,

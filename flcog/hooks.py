@@ -86,7 +86,8 @@ class Upload(NamedTuple):
     """What a client hands over when it has finished.
 
     Args:
-        delta: its change of the model, or None where it sends no weights. Folded by the aggregation weights.
+        delta: its change of the model, or None where it sends no weights (nor BatchNorm's statistics, then). Folded by the
+            aggregation weights.
         client: its new slot, which stays with the client.
         mean: message whose weighted mean the server receives.
         sum: message whose plain sum over the cohort the server receives.
@@ -236,8 +237,20 @@ class Method(Callback):
     """False where a hook cannot be vectorised over clients: such a run uses the loop."""
     personal_steps: ClassVar[int] = 0
     """Local steps of fine-tuning that turn what ``personal`` returns into the model that is measured."""
+    personal_statistics: ClassVar[bool] = False
+    """Whether the statistics of BatchNorm in what ``personal`` returns are its own, to be taken on the client's samples; else they are
+    the global model's."""
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     """The kinds of label the method is defined for."""
+    excludes: ClassVar[Mapping[str, str]] = {}
+    """Methods that cannot run beside this one, by name, and why."""
+    papers: ClassVar[tuple[str, ...]] = ()
+    """Which of FedCOG, Fedssyn, FedWalk and FedDisco use it: as what they propose, inside it, or to compare with it."""
+
+    @property
+    def kept_parameters(self) -> str | None:
+        """Regular expression that the names of parameters contain which clients keep: their changes are not sent."""
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -377,6 +390,10 @@ def check_methods(methods: Sequence[Method]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is listed {names.count(name)} times in callbacks: keep one of them")
+    for method in methods:
+        for name in names:
+            if name in method.excludes:
+                raise ValueError(f"{method.name} and {name} cannot be combined: {method.excludes[name]}. Remove one of them")
     for hook in EXCLUSIVE_HOOKS:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:

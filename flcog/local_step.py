@@ -1,16 +1,16 @@
 """The local optimiser's step: the user's own, less the wrapper around it where that is the larger part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Stepper = Callable[[Sequence[Tensor]], None]
+Stepper = Callable[[list[Tensor]], None]
 """Takes the gradients, in the parameters' order, and moves the parameters."""
 
 
-def stepper(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Stepper:
+def stepper(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> Stepper:
     """What applies one step of ``optimizer`` to ``params``.
 
     ``torch.optim.Optimizer.step`` opens a profiler range, looks for hooks and looks every parameter's state up: for a small model
@@ -23,7 +23,7 @@ def stepper(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Stepp
     """
     if not _is_plain_sgd(optimizer, params):
 
-        def step(gradients: Sequence[Tensor]) -> None:
+        def step(gradients: list[Tensor]) -> None:
             for parameter, gradient in zip(params, gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
@@ -32,7 +32,7 @@ def stepper(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Stepp
     return _sgd(optimizer.param_groups[0], params)
 
 
-def _is_plain_sgd(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> bool:
+def _is_plain_sgd(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> bool:
     if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]
@@ -42,15 +42,15 @@ def _is_plain_sgd(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) ->
     return same and not chosen and not hooked
 
 
-def _sgd(group: dict[str, Any], params: Sequence[Tensor]) -> Stepper:
+def _sgd(group: dict[str, Any], params: list[Tensor]) -> Stepper:
     rate, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
     dampening, nesterov = group["dampening"], group["nesterov"]
     values = [parameter.detach() for parameter in params]
     velocity: list[Tensor] = []
 
-    def step(gradients: Sequence[Tensor]) -> None:
+    def step(gradients: list[Tensor]) -> None:
         if decay:
-            gradients = torch._foreach_add(gradients, values, alpha=decay)
+            gradients = list(torch._foreach_add(gradients, values, alpha=decay))
         if momentum:
             if not velocity:
                 # torch's first velocity is the gradient itself, dampening or not.
@@ -58,7 +58,7 @@ def _sgd(group: dict[str, Any], params: Sequence[Tensor]) -> Stepper:
             else:
                 torch._foreach_mul_(velocity, momentum)
                 torch._foreach_add_(velocity, gradients, alpha=1 - dampening)
-            gradients = torch._foreach_add(gradients, velocity, alpha=momentum) if nesterov else velocity
+            gradients = list(torch._foreach_add(gradients, velocity, alpha=momentum)) if nesterov else velocity
         torch._foreach_add_(values, gradients, alpha=-rate)
 
     return step

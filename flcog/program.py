@@ -1,5 +1,6 @@
 """What one client does in a round, as pure functions: the folds of the hook table that both executors share."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,6 +53,7 @@ class Program:
             [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
             for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs", "over_data")
         )
+        self.kept = [method.kept_parameters for method in self.methods if method.kept_parameters]
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
@@ -167,6 +169,8 @@ class Program:
                 delta = upload.delta
             clients[i] = upload.client
             uploads.append(upload)
+        if self.kept:
+            delta = {name: value for name, value in delta.items() if not any(re.search(kept, name) for kept in self.kept)}
         return (delta if sends_weights else None), clients, uploads
 
     def up_bytes(self, delta: Params | None, uploads: Sequence[Upload]) -> list[int]:

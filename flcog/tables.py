@@ -21,12 +21,14 @@ class MethodRow(NamedTuple):
     year: str
     does: str
     up: str
-    """Bytes up in a round, relative to FedAvg's."""
+    """Bytes up in a round, relative to FedAvg's; and those sent only once, if they show."""
     down: str
     stateful: bool
     secure_aggregation: bool
     vmap: bool
     labels: str
+    papers: str
+    """Which of the papers that flcog reproduces use it."""
 
 
 class Probe(FederatedDataModule):
@@ -48,17 +50,28 @@ class Probe(FederatedDataModule):
         return Splits(Samples(images, targets))
 
 
-def bytes_of_a_round(*methods: Method) -> tuple[int, int]:
-    """Bytes up and down of one client in one round of SimpleCNN, once everything that is sent only once has been sent."""
+class Traffic(NamedTuple):
+    """Bytes that the clients of a probe send and receive."""
+
+    up: int
+    down: int
+    once_up: int = 0
+    """Before the first round, or in a client's first."""
+    once_down: int = 0
+
+
+def bytes_of_a_round(*methods: Method) -> Traffic:
+    """Bytes up and down in one round of SimpleCNN, apart from those that are sent only once."""
     trainer = FederatedTrainer(
         rounds=10**6, local_steps=1, callbacks=list(methods), logger=False, accelerator="cpu", executor="loop"
     )
     trainer.prepare(_client("classification"), Probe())
     trainer.round = max((method.start_round for method in methods), default=0)
     trainer.collect()
-    before = trainer.ledger.copy()
+    first = trainer.ledger.copy()
     trainer.collect()
-    return trainer.ledger.total_up - before.total_up, trainer.ledger.total_down - before.total_down
+    up, down = trainer.ledger.total_up - first.total_up, trainer.ledger.total_down - first.total_down
+    return Traffic(up, down, first.total_up - up, first.total_down - down)
 
 
 def _client(task: str) -> ClientModule:
@@ -69,10 +82,10 @@ def _client(task: str) -> ClientModule:
 
 def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
     """One row per method, at its defaults."""
-    plain_up, plain_down = bytes_of_a_round()
+    plain = bytes_of_a_round()
     rows = []
     for method in methods:
-        up, down = bytes_of_a_round(_brief(method))
+        traffic = bytes_of_a_round(_brief(method))
         documentation = " ".join((type(method).__doc__ or "").split())
         year = re.search(r"\b((?:19|20)\d\d)\b(?:(?!https?:).)*https?://", documentation)
         rows.append(
@@ -80,17 +93,23 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 name=method.name,
                 year=year[1] if year else "",
                 does=_first_paragraph(type(method)),
-                up=f"{up / plain_up:.2f}",
-                down=f"{down / plain_down:.2f}",
+                up=_relative(traffic.up, traffic.once_up, plain.up),
+                down=_relative(traffic.down, traffic.once_down, plain.down),
                 stateful=method.overrides("init_client"),
                 secure_aggregation=not method.individual_uploads,
                 vmap=method.vmappable,
                 labels=", ".join(
                     {"classification": "single", "multilabel": "multi", "regression": "real"}[t] for t in method.tasks
                 ),
+                papers=", ".join(method.papers),
             )
         )
     return rows
+
+
+def _relative(bytes_: int, once: int, plain: int) -> str:
+    """``1.00``, or ``1.00 + 0.25 once``."""
+    return f"{bytes_ / plain:.2f}" + (f" + {once / plain:.2f} once" if once / plain >= 0.005 else "")
 
 
 def _first_paragraph(cls: type) -> str:
@@ -108,24 +127,26 @@ def example(cls: type[Method]) -> Method:
     return cls(**arguments)
 
 
-def _brief(method: Method) -> Method:
-    """The method with its inner loops cut to one step, which changes nothing of what it sends."""
-    brief = {
-        field.name: 1
-        for field in dataclasses.fields(method)
-        if re.search(r"(steps|iterations|epochs)$", field.name) and isinstance(getattr(method, field.name), int)
-    }
+def _brief(method: Any) -> Any:
+    """The method (or a part of it) with its inner loops cut to one step, which changes nothing of what it sends."""
+    brief: dict[str, Any] = {}
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if re.search(r"(steps|iterations|epochs)$", field.name) and isinstance(value, int):
+            brief[field.name] = 1
+        elif dataclasses.is_dataclass(value):
+            brief[field.name] = _brief(value)
     return dataclasses.replace(method, **brief) if brief else method
 
 
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     """A table as the README has it."""
-
-    def cell(value: Any) -> str:
-        return {True: "yes", False: ""}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in rows)])
+    return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
+
+
+def _cell(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "yes" if value else ""
 
 
 METHOD_HEADER = [
@@ -138,7 +159,29 @@ METHOD_HEADER = [
     "secure aggregation",
     "vmap",
     "labels",
+    "used by",
 ]
+
+
+def print_methods(rows: Iterable[MethodRow], width: int) -> None:
+    """The table on a terminal ``width`` columns wide."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), row_styles=["", "dim"])
+    shorter = {"what it does to the round": "what it does", "stateful clients": "state", "secure aggregation": "sec. agg."}
+    widths = {"up": 6, "down": 6, "secure aggregation": 4, "labels": 7, "used by": 9}
+    for name in METHOD_HEADER:
+        table.add_column(shorter.get(name, name), width=widths.get(name), no_wrap=name in ("method", "year"))
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    console = Console(width=width, highlight=False)
+    console.print(table)
+    console.print(
+        "up, down: bytes of a round relative to FedAvg's, measured. state: clients keep some between rounds. sec. agg.: works where "
+        "the server sees only sums. labels: of one class, of several, real-valued. used by: which of the four papers flcog reproduces."
+    )
 
 
 DATA_HEADER = ["data module", "task", "what it reads"]

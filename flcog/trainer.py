@@ -326,7 +326,8 @@ class FederatedTrainer:
 
     def _advance(self, clients: list[int], directions: bool = False) -> dict[str, float]:
         """One round of training: from the sampled clients to the new global model, and its figures."""
-        round, before = self.round, self.ledger.copy()
+        # What was exchanged before the first round is in its row, so that rows add up to the total.
+        round, before = self.round, self.ledger.copy() if self.round else Ledger()
         methods = [method for method in self.methods if method.active(round)]
         clients, steps = self._plan(methods, clients, round)
         metrics: dict[str, float] = {"round": round + 1}
@@ -409,7 +410,6 @@ class FederatedTrainer:
         clients = cohort.clients
         shares = self._share_out(clients, steps)
         task = self._make_task(methods, cohort, steps, shares[self.fabric.global_rank])
-        self.ledger.add("model", down=len(clients) * model_bytes(self.params, self.buffers))
         for method, slot in zip(methods, task.program.servers, strict=True):
             self.ledger.add(method.name, down=len(clients) * sum(map(num_bytes, pytree.tree_leaves(slot))))
         aggregate = Aggregate(len(methods), [m.individual_uploads for m in methods], directions, self.on_bad_update)
@@ -418,6 +418,9 @@ class FederatedTrainer:
                 self._keep(methods, result.works[k].client, result.slots[k])
         if self.fabric.world_size > 1:
             self._reduce(aggregate, somebody_idle=any(not share for share in shares))
+        # What no client sends is every client's own: after the first round it is not sent down either.
+        sent = {name: self.params[name] for name in aggregate.sums.get("delta", ())} if cohort.round else {}
+        self.ledger.add("model", down=len(clients) * model_bytes(sent or self.params, self.buffers))
         for name, count in zip(["model", *(method.name for method in methods)], aggregate.up_bytes, strict=True):
             self.ledger.add(name, up=count)
         return aggregate
@@ -448,7 +451,7 @@ class FederatedTrainer:
             value = self.buffers[name] + change
             self.buffers[name] = value if self.buffers[name].is_floating_point() else value.round().to(self.buffers[name].dtype)
         mean = aggregate.mean("delta")
-        delta: Params = {name: mean[name].to(p.dtype) if mean else torch.zeros_like(p) for name, p in self.params.items()}
+        delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in self.params.items()}
         for i, method in enumerate(methods):
             individual = sorted(aggregate.individual[i], key=lambda upload: upload.client)  # whatever the executor's order
             messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), individual)
@@ -511,12 +514,17 @@ class FederatedTrainer:
 
     # Evaluation -------------------------------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> dict[str, float]:
-        """The global model on the central sets, and its spread over the clients' own held-out parts."""
+    def evaluated_params(self) -> Params:
+        """Where the global model is evaluated: the server's parameters, or what methods put in their place."""
         params = self.params
         for method in self.methods:
             if method.overrides("evaluate_at") and method.active(max(0, self.round - 1)):
                 params = method.evaluate_at(self.servers[method.name], params)
+        return params
+
+    def _evaluate(self) -> dict[str, float]:
+        """The global model on the central sets, and its spread over the clients' own held-out parts."""
+        params = self.evaluated_params()
         metrics: dict[str, float] = {}
         for split, samples in (("val", self.federation.val), ("test", self.federation.test)):
             if samples is not None:
@@ -558,6 +566,8 @@ class FederatedTrainer:
                 assert result.delta is not None
                 own = {name: value + result.delta[name][0] for name, value in own.items()}
                 buffers = {name: value[0].clone() for name, value in result.buffers.items()}
+            elif method.personal_statistics and self.model.mixes_rows:
+                buffers = self.evaluator.statistics(own, buffers, work.own)
             scores[client] = self.evaluator.on_rows(own, buffers, parts.client(client))
         if world_size > 1:
             scores = _all_reduce(scores.to(self.fabric.device)).cpu()
@@ -581,7 +591,7 @@ class FederatedTrainer:
             for module in (datamodule, *_data_modules(self.methods)):
                 module.prepare_data()
         datamodule.setup(stage)
-        self.datamodule = datamodule
+        self.datamodule, self._keeps_files = datamodule, stage != "prepare"
         self.round, self.should_stop = 0, False
         self.ledger, self.table, self.notes = Ledger(), MetricsTable(None), []
         if stage == "fit":
@@ -616,6 +626,8 @@ class FederatedTrainer:
                         f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
                     )
                 model = _in_float32(method.configure_model, model)
+            if (method.overrides("personal") or method.personal_steps) and federation.client_test is None:
+                self.notes.append(f"note: the personal models of {method.name} are measured only with data.client_test above 0")
         model = model.to(self.fabric.device, DTYPES[self.precision])
         if self.fabric.world_size > 1:
             for tensor in model.state_dict().values():
@@ -626,9 +638,10 @@ class FederatedTrainer:
         self.model = ModelFunction(model, self.fabric.autocast if self.precision.endswith("mixed") else nullcontext)
         self.params = {name: p.detach().clone() for name, p in self.model.params.items()}
         self.buffers = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
-        federation = dataclasses.replace(federation, train=federation.train.to(self.fabric.device))
+        workspace = Path(self.default_root_dir) if self._keeps_files else None
+        federation = dataclasses.replace(federation, train=federation.train.to(self.fabric.device), workspace=workspace)
         for method in self.methods:
-            if method.overrides("prepare_data"):
+            if method.overrides("prepare_data") and method.start_round < self.rounds:
                 federation = method.prepare_data(federation, generator(self.seed, "prepare_data", method.name))
         for name, (up, down) in federation.ledger.items():
             self.ledger.add(name, up, down)
@@ -643,6 +656,11 @@ class FederatedTrainer:
         self.bytes_per_sample = first.numel() * first.element_size()
         self.optimizer = _single_optimizer(model)
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        settings = [[group.get(name) for name in ("lr", "momentum", "weight_decay")] for group in self.optimizer.param_groups]
+        if any(setting != settings[0] for setting in settings) and self.methods:
+            self.notes.append(
+                "note: the optimiser's groups differ; a method that needs its learning rate takes the first group's"
+            )
         self.executor = self._choose_executor(first)
         self.evaluator = Evaluator(
             self.model,

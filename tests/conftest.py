@@ -1,17 +1,27 @@
 """What every test gets: one thread, a fixed seed, the default precision, and nothing left behind in the repository."""
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric import fabric
 
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 LEAVINGS = ("runs", "wandb", "checkpoints", "lightning_logs", "data", "metrics.csv")
 """What a run writes to the working directory if nobody tells it where."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _packages_are_asked_once() -> Iterator[None]:
+    """Every Fabric reads the metadata of all installed packages, which may offer callbacks: a third of what a tiny run takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fabric, "_load_external_callbacks", functools.cache(fabric._load_external_callbacks))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,18 @@ import pytest
 import test_methods
 import torch
 import torch.nn.functional as F
-from harness import NUM_CLASSES, SGD, BatchNormMLP, RecordingTrainer, TinyData, assert_close, classifier, distance, problem_of
+from harness import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    SGD,
+    BatchNormMLP,
+    RecordingTrainer,
+    TinyData,
+    assert_close,
+    classifier,
+    distance,
+    problem_of,
+)
 from methods import MOMENTUM, RAGGED
 from methods_baselines_a import ODD_BATCHES, BatchNormFeatures
 from methods_baselines_b import DENSE_, FEDDM, FEDGEN, LARGER
@@ -257,6 +268,22 @@ def test_ditto_leaves_the_global_model_to_fedavg(executor: str, network: Any) ->
     plain, personal = (train(*m, module=classifier(network=network), executor=executor) for m in ((), (Ditto(),)))
     assert all(torch.equal(personal.state[name], value) for name, value in plain.state.items())
     assert personal.ledger.total_up == plain.ledger.total_up and personal.ledger.total_down == plain.ledger.total_down
+
+
+def test_dittos_own_statistics_are_of_its_own_samples() -> None:
+    """With BatchNorm in front, the statistics are the moments of what the client itself holds."""
+    network = lambda: nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_CLASSES))  # noqa: E731
+    trainer = train(Ditto(), module=classifier(network=network), data=TinyData(client_test=0.2))
+    federation, before = trainer.federation, {name: value.clone() for name, value in trainer.buffers.items()}
+    seen = []
+    trainer.evaluator.on_rows = lambda params, buffers, rows: seen.append(buffers) or 0.0  # type: ignore[method-assign]
+    trainer.evaluate()
+    for client, buffers in enumerate(seen):
+        own = federation.train.inputs[federation.partition.client(client)].double()
+        torch.testing.assert_close(buffers["model.0.running_mean"], own.mean(0))
+        torch.testing.assert_close(buffers["model.0.running_var"], own.var(0))
+    assert len(seen) == 8 and trainer.model.module.model[0].momentum == 0.1
+    assert all(torch.equal(trainer.buffers[name], value) for name, value in before.items())
 
 
 def test_ditto_alone_trains_for_itself_and_pulled_hard_stays() -> None:

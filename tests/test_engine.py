@@ -11,7 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make_trainer, train
+from harness import NUM_CLASSES, NUM_FEATURES, SIZES, BatchNormMLP, TinyData, classifier, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
@@ -190,6 +190,76 @@ def test_bad_updates_name_client_and_round() -> None:
         kept = train(Poison(), clients_per_round=8, executor=executor, on_bad_update="drop")
         assert kept.rows[0]["clients/dropped"] == 1 and kept.rows[0]["clients/participating"] == 7
         assert all(torch.isfinite(value).all() for value in kept.params.values())
+
+
+def test_bad_messages_name_client_and_round() -> None:
+    @dataclass(frozen=True)
+    class Poison(Method):
+        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+            value = torch.where(torch.as_tensor(ctx.num_samples == SIZES[3]), torch.inf, 1.0)
+            return Upload(delta, ctx.client, sum={"count": {"of": value.expand(2)}})
+
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            counts.append(messages.sum["count"]["of"].tolist())
+            return delta, server
+
+    for executor in ("loop", "vmap"):
+        counts: list[list[float]] = []
+        with pytest.raises(ValueError, match="the update of client 3 in round 1 is NaN or infinite"):
+            train(Poison(), clients_per_round=8, executor=executor)
+        train(Poison(), clients_per_round=8, executor=executor, on_bad_update="drop", rounds=1)
+        assert counts == [[7.0, 7.0]]
+
+
+def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
+    @dataclass(frozen=True)
+    class Keep(Method):
+        kept_parameters = r"model\.3\."
+
+    @dataclass(frozen=True)
+    class KeepAll(Method):
+        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+            return Upload(None, ctx.client)
+
+    for executor in ("loop", "vmap"):
+        untrained = make_trainer(None)
+        untrained.prepare(classifier(network=BatchNormMLP), TinyData())
+        start = untrained.state
+        plain, part, none = (
+            train(*methods, module=classifier(network=BatchNormMLP), executor=executor, rounds=2)
+            for methods in ((), (Keep(),), (KeepAll(),))
+        )
+        head = [name for name in start if name.startswith("3.")]
+        assert len(head) == 2
+        assert all(
+            torch.equal(part.state[name], start[name]) == (name in head)
+            for name in (n.removeprefix("model.") for n in part.params)
+        )
+        # Who sends no weights sends no statistics either.
+        assert all(torch.equal(none.state[name], value) for name, value in start.items())
+        assert none.ledger.total_up == 0
+        size = 8 * sum(start[name].numel() for name in head)
+        assert plain.ledger.total_up - part.ledger.total_up == 2 * 5 * size
+        # In the first round everybody must be told where to start.
+        assert plain.ledger.total_down - part.ledger.total_down == 5 * size
+
+
+def test_what_a_user_should_know_is_noted() -> None:
+    from flcog.callbacks import Ditto, FedProx
+
+    def groups(params: Any) -> torch.optim.Optimizer:
+        first, *rest = params
+        return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": rest}], lr=0.1)
+
+    def notes(*methods: Method, module: Any = None, **data: Any) -> str:
+        trainer = make_trainer(None, *methods)
+        trainer.prepare(module or classifier(), TinyData(**data))
+        return "\n".join(trainer.notes)
+
+    assert "groups" not in notes(module=classifier(groups)) and "groups" not in notes(FedProx(mu=0.1))
+    assert "the optimiser's groups differ" in notes(FedProx(mu=0.1), module=classifier(groups))
+    assert "Ditto are measured only with data.client_test" in notes(Ditto())
+    assert "measured" not in notes(Ditto(), client_test=0.2)
 
 
 def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:

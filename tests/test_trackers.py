@@ -186,11 +186,14 @@ def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "INIT_TIMEOUT", 1.0)
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    with pytest.warns(UserWarning, match="tracking offline instead"):
+    with monkeypatch.context() as login, pytest.warns(UserWarning, match="tracking offline instead"):
+        login.setenv("WANDB_API_KEY", "0" * 40)
+        login.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
         trainer = fit()
     assert [row["round"] for row in history(wandb_files(trainer)[-1])] == [1, 2]
+    # W&B remembers the key for as long as its service lives.
+    wandb.teardown()
+    wandb.setup()
 
 
 # Loggers that the user names ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""An observer of single classes: who gains where classes are not equally frequent."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flcog import trackers
+from flcog.client import ClientModule
+from flcog.hooks import Callback
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+GROUPS = ("head", "middle", "tail")
+
+
+def frequency_groups(counts: Tensor, head: float, tail: float) -> dict[str, Tensor]:
+    """The classes that are frequent, rare, and neither; of equally frequent ones the lower number counts as more frequent.
+
+    >>> frequency_groups(torch.tensor([5, 90, 40, 10, 20]), head=0.4, tail=0.2)
+    {'head': tensor([1, 2]), 'middle': tensor([4, 3]), 'tail': tensor([0])}
+    """
+    order = counts.argsort(descending=True, stable=True)
+    num_head, num_tail = (round(share * len(counts)) for share in (head, tail))
+    num_head = min(num_head, len(counts) - num_tail)
+    return dict(zip(GROUPS, order.split([num_head, len(counts) - num_head - num_tail, num_tail]), strict=True))
+
+
+class ClassAccuracy(Callback):
+    """Adds to each evaluation the global model's test accuracy on every class, and on the training set's frequent and rare classes.
+
+    Columns, of which the last three are means over the classes that most, fewer and fewest of all clients' samples belong to::
+
+        test/class_accuracy_0, ...       of each class, by its number
+        test/class_accuracy_mean, _std   over the classes: the tail counts as much as the head
+        test/class_accuracy_head, _middle, _tail
+
+    A picture of the last evaluation, ``class_accuracy``, goes to the trackers and into the run's directory. Costs a pass over the
+    test set. Figure 8 of FedDisco, https://arxiv.org/abs/2305.19229, where head, middle and tail are 4, 3 and 3 of 10 classes.
+
+    Args:
+        head: share of the classes that are the head, in [0, 1].
+        tail: share of the classes that are the tail, in [0, 1 - head].
+        each: whether every class gets a column; the groups' are there in any case.
+
+    Example:
+        >>> ClassAccuracy(head=0.36, tail=0.31).tail  # CIFAR-100-LT's many, medium and few
+        0.31
+    """
+
+    def __init__(self, head: float = 0.4, tail: float = 0.3, each: bool = True) -> None:
+        if head < 0 or tail < 0 or head + tail > 1:
+            raise ValueError(f"ClassAccuracy: head and tail are shares of the classes, together at most 1; got {head} and {tail}")
+        self.head, self.tail, self.each = head, tail, each
+        self._last: Tensor | None = None
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        self._last = None
+        task = trainer.federation.task
+        if task != "classification" or not isinstance(trainer.model.module, ClientModule):
+            given = f"{task} data" if task != "classification" else type(trainer.model.module).__name__
+            raise ValueError(f"ClassAccuracy measures a flcog.Classifier on classes, not {given}: remove ClassAccuracy")
+        if trainer.federation.test is None:
+            raise ValueError(f"ClassAccuracy looks at the test set, which {type(trainer.datamodule).__name__} has not: remove it")
+        if trainer.eval_every == 0:
+            raise ValueError(
+                "ClassAccuracy looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, or remove ClassAccuracy"
+            )
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        federation = trainer.federation
+        assert federation.test is not None
+        accuracy = trainer.evaluator.on_classes(trainer.evaluated_params(), trainer.buffers, federation.test)
+        self._last, tested = accuracy, ~accuracy.isnan()
+        if self.each:
+            metrics |= {f"test/class_accuracy_{c}": float(accuracy[c]) for c in tested.nonzero().flatten().tolist()}
+        metrics["test/class_accuracy_mean"] = float(accuracy[tested].mean())
+        metrics["test/class_accuracy_std"] = float(accuracy[tested].std(correction=0))
+        for name, classes in self._groups(trainer).items():
+            if tested[classes].any():
+                metrics[f"test/class_accuracy_{name}"] = float(accuracy[classes].nanmean())
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        if trainer.is_first and self._last is not None:
+            figure = class_figure(self._last, self._groups(trainer), trainer.federation.class_names)
+            trackers.log_figure(trainer.loggers, "class_accuracy", figure, trainer.round, trainer.run_dir)
+
+    def _groups(self, trainer: "FederatedTrainer") -> dict[str, Tensor]:
+        return frequency_groups(trainer.federation.pooled_label_counts, self.head, self.tail)
+
+
+def class_figure(accuracy: Tensor, groups: dict[str, Tensor], class_names: tuple[str, ...] | None) -> object:
+    """A bar for each class, from the most frequent to the rarest, coloured by group."""
+    # matplotlib takes half a second to import, which only a run that ends here spends.
+    from matplotlib.figure import Figure
+
+    order = torch.cat(list(groups.values()))
+    figure = Figure(figsize=(min(12.0, 2 + 0.4 * len(order)), 3))
+    axes, position = figure.subplots(), 0
+    for (name, classes), colour in zip(groups.items(), ("#1f5f99", "#5f9bcf", "#d98032"), strict=True):
+        if len(classes):
+            places = range(position, position + len(classes))
+            label = f"{name}: {100 * float(accuracy[classes].nanmean()):.1f} %"
+            axes.bar(places, 100 * accuracy[classes].nan_to_num().numpy(), color=colour, label=label)
+            position += len(classes)
+    if len(order) <= 30:
+        axes.set_xticks(
+            range(len(order)), [class_names[c] if class_names else str(c) for c in order.tolist()], rotation=45, ha="right"
+        )
+    axes.set(xlabel="Class, from the most frequent to the rarest", ylabel="Test accuracy (%)", ylim=(0, 100))
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return figure

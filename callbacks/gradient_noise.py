@@ -1,0 +1,54 @@
+"""Gradient noise of a chosen strength, to study what stochastic noise does to a method."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.callbacks.generators import at_least
+from flcog.callbacks.noise import draw_key, normal
+from flcog.hooks import ClientView, Context, Method, Params, Slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientNoise(Method):
+    """Adds Gaussian noise to every gradient of every local step.
+
+    With d the ``dimension`` that the noise's variance is divided by, each parameter's step becomes::
+
+        y <- y - lr (grad f(y) + s),     s ~ N(0, sigma^2 / d I)
+
+    With full batches sigma^2, times the number of parameters over d, is the whole of the stochastic noise. Eq. A.6 of Fedssyn,
+    Li et al. 2024, https://arxiv.org/abs/2306.13263, whose softmax regression on MNIST has d = 784, its inputs' dimension.
+
+    Args:
+        sigma: >= 0.
+        dimension: d, >= 1; None for the model's number of parameters, with which E ||s||^2 = sigma^2.
+
+    Example:
+        >>> GradientNoise(sigma=10.0, dimension=784).sigma
+        10.0
+    """
+
+    sigma: float = 1.0
+    dimension: int | None = None
+
+    papers = ("Fedssyn",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "sigma")
+        if self.dimension is not None and self.dimension < 1:
+            raise ValueError(
+                f"GradientNoise: dimension must be at least 1, or null for the number of parameters; got {self.dimension}"
+            )
+
+    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+        return {"key": draw_key(generator)}
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        dimension = self.dimension or sum(value.numel() for value in params.values())
+        scale = self.sigma / dimension**0.5
+        return {
+            name: value + scale * normal(ctx.draws["key"], ctx.step, tuple(value.shape), stream).to(value.dtype)
+            for stream, (name, value) in enumerate(gradient.items())
+        }

@@ -1,0 +1,136 @@
+"""The server's part in an exchange of data before the first round: mix what the clients sent, and deal it out."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.data import Federation, Partition, Samples
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What became of the clients' data, for those who measure it.
+
+    Args:
+        own: each client's own samples that it still trains on.
+        received: what it got on top.
+        sent: how many samples each client sent.
+        folder: where synthetic sets are kept; None if they were not, or are real.
+    """
+
+    own: Partition
+    received: Partition
+    sent: np.ndarray
+    folder: Any = None
+
+    @property
+    def shares(self) -> np.ndarray:
+        """p of each client: the part of its data that it received."""
+        return self.received.sizes / (self.own.sizes + self.received.sizes)
+
+
+class Joined:
+    """Stored inputs with synthetic ones behind them, where the former are read from disk: nothing is copied."""
+
+    def __init__(self, stored: np.ndarray, added: np.ndarray) -> None:
+        self.stored, self.added, self.shape = stored, added, (len(stored) + len(added), *stored.shape[1:])
+        self.dtype, self.ndim = stored.dtype, stored.ndim
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Rows by a slice or an array of non-negative indices."""
+        index = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
+        late = index >= len(self.stored)
+        values = np.empty((*index.shape, *self.shape[1:]), self.dtype)
+        values[~late] = self.stored[index[~late]]
+        values[late] = self.added[index[late] - len(self.stored)]
+        return values
+
+
+def even_split(total: int, capacities: np.ndarray) -> np.ndarray:
+    """How many each of the clients gets of ``total``: as evenly as their capacities allow; first clients get what cannot be divided.
+
+    >>> even_split(10, np.array([9, 9, 9])).tolist()
+    [4, 3, 3]
+    >>> even_split(10, np.array([1, 9, 9])).tolist()
+    [1, 5, 4]
+    """
+    capacities, counts = np.asarray(capacities, np.int64), np.zeros(len(capacities), np.int64)
+    left = min(total, int(capacities.sum()))
+    while left:
+        open_ = np.flatnonzero(counts < capacities)
+        step = min(left // len(open_), int((capacities - counts)[open_].min()))
+        if step == 0:
+            counts[open_[:left]] += 1
+            break
+        counts[open_] += step
+        left -= step * len(open_)
+    return counts
+
+
+def capacity(num_samples: np.ndarray, p: float | None, wanted: np.ndarray) -> np.ndarray:
+    """How much each client may add to its ``num_samples`` so that at most a fraction ``p`` is added: p / (1 - p) of them.
+
+    >>> capacity(np.array([94, 9400]), 0.06, np.array([500, 500])).tolist()
+    [6, 500]
+    """
+    if p is None or p == 1:
+        return wanted
+    # A hair is forgiven: 0.06 / 0.94 * 94 is 5.999... in floating point.
+    return np.minimum(wanted, np.floor(p / (1 - p) * num_samples + 1e-9).astype(np.int64))
+
+
+def deal(counts: np.ndarray, capacities: np.ndarray, rng: np.random.Generator) -> Partition:
+    """Positions in the clients' joined contributions of ``counts`` each, shuffled and dealt out as evenly as may be."""
+    sizes = even_split(int(counts.sum()), capacities)
+    order = rng.permutation(int(counts.sum()))[: int(sizes.sum())]
+    return Partition(order, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def add_samples(federation: Federation, inputs: Tensor, targets: Tensor, received: Partition) -> tuple[Federation, Partition]:
+    """The federation with new samples behind its own, of which ``received`` says who trains on which; and where these now are."""
+    train, first = federation.train, len(federation.train)
+    targets = torch.cat([train.targets, targets.to(train.targets)])
+    joined: Any
+    if isinstance(train.inputs, Tensor):
+        joined = torch.cat([train.inputs, inputs.to(train.inputs.device)])
+    else:
+        joined = Joined(train.inputs, inputs.numpy())
+    moved = Partition(received.indices + first, received.offsets)
+    clients = [np.concatenate([federation.partition.client(k), moved.client(k)]) for k in range(federation.num_clients)]
+    return replace(
+        federation,
+        train=Samples(joined, targets),
+        partition=Partition.from_clients(clients),
+        whole=federation.split,  # papers cite the split of the real samples
+    ), moved
+
+
+def mix_real(partition: Partition, fractions: np.ndarray, rng: np.random.Generator) -> tuple[Partition, Partition]:
+    """Each client gives a random fraction of its samples to a pool and gets as many back from it: what it kept, and what it got.
+
+    >>> one_class_each = Partition.from_clients([np.arange(10), np.arange(10, 20)])
+    >>> kept, got = mix_real(one_class_each, np.array([0.3, 0.3]), np.random.default_rng(0))
+    >>> kept.sizes.tolist(), got.sizes.tolist()
+    ([7, 7], [3, 3])
+    """
+    kept, given = [], []
+    for client in range(partition.num_clients):
+        own = rng.permutation(partition.client(client))
+        count = round(float(fractions[client]) * len(own))
+        given.append(own[:count])
+        kept.append(own[count:])
+    sizes = np.array([len(part) for part in given])
+    pool = rng.permutation(np.concatenate(given))
+    return Partition.from_clients(kept), Partition(pool, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def num_bytes(inputs: Any, rows: int) -> int:
+    """What ``rows`` labelled samples take on the wire: inputs as stored, and eight bytes for a label."""
+    width = inputs[:1]
+    return rows * (int(np.prod(width.shape[1:])) * torch.as_tensor(width).element_size() + 8)

@@ -1,0 +1,255 @@
+"""Synthetic sets on disk: made once for each setting, client by client, and there to be looked at before they are shared."""
+
+import csv
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch import Tensor
+
+from flcog.callbacks.synthesis import DataGenerator, Form, synthesise
+from flcog.data import Federation
+from flcog.run_directory import short, write_yaml
+from flcog.text import clock
+
+Set = tuple[Tensor, Tensor]
+"""Inputs as the data set stores them, and labels."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """What the synthetic sets of a federation are made of, which fixes them to the bit.
+
+    Args:
+        generator: the clients' generator.
+        rho: fraction of its samples that a client trains it on.
+        count: how many samples each client makes.
+        seed: of everything that is drawn.
+    """
+
+    generator: DataGenerator
+    rho: float
+    count: int
+    seed: int
+
+    def folder(self, root: Path, federation: Federation) -> Path:
+        """Where the sets of this setting and these data lie."""
+        return root / hashlib.sha256(repr(sorted(self.about(federation).items())).encode()).hexdigest()[:12]
+
+    def about(self, federation: Federation) -> dict[str, Any]:
+        """All that the sets depend on."""
+        return {
+            "format": FORMAT,
+            "generator": repr(self.generator),
+            "rho": self.rho,
+            "images_per_client": self.count,
+            "seed": self.seed,
+            "num_classes": federation.num_classes,
+            "partition": federation.partition.hash,
+            "data": fingerprint(federation),
+        }
+
+
+def fingerprint(federation: Federation) -> str:
+    """Eight hex digits of a training set: its shape, all of its targets, and a hundred of its inputs."""
+    train = federation.train
+    rows = torch.linspace(0, len(train) - 1, 100, dtype=torch.float64).long().unique()
+    inputs = train.gather(rows.to(train.targets.device)).cpu()
+    digest = hashlib.sha256(f"{tuple(train.inputs.shape)} {inputs.dtype}".encode())
+    for part in (inputs, train.targets.cpu()):
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:8]
+
+
+def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | None) -> tuple[list[Set], Path | None]:
+    """Every client's synthetic set, as far as its images were not deleted, and the folder.
+
+    What lies there already is read, the rest made: a run that was killed goes on with the first client that was not finished.
+    Processes share out the clients; two runs that want the same sets at once wait for one another instead of making them twice.
+    """
+    rank, world_size = _process()
+    folder = None if root is None else synthesis.folder(root, federation)
+    report = _Reporter(federation.num_clients, folder, rank)
+    if folder is not None:
+        _make_folder(folder)
+        write_yaml(folder / f".about-{os.getpid()}", synthesis.about(federation))
+        os.replace(folder / f".about-{os.getpid()}", folder / "about.yaml")
+    sets: dict[int, Set] = {}
+    for client in range(rank, federation.num_clients, world_size):
+        if folder is None:
+            sets[client] = _make(synthesis, federation, client, lambda epoch, figures: None)
+            continue
+        with FileLock(folder / f".{_name(client)}.lock"):
+            if not (folder / f"{_name(client)}.npz").is_file():
+                log = report.begin(client)
+                made = _make(synthesis, federation, client, log)
+                report.write_log(client)
+                _write(folder / f"{_name(client)}.npz", made)
+                report.done(client, len(made[1]))
+        sets[client] = _keep_undeleted(_read(folder / f"{_name(client)}.npz"), folder, client)
+    if world_size > 1:
+        parts: list[Any] = [None] * world_size
+        torch.distributed.all_gather_object(parts, sets)
+        sets = {client: made for part in parts for client, made in part.items()}
+    return [sets[client] for client in range(federation.num_clients)], folder
+
+
+def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]:
+    """Write every synthetic image as ``images/client-0000/<class>/<number>.png``, once; afterwards what is gone stays gone.
+
+    Returns the folder of the images, how many there are, and how many there were.
+    """
+    form, images = Form.of(federation.train), folder / "images"
+    if not form.images:
+        raise ValueError(f"only images can be looked at, and the data holds rows of a table: they are in {folder}, as .npz")
+    sets = [_read(folder / f"{_name(client)}.npz") for client in range(federation.num_clients)]
+    total = sum(len(labels) for _, labels in sets)
+    if images.is_dir():
+        return images, sum(1 for _ in images.glob("client-*/*/*.png")), total
+    if sets[0][0].shape[-1] not in (1, 3, 4):
+        raise ValueError(f"PNG images have 1, 3 or 4 channels; these have {sets[0][0].shape[-1]}: look at the .npz in {folder}")
+    aside = folder / f".images-{os.getpid()}"
+    names = federation.class_names or tuple(map(str, range(federation.num_classes)))
+    for client, (inputs, labels) in enumerate(sets):
+        (aside / _name(client)).mkdir(parents=True)
+        for label in labels.unique().tolist():
+            (aside / _name(client) / _file_name(names[label])).mkdir()
+        for row, (pixels, label) in enumerate(zip(inputs, labels.tolist(), strict=True)):
+            values = (pixels.double() * (255 / form.white)).round().to(torch.uint8).numpy()
+            path = aside / _name(client) / _file_name(names[label]) / f"{row:05d}.png"
+            Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values).save(path)
+    os.replace(aside, images)
+    return images, total, total
+
+
+def training_logs(folder: Path) -> list[dict[str, float]]:
+    """The rows of all clients' training: client, epoch, loss, and epsilon where training was private."""
+    rows = []
+    for path in sorted(folder.glob("client-*.csv")):
+        with path.open(newline="") as file:
+            rows += [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return rows
+
+
+def _make(synthesis: Synthesis, federation: Federation, client: int, log: Callable[[int, dict[str, float]], None]) -> Set:
+    return synthesise(synthesis.generator, federation, client, synthesis.rho, synthesis.count, synthesis.seed, log)
+
+
+def _keep_undeleted(made: Set, folder: Path, client: int) -> Set:
+    """The samples whose image was not deleted, once images were written for people to look at."""
+    images = folder / "images"
+    if not images.is_dir():
+        return made
+    kept = sorted(int(path.stem) for path in (images / _name(client)).glob("*/*.png") if path.stem.isdigit())
+    rows = torch.tensor([row for row in kept if row < len(made[1])], dtype=torch.long)
+    return made[0][rows], made[1][rows]
+
+
+def _name(client: int) -> str:
+    return f"client-{client:04d}"
+
+
+def _file_name(class_name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in class_name)
+
+
+def _write(path: Path, made: Set) -> None:
+    """Aside and renamed: a kill leaves the whole file or none."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            np.savez(file, inputs=made[0].numpy(), labels=made[1].numpy())
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise ValueError(f"cannot write {path}: {error.strerror or error}; free space or choose another directory") from error
+
+
+def _read(path: Path) -> Set:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is no readable synthetic set: delete it, and it is made again ({error})") from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot keep synthetic sets in {folder}: {error.strerror}; choose another directory") from error
+
+
+def _process() -> tuple[int, int]:
+    """This process's rank and how many there are.
+
+    >>> _process()
+    (0, 1)
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+class _Reporter:
+    """A line for each client, and on a terminal one that moves while it trains. Silent where nothing is kept."""
+
+    def __init__(self, num_clients: int, folder: Path | None, rank: int) -> None:
+        self.num_clients, self.folder = num_clients, folder
+        self.live = rank == 0 and sys.stderr.isatty()
+        self.rows: list[dict[str, float]] = []
+        self.began = self.shown = time.perf_counter()
+        self.announced = rank != 0
+
+    def begin(self, client: int) -> Callable[[int, dict[str, float]], None]:
+        assert self.folder is not None
+        if not self.announced:
+            found = sum((self.folder / f"{_name(k)}.npz").is_file() for k in range(self.num_clients))
+            print(
+                f"synthetic data: making {self.num_clients - found} of {self.num_clients} sets in {short(self.folder)}",
+                flush=True,
+            )
+            self.announced = True
+        self.rows, self.began = [], time.perf_counter()
+
+        def log(epoch: int, figures: dict[str, float]) -> None:
+            self.rows.append({"client": client, "epoch": epoch, **figures})
+            if self.live and time.perf_counter() - self.shown > 0.5:
+                self.shown = time.perf_counter()
+                figure = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+                line = f"client {client + 1} of {self.num_clients}, epoch {epoch}: {figure}, {clock(self.shown - self.began)}"
+                print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+
+        return log
+
+    def write_log(self, client: int) -> None:
+        """The client's training, before its set: a set that is there has its log."""
+        assert self.folder is not None
+        if not self.rows:
+            return
+        with (self.folder / f"{_name(client)}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(self.rows[0]))
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def done(self, client: int, count: int) -> None:
+        last = "".join(
+            f", {name} {value:.4g}" for name, value in (self.rows[-1:] or [{}])[0].items() if name not in ("client", "epoch")
+        )
+        if self.live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print(
+            f"  client {client + 1} of {self.num_clients}: {count} in {clock(time.perf_counter() - self.began)}{last}", flush=True
+        )

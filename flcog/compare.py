@@ -1,0 +1,351 @@
+"""``flcog compare``: a paper's table as one command. Every arm in every setting with every seed, and one table at the end."""
+
+import argparse
+import csv
+import json
+import math
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flcog.ledger import human
+from flcog.monitor import lower_is_better, main_metric
+from flcog.run_directory import LAST, write_yaml
+from flcog.tables import markdown
+from flcog.text import seconds
+
+KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "published")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a row or a column adds to a run."""
+
+    configs: tuple[Path, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table that is to be filled.
+
+    Args:
+        title: what it shows.
+        common: what all runs share.
+        rows: arms, by name. Seconds are told relative to the first.
+        columns: settings, by name.
+        seeds: every arm is run with each, in each setting.
+        metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
+        published: a paper's figures in percent, by row and column, to stand beside ours.
+    """
+
+    title: str
+    common: Part
+    rows: Mapping[str, Part]
+    columns: Mapping[str, Part]
+    seeds: tuple[int, ...]
+    metric: str | None
+    published: Mapping[str, Mapping[str, float]]
+
+
+@dataclass
+class Cell:
+    """One run of the table."""
+
+    row: str
+    column: str
+    seed: int
+    folder: Path
+    arguments: list[str]
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return " · ".join(part for part in (self.row, self.column, f"seed {self.seed}") if part)
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "finished").is_file()
+
+    def history(self) -> list[dict[str, float]]:
+        """The rows of its ``metrics.csv``, as far as it has come."""
+        tables = sorted(self.folder.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+        if not tables:
+            return []
+        with tables[-1].open(newline="") as file:
+            return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def read_plan(path: Path) -> Plan:
+    """A table's YAML file. Configs that it names are found from its own folder."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: give a table's YAML, such as one of configs/tables") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not content.get("rows"):
+        raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
+    unknown = sorted(set(content) - set(KEYS))
+    if unknown:
+        raise ValueError(f"{path} has {', '.join(unknown)}; a table may have {', '.join(KEYS)}")
+
+    def part(value: Any, where: str) -> Part:
+        value = value or {}
+        if not isinstance(value, dict) or set(value) - {"configs", "arguments"}:
+            raise ValueError(f"{where} in {path} may have configs (a list of files) and arguments (a mapping); got {value!r}")
+        configs = tuple((path.parent / name).resolve() for name in value.get("configs", ()))
+        for config in configs:
+            if not config.is_file():
+                raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
+        return Part(configs, value.get("arguments") or {})
+
+    rows = {str(name): part(value, f"row {name}") for name, value in content["rows"].items()}
+    columns = {str(name): part(value, f"column {name}") for name, value in (content.get("columns") or {"": None}).items()}
+    published = content.get("published") or {}
+    for row, values in published.items():
+        strangers = [name for name in (row,) if name not in rows] + [name for name in values if name not in columns]
+        if strangers:
+            raise ValueError(f"published in {path} names {strangers[0]!r}, which is neither a row nor a column of the table")
+    common = part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table")
+    seeds = tuple(content.get("seeds") or (0,))
+    return Plan(str(content.get("title", path.stem)), common, rows, columns, seeds, content.get("metric"), published)
+
+
+def cells(plan: Plan, out: Path, extra: Sequence[str]) -> list[Cell]:
+    """Every run of the table, with its command line. Columns come before rows, the user's own arguments last."""
+    result = []
+    for (column, setting), (row, arm), seed in product(plan.columns.items(), plan.rows.items(), plan.seeds):
+        folder = out.joinpath(*(_file_name(name) for name in (column, row) if name), f"seed{seed}")
+        arguments = ["fit"]
+        for part in (plan.common, setting, arm):
+            arguments += [word for config in part.configs for word in ("-c", str(config))]
+        for part in (plan.common, setting, arm):
+            arguments += [word for key, value in part.arguments.items() for word in (f"--{key}", _word(value))]
+        arguments += [*extra, "--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
+        result.append(Cell(row, column, seed, folder, arguments))
+    return result
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in name)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class Runner:
+    """Runs cells as processes of their own, some side by side; what a killed comparison had begun goes on from its last round.
+
+    Args:
+        jobs: how many at a time; they share the cores.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._lock, self._stopped = threading.Lock(), False
+
+    def run(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
+        """Yields each cell when it is through, with its seconds; what went wrong is its ``error``."""
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            futures = {pool.submit(self._one, cell): cell for cell in todo}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            with self._lock:
+                self._stopped = True
+                for child in self._children:
+                    child.terminate()
+            pool.shutdown(cancel_futures=True)
+
+    def _one(self, cell: Cell) -> float:
+        started = time.monotonic()
+        begun = any(cell.folder.glob(f"*/{LAST}"))
+        threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
+        command = [sys.executable, "-m", "flcog", *cell.arguments, *(["--ckpt_path", "last"] if begun else [])]
+        with (cell.folder / "output.txt").open("ab") as output:
+            with self._lock:
+                if self._stopped:
+                    return 0.0
+                child = subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.STDOUT, env={"OMP_NUM_THREADS": threads, **os.environ}
+                )
+                self._children.add(child)
+            code = child.wait()
+        with self._lock:
+            self._children.discard(child)
+        if code == 0:
+            (cell.folder / "finished").touch()
+        else:
+            lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
+            cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
+        return time.monotonic() - started
+
+
+def claim(cell: Cell) -> None:
+    """Make the cell's folder, or check that what lies there is this very run."""
+    note = cell.folder / "arguments.yaml"
+    if note.is_file():
+        earlier = yaml.safe_load(note.read_text())
+        if earlier != cell.arguments:
+            changed = shlex.join([word for word in cell.arguments if word not in earlier]) or "fewer arguments"
+            raise ValueError(
+                f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
+            )
+        return
+    try:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write {cell.folder}: {error.strerror}; choose another --out") from error
+    write_yaml(note, cell.arguments)
+
+
+def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: for each setting best, last and the mean of the last five evaluations, over seeds; then the cost."""
+    several = len(plan.columns) > 1
+    header = ["", *(f"{column} {what}".strip() for column in plan.columns for what in ("best", "last", "last 5"))]
+    if plan.published:
+        header += [f"{column} published".strip() for column in plan.columns]
+    header += ["time" if not several else "time (all)", "sent up"]
+    rows, first_time = [], math.nan
+    for row in plan.rows:
+        line, times, sent = [f"{row}"], [], []
+        for column in plan.columns:
+            histories = [cell.history() for cell in runs if (cell.row, cell.column) == (row, column)]
+            line += _scores(plan.metric, [history for history in histories if history])
+            for history in filter(None, histories):
+                times.append(statistics.median(values["time/round"] for values in history if "time/round" in values))
+                sent.append(sum(values.get("comm/up_bytes", 0) for values in history))
+        if plan.published:
+            line += [_published(plan.published.get(row, {}).get(column)) for column in plan.columns]
+        mean_time = statistics.mean(times) if times else math.nan
+        if math.isnan(first_time):
+            first_time = mean_time
+        ratio = mean_time / first_time
+        line += [f"{ratio:.2f} ({seconds(mean_time)})" if times else "", human(round(statistics.mean(sent))) if sent else ""]
+        rows.append(line)
+    return header, rows
+
+
+def _published(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
+    """Best, last, and the mean of the last five; in percent where the metric is a share."""
+    found = metric or next((name for history in histories if (name := main_metric(history[-1]))), None)
+    series = [[values[found] for values in history if found in values] for history in histories] if found else []
+    series = [values for values in series if values]
+    if not series or found is None:
+        return ["", "", ""]
+    lower = lower_is_better(found)
+    best = [min(values) if lower else max(values) for values in series]
+    scale = 1.0 if lower or max(abs(value) for values in series for value in values) > 1 else 100.0
+    return [
+        _spread([scale * v for v in values])
+        for values in (best, [s[-1] for s in series], [statistics.mean(s[-5:]) for s in series])
+    ]
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = statistics.mean(values)
+    text = f"{mean:.2f}" if abs(mean) < 1e4 else f"{mean:.4g}"
+    return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.2f}"
+
+
+def _number(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
+    return value
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run every arm of a table in every setting with every seed, and print the table. Killed, the same command goes on."""
+    parser = argparse.ArgumentParser(
+        prog="flcog compare",
+        description=main.__doc__,
+        epilog="Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5",
+    )
+    parser.add_argument("table", type=Path, help="the table's YAML file, e.g. configs/tables/digits.yaml")
+    parser.add_argument("--out", type=Path, help="where the runs and the table go; runs/<name of the file> by default")
+    parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of the table's")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
+    parser.add_argument("--show", action="store_true", help="print the table of what has been run so far, and run nothing")
+    words = list(argv)
+    extra = words[words.index("--") + 1 :] if "--" in words else []
+    options = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    plan = read_plan(options.table)
+    if options.seeds:
+        plan = _replace(plan, seeds=tuple(options.seeds))
+    if options.only:
+        plan = _select(plan, options.only)
+    out = options.out or Path("runs") / options.table.stem
+    runs = cells(plan, out, extra)
+    failed = [] if options.show else _fill(runs, options.jobs)
+    header, rows = table(plan, runs)
+    text = markdown(header, rows)
+    if out.is_dir():
+        (out / "table.md").write_text(f"{plan.title}\n\n{text}\n")
+        with (out / "table.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+    print(f"\n{plan.title}\n\n{text}\n\n{out / 'table.md'}, {out / 'table.csv'}")
+    if failed:
+        first = failed[0]
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} runs failed, the first, {first.name}: {first.error} (all of it: {first.folder}/output.txt)"
+        )
+
+
+def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
+    """Run what is not finished; returns what failed."""
+    for cell in runs:
+        claim(cell)
+    todo = [cell for cell in runs if not cell.finished]
+    # A scheduler's kill must not leave the runs behind: it unwinds like Ctrl-C, which ends them.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished before", flush=True)
+        for count, (cell, took) in enumerate(Runner(jobs).run(todo), start=1):
+            outcome = cell.error or ", last ".join(
+                _scores(None, [history])[:2] if (history := cell.history()) else ["no evaluation"]
+            )
+            print(
+                f"[{count}/{len(todo)}] {cell.name}: {'failed: ' if cell.error else 'best '}{outcome} ({seconds(took)})",
+                flush=True,
+            )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return [cell for cell in todo if cell.error]
+
+
+def _replace(plan: Plan, **changes: Any) -> Plan:
+    return Plan(**{**plan.__dict__, **changes})
+
+
+def _select(plan: Plan, names: Sequence[str]) -> Plan:
+    for name in names:
+        if name not in plan.rows and name not in plan.columns:
+            settings = ", ".join(filter(None, plan.columns)) or "(none)"
+            raise ValueError(f"--only {name}: the table has the rows {', '.join(plan.rows)} and the columns {settings}")
+    rows = {name: part for name, part in plan.rows.items() if name in names} or plan.rows
+    columns = {name: part for name, part in plan.columns.items() if name in names} or plan.columns
+    published = {row: {c: v for c, v in values.items() if c in columns} for row, values in plan.published.items() if row in rows}
+    return _replace(plan, rows=rows, columns=columns, published={row: values for row, values in published.items() if values})

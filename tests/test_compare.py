@@ -1,0 +1,137 @@
+"""``flcog compare``: the runs of a table, what it says of them, and that nothing is run twice."""
+
+import csv
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flcog import compare
+from flcog.cli import main
+
+TABLES = sorted((Path(__file__).parent.parent / "configs/tables").glob("*.yaml"))
+
+
+def plan_file(folder: Path, **content: Any) -> Path:
+    (folder / "base.yaml").write_text("trainer: {rounds: 2}\n")
+    (folder / "arm.yaml").write_text("trainer: {rounds: 3}\n")
+    path = folder / "table.yaml"
+    path.write_text(yaml.safe_dump({"configs": ["base.yaml"], "rows": {"A": None, "B": {"configs": ["arm.yaml"]}}} | content))
+    return path
+
+
+def fake_run(cell: compare.Cell, accuracies: list[float], time: float = 1.0) -> None:
+    run = cell.folder / "20260101-000000"
+    run.mkdir(parents=True)
+    with (run / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["round", "test/accuracy", "time/round", "comm/up_bytes"])
+        writer.writeheader()
+        for round, accuracy in enumerate(accuracies, start=1):
+            writer.writerow({"round": round, "test/accuracy": accuracy, "time/round": time, "comm/up_bytes": 512})
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_is_read(path: Path, tmp_path: Path) -> None:
+    plan = compare.read_plan(path)
+    assert len(compare.cells(plan, tmp_path, [])) == len(plan.rows) * len(plan.columns) * len(plan.seeds)
+
+
+def test_command_lines(tmp_path: Path) -> None:
+    path = plan_file(
+        tmp_path, arguments={"trainer.rounds": 9}, columns={"x y": {"arguments": {"data.fractions": [0.5, 1]}}}, seeds=[3]
+    )
+    _, cell = compare.cells(compare.read_plan(path), tmp_path / "out", ["--trainer.rounds", "5"])
+    folder = str(tmp_path / "out" / "x-y" / "B" / "seed3")
+    assert cell.arguments == [
+        *("fit", "-c", str(tmp_path / "base.yaml"), "-c", str(tmp_path / "arm.yaml")),
+        *("--trainer.rounds", "9", "--data.fractions", "[0.5, 1]", "--trainer.rounds", "5"),
+        *("--seed_everything", "3", "--trainer.default_root_dir", folder),
+    ]
+
+
+def test_scores_over_seeds(tmp_path: Path) -> None:
+    plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1], published={"B": {"": 71.5}}))
+    runs = compare.cells(plan, tmp_path / "out", [])
+    series = {("A", 0): [0.1, 0.5, 0.4], ("A", 1): [0.7, 0.6, 0.2], ("B", 0): [0.9, 0, 0, 0, 0, 0.25]}
+    for cell in runs:
+        if (cell.row, cell.seed) in series:
+            fake_run(cell, series[cell.row, cell.seed], time=2.0 if cell.row == "A" else 5.0)
+    header, rows = compare.table(plan, runs)
+    assert header == ["", "best", "last", "last 5", "published", "time", "sent up"]
+    assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
+    # Five evaluations back, the sixth is forgotten.
+    assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
+
+
+def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
+    plan = compare.read_plan(plan_file(tmp_path, metric="time/error"))
+    runs = compare.cells(plan, tmp_path / "out", [])
+    histories = [[{"time/error": 0.5}, {"time/error": 0.25}, {"time/error": 0.75}]]
+    assert compare._scores(plan.metric, histories) == ["0.25", "0.75", "0.50"]
+    assert all(cell.history() == [] for cell in runs)
+
+
+def test_only_what_is_unfinished_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, started = plan_file(tmp_path), []
+
+    class Process:
+        def __init__(self, command: list[str], stdout: Any, **options: Any) -> None:
+            started.append(command)
+            self.fails = str(tmp_path / "arm.yaml") in command and "--ckpt_path" not in command
+            stdout.write(b"some progress\nflcog: error: the disk is full\n" if self.fails else b"fine\n")
+
+        def wait(self) -> int:
+            return int(self.fails)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "1 of 2 runs failed, the first, B · seed 0: the disk is full" in capsys.readouterr().err
+    # The failed arm had got as far as a checkpoint.
+    (tmp_path / "out/B/seed0/20260101-000000/checkpoints").mkdir(parents=True)
+    (tmp_path / "out/B/seed0/20260101-000000/checkpoints/last.ckpt").touch()
+    started.clear()
+    main(arguments)
+    assert len(started) == 1 and started[0][-2:] == ["--ckpt_path", "last"]
+    started.clear()
+    main(arguments)
+    assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*arguments, "--", "--trainer.rounds", "7"])
+    assert "holds this arm with other settings (now: --trainer.rounds 7): choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ({"rows": None}, [], "names no rows"),
+        ({"arms": {}}, [], "has arms; a table may have title, configs"),
+        ({"rows": {"A": {"config": []}}}, [], "row A in .* may have configs .* and arguments .*; got"),
+        ({"configs": ["nowhere.yaml"]}, [], "names .*nowhere.yaml, which is no file; paths are relative to"),
+        ({"published": {"C": {}}}, [], "names 'C', which is neither a row nor a column"),
+        ({}, ["--only", "C"], "--only C: the table has the rows A, B"),
+    ],
+)
+def test_mistakes(
+    content: dict[str, Any], arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["compare", str(plan_file(tmp_path, **content)), "--out", str(tmp_path / "out"), *arguments])
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and error.count("\n") == 1
+    assert re.search(message, error)
+
+
+@pytest.mark.slow
+def test_the_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(next(path for path in TABLES if path.stem == "digits"))
+    only = ["--only", "FedAvg", "FedProx", "Dirichlet(0.1)", "--", "--trainer.rounds", "2", "--trainer.local_steps", "2"]
+    main(["compare", table, "--out", str(tmp_path), "--jobs", "2", *only])
+    rows = list(csv.reader((tmp_path / "table.csv").open()))
+    assert [row[0] for row in rows] == ["", "FedAvg", "FedProx"] and all(0 < float(value) <= 100 for value in rows[1][1:4])

@@ -1,0 +1,99 @@
+"""The table of methods: what it counts, and that it fits a terminal."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+import flcog.callbacks
+from flcog import tables
+from flcog.callbacks import SCAFFOLD, FedAvgM, FedDisco, FedProx
+from flcog.cli import main
+from flcog.data import Federation
+from flcog.hooks import Method, Params, Slot, Upload
+
+METHODS = {name: value for name in flcog.callbacks.__all__ if issubclass(value := getattr(flcog.callbacks, name), Method)}
+
+USED_BY = {
+    # Tables 1 to 3 (its ten baselines), 9 (fine-tuning and personal models), figure 2 (local models).
+    "FedCOG": "FedCOG FedAvgM FedProx SCAFFOLD MOON FedSAM VHL FedExP FedDecorr FedReg FedGen FineTune FedRep Ditto LocalModels",
+    # Figure 3 (its five algorithms), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
+    "Fedssyn": "Fedssyn GradientNoise FedProx SCAFFOLD FedDyn FedPVR FedGen DENSE FedDM",
+    # Table 2, section 5.3 (pre-training); its algorithm 1 takes the clients' plain mean.
+    "FedWalk": "FedWalk FedProx SCAFFOLD FedNova LeashPretraining EqualWeights",
+    # Tables 1 and 2 (its eight baselines), 13 (equal weights), B.7 (stragglers).
+    "FedDisco": "FedDisco FedAvgM FedProx SCAFFOLD FedDyn FedNova MOON FedDC EqualWeights Stragglers",
+}
+"""Read off the papers once more, not off the code."""
+
+
+@pytest.mark.parametrize("paper", USED_BY)
+def test_methods_say_which_paper_uses_them(paper: str) -> None:
+    declared = {name for name, method in METHODS.items() if paper in method.papers}
+    assert declared == set(USED_BY[paper].split())
+
+
+def test_no_other_paper_is_named() -> None:
+    order = list(USED_BY)
+    order.insert(1, order.pop(order.index("Fedssyn")))
+    for name, method in METHODS.items():
+        assert list(method.papers) == [paper for paper in order if paper in method.papers], name
+
+
+@dataclass(frozen=True)
+class SendsThings(Method):
+    """Sends a tensor every round, and exchanges data before the first."""
+
+    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+        return replace(federation, ledger={self.name: (100_000, 40_000)})
+
+    def init_server(self, params: Params) -> Slot:
+        return {"state": torch.zeros(1000)}
+
+    def broadcast(self, server: Slot) -> Slot:
+        return server
+
+    def finish_client(self, delta: Params, params: Params, ctx: Any) -> Upload:
+        return Upload(delta, ctx.client, sum={"message": torch.zeros(500)})
+
+
+def test_bytes_are_those_that_travel() -> None:
+    """Two clients of SimpleCNN, 44,426 parameters of four bytes; a round's bytes and those before it are told apart."""
+    plain = tables.bytes_of_a_round()
+    assert plain == (2 * 4 * 44_426, 2 * 4 * 44_426, 0, 0)
+    assert tables.bytes_of_a_round(SendsThings()) == (plain.up + 2 * 2000, plain.down + 2 * 4000, 100_000, 40_000)
+    assert tables.bytes_of_a_round(FedProx()) == plain
+    assert tables.bytes_of_a_round(FedDisco()) == plain._replace(once_up=2 * 4)
+    (row,) = tables.method_rows([SendsThings()])
+    assert (row.up, row.down) == ("1.01 + 0.28 once", "1.02 + 0.11 once")
+
+
+@pytest.mark.parametrize(
+    ("method", "column", "value"),
+    [
+        (SCAFFOLD(), "stateful", True),
+        (SCAFFOLD(), "up", "2.00"),
+        (FedAvgM(), "stateful", False),
+        (FedAvgM(), "papers", "FedCOG, FedDisco"),
+        (FedAvgM(), "year", "2019"),
+        (FedDisco(), "up", "1.00"),
+    ],
+)
+def test_its_columns(method: Method, column: str, value: Any) -> None:
+    (row,) = tables.method_rows([method])
+    assert getattr(row, column) == value
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_it_fits_a_terminal(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    some = ["FedCOG", "FedProx", "LeashPretraining"]
+    monkeypatch.setattr("flcog.cli._classes", lambda module: [METHODS[name] for name in some])
+    main(["methods"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert width < 120 or len(shown.splitlines()) <= 7 + 5 * len(some)
+    words = set(shown.replace(",", " ").split())
+    assert {*some, "single", "multi", "real", "used", "by", "FedWalk", "FedDisco", "Fedssyn", "1.00"} <= words
+    assert "…" not in shown
