@@ -243,13 +243,36 @@ def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]
     return header, rows
 
 
+def curves(plan: Plan, runs: Sequence[Cell], path: Path) -> bool:
+    """Draw the compared metric against rounds; False where nothing has been evaluated yet."""
+    from flcog.curves import curves_figure
+
+    histories = {(cell.column, cell.row, cell.seed): cell.history() for cell in runs}
+    metric = _metric(plan.metric, list(histories.values()))
+    if metric is None:
+        return False
+
+    def series(column: str, row: str) -> list[list[tuple[float, float]]]:
+        found = [histories.get((column, row, seed), []) for seed in plan.seeds]
+        return [[(values["round"], values[metric]) for values in history if metric in values] for history in found if history]
+
+    panels = {column: {row: series(column, row) for row in plan.rows} for column in plan.columns}
+    curves_figure(panels, metric).savefig(path, dpi=150)
+    return True
+
+
+def _metric(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> str | None:
+    """The column that is compared: the named one, or the main one of what was evaluated."""
+    return metric or next((name for history in histories for values in history[-1:] if (name := main_metric(values))), None)
+
+
 def _published(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
 def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
     """Best, last, and the mean of the last five; in percent where the metric is a share."""
-    found = metric or next((name for history in histories if (name := main_metric(history[-1]))), None)
+    found = _metric(metric, histories)
     series = [[values[found] for values in history if found in values] for history in histories] if found else []
     series = [values for values in series if values]
     if not series or found is None:
@@ -306,7 +329,8 @@ def main(argv: Sequence[str]) -> None:
         (out / "table.md").write_text(f"{plan.title}\n\n{text}\n")
         with (out / "table.csv").open("w", newline="") as file:
             csv.writer(file).writerows([header, *rows])
-    print(f"\n{plan.title}\n\n{text}\n\n{out / 'table.md'}, {out / 'table.csv'}")
+    drawn = out.is_dir() and curves(plan, runs, out / "curves.png")
+    print(f"\n{plan.title}\n\n{text}\n\n{out / 'table.md'}, {out / 'table.csv'}" + (f", {out / 'curves.png'}" if drawn else ""))
     if failed:
         first = failed[0]
         raise ValueError(

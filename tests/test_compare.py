@@ -11,6 +11,7 @@ import yaml
 
 from flcog import compare
 from flcog.cli import main
+from flcog.curves import curves_figure
 
 TABLES = sorted((Path(__file__).parent.parent / "configs/tables").glob("*.yaml"))
 
@@ -64,6 +65,19 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
     # Five evaluations back, the sixth is forgotten.
     assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
+
+
+def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
+    plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1]))
+    runs = compare.cells(plan, tmp_path / "out", [])
+    assert not compare.curves(plan, runs, tmp_path / "none.png")
+    for cell in runs:
+        if cell.row == "A":
+            fake_run(cell, [0.2, 0.4, 0.9] if cell.seed else [0.4, 0.8])
+    assert compare.curves(plan, runs, tmp_path / "curves.png") and (tmp_path / "curves.png").stat().st_size > 5000
+    figure = curves_figure({"": {"A": [[(1, 0.2), (2, 0.4), (3, 0.9)], [(1, 0.4), (2, 0.8)]], "B": []}}, "accuracy")
+    (line,) = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[1, pytest.approx(0.3)], [2, pytest.approx(0.6)], [3, 0.9]]
 
 
 def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
