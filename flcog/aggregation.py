@@ -137,6 +137,8 @@ class Aggregate:
 
 
 def _norms(delta: Params, num_clients: int) -> Tensor:
+    if num_clients == 1:
+        return torch.stack(torch._foreach_norm(list(delta.values()))).norm().unsqueeze(0)
     return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
 
 
