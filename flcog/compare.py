@@ -199,9 +199,9 @@ class Runner:
 
 
 def claim(cell: Cell) -> None:
-    """Make the cell's folder, or check that what lies there is this very run."""
+    """Make the cell's folder, or check that what was begun there is this very run."""
     note = cell.folder / "arguments.yaml"
-    if note.is_file():
+    if note.is_file() and (cell.folder / "output.txt").is_file():
         earlier = yaml.safe_load(note.read_text())
         if earlier != cell.arguments:
             changed = shlex.join([word for word in cell.arguments if word not in earlier]) or "fewer arguments"
