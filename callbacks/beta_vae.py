@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.private_training import Budget, PrivateTraining, train
 from flcog.callbacks.synthesis import DataGenerator, Log, Sampler, padded
+from flcog.ranges import at_least, positive
 
 
 class Posterior(NamedTuple):
@@ -141,9 +142,9 @@ class BetaVAE(DataGenerator):
     privacy: PrivateTraining | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "latent", "channels", "hidden", "epochs", "batch_size")
-        check_at_least(self, 0, "beta", "capacity")
-        check_positive(self, "std", "lr")
+        at_least(self, 1, "latent", "channels", "hidden", "epochs", "batch_size")
+        at_least(self, 0, "beta", "capacity")
+        positive(self, "std", "lr")
 
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
         network = Autoencoder(
@@ -191,17 +192,3 @@ def class_means(latents: Tensor, labels: Tensor, num_classes: int, budget: Budge
     row = torch.cat([cut, torch.ones_like(cut[:, :1])], 1) / math.sqrt(2)
     released = budget.release(membership[:, :, None] * row[:, None, :])
     return longest * released[:, :-1] / released[:, -1:].clamp(min=1 / math.sqrt(2))
-
-
-def check_at_least(generator: DataGenerator, least: float, *fields: str) -> None:
-    """Refuse hyper-parameters below ``least``."""
-    for field in fields:
-        if getattr(generator, field) < least:
-            raise ValueError(f"{type(generator).__name__}: {field} must be at least {least}; got {getattr(generator, field)}")
-
-
-def check_positive(generator: DataGenerator, *fields: str) -> None:
-    """Refuse hyper-parameters that are not above 0."""
-    for field in fields:
-        if getattr(generator, field) <= 0:
-            raise ValueError(f"{type(generator).__name__}: {field} must be positive; got {getattr(generator, field)}")

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.callbacks.beta_vae import check_at_least, check_positive
 from flcog.callbacks.private_training import PrivateTraining, hooks_off, train
 from flcog.callbacks.synthesis import DataGenerator, Log, Sampler, padded
+from flcog.ranges import at_least, positive
 
 
 class Maker(nn.Module):
@@ -101,8 +101,8 @@ class ConditionalGAN(DataGenerator):
     privacy: PrivateTraining | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "latent", "width", "epochs", "batch_size")
-        check_positive(self, "lr")
+        at_least(self, 1, "latent", "width", "epochs", "batch_size")
+        positive(self, "lr")
 
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
         shape, device = tuple(inputs.shape[1:]), inputs.device

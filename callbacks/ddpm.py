@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.beta_vae import check_at_least, check_positive
 from flcog.callbacks.private_training import PrivateTraining, train
 from flcog.callbacks.synthesis import DataGenerator, Log, Sampler, padded, require
+from flcog.ranges import at_least, positive
 
 
 class MovingAverage:
@@ -102,8 +102,8 @@ class DDPM(DataGenerator):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
-        check_at_least(self, 1, "width", "blocks", "head_dim", "diffusion_steps", "sampling_steps", "epochs", "batch_size")
-        check_positive(self, "lr")
+        at_least(self, 1, "width", "blocks", "head_dim", "diffusion_steps", "sampling_steps", "epochs", "batch_size")
+        positive(self, "lr")
         if not self.multipliers or min(self.multipliers) < 1:
             raise ValueError(f"DDPM: multipliers are one or more numbers of at least 1; got {self.multipliers}")
         if not 0 <= self.attention <= len(self.multipliers):

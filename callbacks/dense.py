@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.distillation import distillation_loss, log_probabilities
-from flcog.callbacks.generators import at_least, batch_norm_distances, descend, example_of, input_generator, positive, random_view
+from flcog.callbacks.generators import batch_norm_distances, descend, example_of, input_generator, random_view
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.ranges import at_least, positive
 
 
 def synthesis_loss(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flcog.client import Apply
 from flcog.hooks import Batch, Context, Method, Params, Slot
+from flcog.ranges import at_least, positive
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,8 @@ class Ditto(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lambda_prox < 0:
-            raise ValueError(f"Ditto: lambda_prox must be at least 0; got {self.lambda_prox}")
-        if self.lr is not None and self.lr <= 0:
-            raise ValueError(f"Ditto: lr must be positive, or None for the local optimiser's; got {self.lr}")
+        at_least(self, 0, "lambda_prox")
+        positive(self, "lr")
 
     def init_client(self, params: Params, buffers: Params) -> Slot:
         return {"personal": dict(params)}

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.ranges import below_one, one_of, positive
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,9 @@ class FedAvgM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"FedAvgM: beta must lie in [0, 1); got {self.beta}")
-        if self.lr <= 0:
-            raise ValueError(f"FedAvgM: lr must be positive; got {self.lr}")
-        if self.form not in ("standard", "fedcog", "feddisco"):
-            raise ValueError(f"FedAvgM: form must be standard, fedcog or feddisco; got {self.form!r}")
+        below_one(self, "beta")
+        positive(self, "lr")
+        one_of(self, "form", "standard", "fedcog", "feddisco")
 
     def init_server(self, params: Params) -> Slot:
         return {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}

@@ -15,6 +15,7 @@ from flcog.callbacks.target_labels import allot, complement
 from flcog.client import Apply
 from flcog.data import Federation
 from flcog.hooks import Batch, ClientView, Context, Method, Params, Slot, Upload
+from flcog.ranges import at_least, one_of, positive
 
 
 @dataclass(frozen=True)
@@ -79,20 +80,15 @@ class FedCOG(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("num_samples", 1), ("steps", 0), ("lambda_dis", 0), ("generation_batch_size", 1), ("batch_size", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"FedCOG: {name} must be at least {least}; got {value}")
+        at_least(self, 0, "steps", "lambda_dis")
+        at_least(self, 1, "num_samples", "generation_batch_size", "batch_size")
+        positive(self, "lr")
         if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or self.lambda_kd < 0):
             raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
-        if self.lr <= 0:
-            raise ValueError(f"FedCOG: lr must be positive; got {self.lr}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"FedCOG: betas are two numbers in [0, 1); got {self.betas}")
-        if self.targets not in ("uniform", "complementary"):
-            raise ValueError(f"FedCOG: targets must be uniform or complementary; got {self.targets!r}")
-        if self.divergence not in ("paper", "code"):
-            raise ValueError(f"FedCOG: divergence must be paper or code; got {self.divergence!r}")
+        one_of(self, "targets", "uniform", "complementary")
+        one_of(self, "divergence", "paper", "code")
 
     @property
     def _disagrees(self) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from flcog.callbacks.fedprox import proximal_term
 from flcog.client import Apply
 from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.ranges import at_least
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ class FedDC(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha < 0:
-            raise ValueError(f"FedDC: alpha must be at least 0; got {self.alpha}")
+        at_least(self, 0, "alpha")
 
     def init_server(self, params: Params) -> Slot:
         return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flcog.client import Apply
 from flcog.hooks import Batch, Context, Method, Params
+from flcog.ranges import at_least
 
 
 def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -52,8 +53,7 @@ class FedDecorr(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta < 0:
-            raise ValueError(f"FedDecorr: beta must be at least 0; got {self.beta}")
+        at_least(self, 0, "beta")
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         return self.beta * decorrelation(apply.features(params, batch.inputs), batch.mask)

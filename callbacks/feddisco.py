@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from flcog.data import Federation
 from flcog.hooks import ClientView, Cohort, Method
+from flcog.ranges import at_least
 
 METRICS = ("kl", "l1", "l2", "cosine")
 
@@ -65,9 +66,7 @@ class FedDisco(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("a", self.a), ("b", self.b)):
-            if value < 0:
-                raise ValueError(f"FedDisco: {name} must be at least 0; got {value}")
+        at_least(self, 0, "a", "b")
         if self.metric not in METRICS:
             raise ValueError(f"FedDisco: metric must be one of {', '.join(METRICS)}; got {self.metric!r}")
         if isinstance(self.target, str):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flcog.ranges import at_least, positive
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -62,12 +64,9 @@ class Bound:
             raise ValueError(
                 f"Bound: n are shares >= 0 of sum 1 and d is at least 0; got sum {self.n.sum():g}, least d {self.d.min():g}"
             )
-        for name, least in (("tau", 1), ("T", 1), ("sigma", 0), ("gap", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"Bound: {name} must be at least {least}; got {getattr(self, name)}")
-        for name in ("eta", "L", "B"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Bound: {name} must be positive; got {getattr(self, name)}")
+        at_least(self, 1, "tau", "T")
+        at_least(self, 0, "sigma", "gap")
+        positive(self, "eta", "L", "B")
         if self.eta * self.L > 1 / (2 * self.tau) or self.A >= 1 / 3:
             raise ValueError(
                 f"Bound: needs eta L <= 1 / (2 tau) and 2 tau (tau - 1) (eta L)^2 < 1/3; got eta L = {self.eta * self.L:g} and "

@@ -7,10 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.callbacks.generators import at_least, descend, example_of, one_hot, positive
+from flcog.callbacks.generators import descend, example_of, one_hot
 from flcog.callbacks.noise import draw_key, normal
 from flcog.client import Apply
 from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
+from flcog.ranges import at_least, positive
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

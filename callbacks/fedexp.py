@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.ranges import positive
 
 
 def square_norm(params: Params) -> torch.Tensor:
@@ -47,8 +48,7 @@ class FedExP(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epsilon <= 0:
-            raise ValueError(f"FedExP: epsilon must be positive; got {self.epsilon}")
+        positive(self, "epsilon")
         if not 0 < self.decay <= 1:
             raise ValueError(f"FedExP: decay must lie in (0, 1]; got {self.decay}")
 

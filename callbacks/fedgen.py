@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.callbacks.distillation import log_probabilities
-from flcog.callbacks.generators import at_least, descend, feature_generator, features_of, positive
+from flcog.callbacks.generators import descend, feature_generator, features_of
 from flcog.callbacks.noise import draw_key, uniform
 from flcog.client import Apply, masked_mean
 from flcog.hooks import Batch, ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.ranges import at_least, positive
 
 
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.ranges import below_one, positive
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,8 @@ class _AdaptiveServer(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("lr", self.lr), ("tau", self.tau)):
-            if value <= 0:
-                raise ValueError(f"{self.name}: {name} must be positive; got {value}")
-        if not 0 <= self.beta1 < 1:
-            raise ValueError(f"{self.name}: beta1 must lie in [0, 1); got {self.beta1}")
+        positive(self, "lr", "tau")
+        below_one(self, "beta1")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         raise NotImplementedError
@@ -37,11 +35,6 @@ class _AdaptiveServer(Method):
         m = {name: self.beta1 * value + (1 - self.beta1) * delta[name] for name, value in server["m"].items()}
         v = {name: self._accumulate(value, delta[name].square()) for name, value in server["v"].items()}
         return {name: self.lr * m[name] / (v[name].sqrt() + self.tau) for name in m}, {"m": m, "v": v}
-
-
-def _check_beta2(method: Method, beta2: float) -> None:
-    if not 0 <= beta2 < 1:
-        raise ValueError(f"{method.name}: beta2 must lie in [0, 1); got {beta2}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ class FedAdam(_AdaptiveServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_beta2(self, self.beta2)
+        below_one(self, "beta2")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -127,7 +120,7 @@ class FedYogi(_AdaptiveServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_beta2(self, self.beta2)
+        below_one(self, "beta2")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flcog.client import Apply
 from flcog.hooks import Batch, Context, Method, Params
+from flcog.ranges import at_least
 
 
 def proximal_term(params: Params, anchor: Params) -> Tensor:
@@ -45,8 +46,7 @@ class FedProx(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mu < 0:
-            raise ValueError(f"FedProx: mu must be at least 0; got {self.mu}")
+        at_least(self, 0, "mu")
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         return self.mu * proximal_term(params, ctx.global_params)

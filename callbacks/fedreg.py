@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flcog.client import Apply, masked_mean
 from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params, Slot
+from flcog.ranges import at_least, positive
 
 
 def mix(share: float, params: Params, anchor: Params) -> Params:
@@ -82,9 +83,8 @@ class FedReg(Method):
         super().__post_init__()
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"FedReg: gamma must lie in [0, 1]; got {self.gamma}")
-        if min(self.eta_s, self.eta_p) <= 0 or self.steps < 1:
-            given = f"{self.eta_s}, {self.eta_p} and {self.steps}"
-            raise ValueError(f"FedReg: eta_s and eta_p must be positive and steps at least 1; got {given}")
+        positive(self, "eta_s", "eta_p")
+        at_least(self, 1, "steps")
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def nearer(params: Params, batch: Batch) -> Gradient:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params
+from flcog.ranges import at_least
 
 
 def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: float) -> Params:
@@ -54,9 +55,7 @@ class FedSAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("rho", self.rho), ("eta", self.eta)):
-            if value < 0:
-                raise ValueError(f"FedSAM: {name} must be at least 0; got {value}")
+        at_least(self, 0, "rho", "eta")
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def sharpness_aware(params: Params, batch: Batch) -> Gradient:

@@ -18,6 +18,7 @@ from flcog.callbacks.synthesis_cache import Synthesis, synthetic_sets, training_
 from flcog.data import Federation, Partition
 from flcog.hooks import Method
 from flcog.randomness import fold
+from flcog.ranges import at_least, one_of
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -72,8 +73,7 @@ class Fedssyn(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.share not in ("shuffled", "local", "real", "none"):
-            raise ValueError(f"Fedssyn: share must be shuffled, local, real or none; got {self.share!r}")
+        one_of(self, "share", "shuffled", "local", "real", "none")
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
         if not isinstance(self.generator, DataGenerator):
@@ -81,8 +81,7 @@ class Fedssyn(Method):
         for name, value in (("rho", self.rho), ("p", self.p)):
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"Fedssyn: {name} must lie in (0, 1]; got {value}")
-        if self.num_images is not None and self.num_images < 1:
-            raise ValueError(f"Fedssyn: num_images must be at least 1, or null for the clients' mean; got {self.num_images}")
+        at_least(self, 1, "num_images")
 
     def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
         if self.start_round or self.stop_round is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from flcog.hooks import Context, Method, Params
+from flcog.ranges import at_least
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class FineTune(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 0:
-            raise ValueError(f"FineTune: steps must be at least 0; got {self.steps}")
+        at_least(self, 0, "steps")
 
     @property
     def personal_steps(self) -> int:  # type: ignore[override]

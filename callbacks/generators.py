@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.hooks import ClientView, Method, Params
+from flcog.hooks import ClientView, Params
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
@@ -115,17 +115,3 @@ def example_of(client: ClientView) -> Tensor:
     if not sample.is_floating_point():
         raise ValueError(f"{sample.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
     return sample
-
-
-def at_least(method: Method, least: float, *fields: str) -> None:
-    """Refuse hyper-parameters below ``least``."""
-    for field in fields:
-        if getattr(method, field) < least:
-            raise ValueError(f"{method.name}: {field} must be at least {least}; got {getattr(method, field)}")
-
-
-def positive(method: Method, *fields: str) -> None:
-    """Refuse hyper-parameters that are not above 0."""
-    for field in fields:
-        if getattr(method, field) <= 0:
-            raise ValueError(f"{method.name}: {field} must be positive; got {getattr(method, field)}")

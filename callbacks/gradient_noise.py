@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.generators import at_least
 from flcog.callbacks.noise import draw_key, normal
 from flcog.hooks import ClientView, Context, Method, Params, Slot
+from flcog.ranges import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,7 @@ class GradientNoise(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "sigma")
-        if self.dimension is not None and self.dimension < 1:
-            raise ValueError(
-                f"GradientNoise: dimension must be at least 1, or null for the number of parameters; got {self.dimension}"
-            )
+        at_least(self, 1, "dimension")
 
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
         return {"key": draw_key(generator)}

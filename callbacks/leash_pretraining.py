@@ -12,6 +12,7 @@ from flcog.client import Apply, ClientModule, ModelFunction
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
 from flcog.randomness import generator
+from flcog.ranges import at_least
 from flcog.schedules import Schedule
 
 _log = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ class LeashPretraining(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_steps < 1:
-            raise ValueError(f"LeashPretraining: num_steps must be at least 1; got {self.num_steps}")
+        at_least(self, 1, "num_steps")
         if isinstance(self.lr, float | int) and self.lr <= 0:
             raise ValueError(f"LeashPretraining: lr must be positive; got {self.lr}")
         _ = self._task

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flcog.client import Apply, ClientModule, masked_mean
 from flcog.hooks import Batch, Context, Method, Params, Slot, Upload
 from flcog.models import FeatureModel
+from flcog.ranges import at_least, positive
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
@@ -77,12 +78,9 @@ class MOON(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mu < 0:
-            raise ValueError(f"MOON: mu must be at least 0; got {self.mu}")
-        if self.temperature <= 0:
-            raise ValueError(f"MOON: temperature must be positive; got {self.temperature}")
-        if self.projection is not None and self.projection < 1:
-            raise ValueError(f"MOON: projection must be at least 1, or None for no projection; got {self.projection}")
+        at_least(self, 0, "mu")
+        positive(self, "temperature")
+        at_least(self, 1, "projection")
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         if self.projection is None:

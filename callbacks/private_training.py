@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.callbacks.synthesis import Log, require
+from flcog.ranges import at_least, positive
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 """``loss(network, inputs, labels) -> the loss of each sample [B]``."""
@@ -50,15 +51,10 @@ class PrivateTraining:
     physical_batch_size: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("noise_multiplier", "max_grad_norm"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"PrivateTraining: {name} must be positive; got {getattr(self, name)}")
+        positive(self, "noise_multiplier", "max_grad_norm", "max_epsilon")
+        at_least(self, 1, "physical_batch_size")
         if not 0 < self.delta < 1:
             raise ValueError(f"PrivateTraining: delta must lie in (0, 1), well below 1 / samples; got {self.delta}")
-        if self.max_epsilon is not None and self.max_epsilon <= 0:
-            raise ValueError(f"PrivateTraining: max_epsilon must be positive, or null for no limit; got {self.max_epsilon}")
-        if self.physical_batch_size < 1:
-            raise ValueError(f"PrivateTraining: physical_batch_size must be at least 1; got {self.physical_batch_size}")
 
 
 class Budget:

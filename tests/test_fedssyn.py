@@ -297,7 +297,7 @@ def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
         (lambda: Fedssyn(share="all"), "Fedssyn: share must be shuffled, local, real or none; got 'all'"),  # type: ignore[arg-type]
         (lambda: Fedssyn(rho=0.0), "Fedssyn: rho must lie in (0, 1]; got 0.0"),
         (lambda: Fedssyn(p=1.5), "Fedssyn: p must lie in (0, 1]; got 1.5"),
-        (lambda: Fedssyn(num_images=0), "Fedssyn: num_images must be at least 1, or null for the clients' mean; got 0"),
+        (lambda: Fedssyn(num_images=0), "Fedssyn: num_images must be at least 1, or null; got 0"),
         (
             lambda: Fedssyn(generator="vae"),  # type: ignore[arg-type]
             "Fedssyn: generator must be a DDPM, a BetaVAE or a ConditionalGAN; got 'vae'",
