@@ -11,6 +11,7 @@ from flcog.callbacks.generators import descend, example_of, one_hot
 from flcog.callbacks.noise import draw_key, normal
 from flcog.client import Apply
 from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
+from flcog.input_gradient import InputGradients
 from flcog.ranges import at_least, positive
 
 
@@ -139,7 +140,8 @@ class FedDM(Method):
                 [((means - own).square().sum(1) * (counts > 0)).sum() for (means, counts), own in zip(real, made, strict=True)]
             ).sum()
 
-        slope, loss = torch.func.grad_and_value(matching)(state["images"])
+        with InputGradients():
+            slope, loss = torch.func.grad_and_value(matching)(state["images"])
         velocity = self.image_momentum * state["velocity"] + slope
         return x, {"images": state["images"] - self.image_lr * velocity, "velocity": velocity, "loss": loss}
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flcog.client import Apply, masked_mean
 from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params, Slot
+from flcog.input_gradient import InputGradients
 from flcog.ranges import at_least, positive
 
 
@@ -35,7 +36,8 @@ def climb(apply: Apply, params: Params, buffers: Params, batch: Batch, eta: floa
     padding = padding.view(-1, *[1] * (inputs.ndim - 1))
     lowest, highest = inputs.masked_fill(padding, torch.inf).amin(), inputs.masked_fill(padding, -torch.inf).amax()
     for _ in range(steps):
-        slope = torch.func.grad(lambda x: apply.loss(params, batch._replace(inputs=x), buffers))(inputs)
+        with InputGradients():
+            slope = torch.func.grad(lambda x: apply.loss(params, batch._replace(inputs=x), buffers))(inputs)
         inputs = (inputs + eta * slope.sign()).clamp(lowest, highest)
     return batch._replace(inputs=inputs)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flcog.callbacks.distillation import kl_divergence, log_probabilities
 from flcog.hooks import Params
+from flcog.input_gradient import InputGradients
 
 Model = Callable[[Tensor], Tensor]
 """From inputs [B, ...] to outputs (logits) [B, C]."""
@@ -130,6 +131,7 @@ def generate(
 
     size, gradient, made = batch_size or len(noise), torch.func.grad(loss), []
     for start, wanted in zip(noise.split(size), labels.split(size), strict=True):
-        variables = adam(partial(gradient, labels=wanted), {"noise": start} | (weights or {}), steps, lr, betas)
+        with InputGradients():
+            variables = adam(partial(gradient, labels=wanted), {"noise": start} | (weights or {}), steps, lr, betas)
         made.append(decode(variables))
     return torch.cat(made)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonargparse
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 
 import flcog
 import flcog.callbacks
+import flcog.datamodules
 from flcog.aggregation import BadUpdate
 from flcog.callbacks import (
     SCAFFOLD,
@@ -422,6 +424,13 @@ def test_few_configs_are_excused() -> None:
 def test_its_examples_are_true(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"flcog.callbacks.{module}"))
     assert tried and not failed
+
+
+@pytest.mark.parametrize("package", [flcog, flcog.datamodules], ids=lambda package: package.__name__)
+def test_other_modules_examples_are_true(package: ModuleType) -> None:
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not info.ispkg and info.name != "flcog.__main__":
+            assert not doctest.testmod(importlib.import_module(info.name)).failed, info.name
 
 
 BAD_INPUTS: list[tuple[Callable[[], Any], str]] = [
