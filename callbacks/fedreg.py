@@ -29,17 +29,21 @@ def reject(direction: Params, gradient: Params) -> Params:
     return {name: value - share * gradient[name] for name, value in direction.items()}
 
 
-def climb(apply: Apply, params: Params, buffers: Params, batch: Batch, eta: float, steps: int) -> Batch:
-    """The batch after ``steps`` steps of its inputs, of size ``eta``, up the sign of the loss's slope, kept within its range."""
-    inputs = batch.inputs
+def climb(apply: Apply, params: Params, buffers: Params, batch: Batch, etas: tuple[float, ...], steps: int) -> list[Batch]:
+    """For each eta the batch after ``steps`` steps of its inputs, of that size, up the sign of the loss's slope, within their range."""
+    inputs, copies, around = batch.inputs, len(etas), [1] * (batch.inputs.ndim - 1)
     padding = inputs.new_zeros(len(inputs)).bool() if batch.mask is None else batch.mask == 0
-    padding = padding.view(-1, *[1] * (inputs.ndim - 1))
+    padding = padding.view(-1, *around)
     lowest, highest = inputs.masked_fill(padding, torch.inf).amin(), inputs.masked_fill(padding, -torch.inf).amax()
-    for _ in range(steps):
-        with InputGradients():
-            slope = torch.func.grad(lambda x: apply.loss(params, batch._replace(inputs=x), buffers))(inputs)
-        inputs = (inputs + eta * slope.sign()).clamp(lowest, highest)
-    return batch._replace(inputs=inputs)
+    # All etas climb in one batch: in evaluation mode no row feels the others, and the slope's scale does not matter to its sign.
+    mask = None if batch.mask is None else batch.mask.repeat(copies)
+    together = Batch(torch.cat([inputs] * copies), torch.cat([batch.targets] * copies), mask)
+    slope = torch.func.grad(lambda x: apply.loss(params, together._replace(inputs=x), buffers))
+    eta, moved = inputs.new_tensor(etas).repeat_interleave(len(inputs)).view(-1, *around), together.inputs
+    with InputGradients():
+        for _ in range(steps):
+            moved = (moved + eta * slope(moved).sign()).clamp(lowest, highest)
+    return [batch._replace(inputs=climbed) for climbed in moved.chunk(copies)]
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class FedReg(Method):
         if not batch.inputs.is_floating_point():
             raise ValueError(f"FedReg moves inputs along gradients, which {batch.inputs.dtype} inputs have not: remove it")
         x = ctx.global_params
-        pseudo, perturbed = (climb(apply, x, ctx.global_buffers, batch, eta, self.steps) for eta in (self.eta_s, self.eta_p))
+        pseudo, perturbed = climb(apply, x, ctx.global_buffers, batch, (self.eta_s, self.eta_p), self.steps)
         labels = apply(x, pseudo.inputs, ctx.global_buffers).softmax(1)
 
         def pseudo_loss(params: Params) -> Tensor:

@@ -274,13 +274,14 @@ def test_fedreg_climbs_from_a_copy_of_the_batch_and_stays_in_its_range() -> None
     inputs[4:] *= 5
     batch = Batch(inputs.clone(), targets, torch.tensor([1.0, 1, 1, 1, 0, 0]))
     apply = Apply(model, model.buffers)
-    moved = climb(apply, model.params, model.buffers, batch, eta=0.3, steps=4)
+    moved, less = climb(apply, model.params, model.buffers, batch, etas=(0.3, 0.1), steps=4)
     assert torch.equal(batch.inputs, inputs)
     real, made = inputs[:4], moved.inputs[:4]
     assert (made - real).abs().max() > 0.5
     assert made.min() >= real.min() and made.max() <= real.max()
-    unpadded = climb(apply, model.params, model.buffers, Batch(real, targets[:4]), eta=0.3, steps=4)
-    torch.testing.assert_close(made, unpadded.inputs)
+    for eta, climbed in ((0.3, moved), (0.1, less)):
+        (alone,) = climb(apply, model.params, model.buffers, Batch(real, targets[:4]), etas=(eta,), steps=4)
+        torch.testing.assert_close(climbed.inputs[:4], alone.inputs)
     losses = [apply.loss(model.params, Batch(x, targets[:4]), model.buffers) for x in (real, made)]
     assert losses[1] > losses[0]
 
