@@ -76,6 +76,10 @@ def test_rounds_of_the_study_are_those_of_a_run() -> None:
             assert ours == theirs or (theirs is None and ours >= 25)
     assert counted[-1] == np.inf  # it ends beside the optimum
     rounds, rates = problem.tuned(np.array([0.01]))
+    lr = 1e-6
+    powers = (1 - lr * problem.curvatures) ** 5
+    at_rest = ((1 - powers) @ problem.optima) / (1 - powers).sum()  # x = mean_i x_i + powers_i (x - x_i)
+    assert np.linalg.norm(at_rest - problem.optimum) == pytest.approx(lr * (5 - 1) / 2 * problem.drift, rel=1e-3)
     tried = [problem.rounds(np.array([lr]), np.array([0.01]))[0, 0] for lr in np.geomspace(1e-4, 0.05, 300)]
     assert rounds[0] == min(tried) and problem.rounds(rates, np.array([0.01]))[0, 0] == rounds[0]
 
@@ -93,6 +97,9 @@ def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         assert row["rounds_theory"] < row["rounds_fixed_l"] < first["rounds"]
         assert row["zeta"] == pytest.approx(row["zeta_theory"], rel=0.05)
         assert row["smoothness"] == (1 - row["p"]) * 100 + row["p"] * 38.5
+        # What the counted rounds really go with, about (1 - p)^2.
+        assert row["ratio"] == pytest.approx(row["ratio_drift"], rel=0.03)
+        assert row["ratio_drift"] == pytest.approx((1 - row["p"]) ** 2, rel=0.15)
     assert (tmp_path / "study" / "figure.png").is_file()
     with (tmp_path / "study" / "noise.csv").open() as file:
         errors = list(csv.DictReader(file))
