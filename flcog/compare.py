@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -317,7 +317,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     plan = read_plan(options.table)
     if options.seeds:
-        plan = _replace(plan, seeds=tuple(options.seeds))
+        plan = replace(plan, seeds=tuple(options.seeds))
     if options.only:
         plan = _select(plan, options.only)
     out = options.out or Path("runs") / options.table.stem
@@ -360,10 +360,6 @@ def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
     return [cell for cell in todo if cell.error]
 
 
-def _replace(plan: Plan, **changes: Any) -> Plan:
-    return Plan(**{**plan.__dict__, **changes})
-
-
 def _select(plan: Plan, names: Sequence[str]) -> Plan:
     for name in names:
         if name not in plan.rows and name not in plan.columns:
@@ -372,4 +368,4 @@ def _select(plan: Plan, names: Sequence[str]) -> Plan:
     rows = {name: part for name, part in plan.rows.items() if name in names} or plan.rows
     columns = {name: part for name, part in plan.columns.items() if name in names} or plan.columns
     published = {row: {c: v for c, v in values.items() if c in columns} for row, values in plan.published.items() if row in rows}
-    return _replace(plan, rows=rows, columns=columns, published={row: values for row, values in published.items() if values})
+    return replace(plan, rows=rows, columns=columns, published={row: values for row, values in published.items() if values})
