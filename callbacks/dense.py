@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flcog.callbacks.distillation import distillation_loss, log_probabilities
 from flcog.callbacks.generators import batch_norm_distances, descend, example_of, input_generator, random_view
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.input_gradient import InputGradients
 from flcog.ranges import at_least, positive
 
 
@@ -142,16 +143,17 @@ class DENSE(Method):
         learnt = [*generator.parameters(), z]
         adam = torch.optim.Adam(learnt, self.generator_lr, betas=(0.5, 0.999))
         least, best, labels = float("inf"), torch.empty(0), None
-        for _ in range(self.generator_steps):
-            images = generator(z)
-            view = random_view(images, self.crop, self.flip, rng)
-            with batch_norm_distances(network) as distances:
-                wanted = teacher(view)
-            if labels is None:
-                labels = torch.randint(wanted.shape[1], (self.batch_size,), generator=rng, device=rng.device)
-            familiar = torch.stack(distances).sum() if distances else wanted.new_zeros(())
-            loss = synthesis_loss(wanted, student(view), labels, familiar, self.oh, self.bn, self.adv)
-            if float(loss.detach()) < least:
-                least, best = float(loss.detach()), images.detach()
-            descend(adam, learnt, loss)
+        with InputGradients():
+            for _ in range(self.generator_steps):
+                images = generator(z)
+                view = random_view(images, self.crop, self.flip, rng)
+                with batch_norm_distances(network) as distances:
+                    wanted = teacher(view)
+                if labels is None:
+                    labels = torch.randint(wanted.shape[1], (self.batch_size,), generator=rng, device=rng.device)
+                familiar = torch.stack(distances).sum() if distances else wanted.new_zeros(())
+                loss = synthesis_loss(wanted, student(view), labels, familiar, self.oh, self.bn, self.adv)
+                if float(loss.detach()) < least:
+                    least, best = float(loss.detach()), images.detach()
+                descend(adam, learnt, loss)
         return best
