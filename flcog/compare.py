@@ -203,8 +203,9 @@ def claim(cell: Cell) -> None:
     note = cell.folder / "arguments.yaml"
     if note.is_file() and (cell.folder / "output.txt").is_file():
         earlier = yaml.safe_load(note.read_text())
-        if earlier != cell.arguments:
-            changed = shlex.join([word for word in cell.arguments if word not in earlier]) or "fewer arguments"
+        then, now = _settings(earlier), _settings(cell.arguments)
+        if then != now:
+            changed = shlex.join([word for word in now if word not in then]) or "fewer arguments"
             raise ValueError(
                 f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
             )
@@ -214,6 +215,13 @@ def claim(cell: Cell) -> None:
     except OSError as error:
         raise ValueError(f"cannot write {cell.folder}: {error.strerror}; choose another --out") from error
     write_yaml(note, cell.arguments)
+
+
+def _settings(arguments: Sequence[str]) -> list[str]:
+    """What makes the run: not where its folder and the configs lie, so that a clone or a folder that was moved goes on."""
+    pairs = list(zip(["", *arguments], arguments, strict=False))
+    kept = [pair for pair in pairs if "--trainer.default_root_dir" not in pair]
+    return [Path(word).name if before == "-c" else word for before, word in kept]
 
 
 def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,10 @@ def test_only_what_is_unfinished_is_run(
     assert len(started) == 1 and started[0][-2:] == ["--ckpt_path", "last"]
     started.clear()
     main(arguments)
+    assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
+    # Another clone of the configs, and runs that were moved, are still this comparison.
+    shutil.copytree(tmp_path, tmp_path / "elsewhere")
+    main(["compare", str(tmp_path / "elsewhere" / path.relative_to(tmp_path)), "--out", str(tmp_path / "elsewhere/out")])
     assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*arguments, "--", "--trainer.rounds", "7"])
