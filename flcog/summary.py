@@ -70,7 +70,6 @@ def setting(trainer: "FederatedTrainer") -> Rows:
         ("methods", "\n".join(map(describe, trainer.methods)) or "none: plain FedAvg"),
         *((topic, text or topic) for topic, _, text in notes),
         ("processes", processes),
-        *(("tracker", tracker) for tracker in trackers.describe(trainer.loggers)),
         ("rounds", f"{trainer.rounds}" + (f", going on after round {trainer.round}" if trainer.round else "")),
         ("run", str(short(trainer.run_dir))),
     ]

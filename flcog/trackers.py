@@ -25,7 +25,7 @@ _opened: WeakSet[WandbLogger] = WeakSet()
 
 
 def make_loggers(logger: Logger | Sequence[Logger] | bool | None, directory: Path, run_id: str | None) -> list[Logger]:
-    """The run's loggers; ``True`` is W&B, online where a login is found and offline otherwise, never prompting.
+    """The run's loggers, not opened yet; ``True`` is W&B, online where a login is found and offline otherwise, never prompting.
 
     Args:
         logger: what the user asked for.
@@ -42,8 +42,8 @@ def make_loggers(logger: Logger | Sequence[Logger] | bool | None, directory: Pat
     for each in loggers:
         vars(each).update(_copy(_as_given.setdefault(each, _copy(vars(each)))))
         _move_into(each, directory)
-        if isinstance(each, WandbLogger):
-            _open(each, run_id)
+        if isinstance(each, WandbLogger) and not _is_open(each):
+            _prepare(each, run_id)
     return loggers
 
 
@@ -73,21 +73,15 @@ def _move_into(logger: Logger, directory: Path) -> None:
         )
 
 
-def _open(logger: WandbLogger, run_id: str | None) -> None:
-    """Open the W&B run, unless the user has one open (a sweep's agent, for one), and make rounds its x-axis."""
+def _is_open(logger: WandbLogger) -> bool:
+    """Whether it has a W&B run, or will take the one that the user has open (a sweep's agent, for one)."""
     import wandb
 
-    if logger._experiment is None and wandb.run is None:
-        _opened.add(logger)
-        logger._experiment = _new_run(logger, run_id)
-    run = logger._experiment = logger._experiment or wandb.run
-    assert run is not None
-    run.define_metric(_round_of(logger), hidden=True)
-    run.define_metric("*", step_metric=_round_of(logger))
+    return logger._experiment is not None or wandb.run is not None
 
 
-def _new_run(logger: WandbLogger, run_id: str | None) -> Any:
-    """A W&B run. One whose server cannot be reached becomes an offline one: nobody should lose a training to its tracker."""
+def _prepare(logger: WandbLogger, run_id: str | None) -> None:
+    """What the W&B run will be opened with."""
     import wandb
 
     arguments = logger._wandb_init
@@ -100,12 +94,40 @@ def _new_run(logger: WandbLogger, run_id: str | None) -> Any:
     mode = arguments.get("mode") or ("offline" if logger._offline else os.environ.get("WANDB_MODE", "online"))
     # Said as an argument: Lightning says "offline" through the environment, where W&B may no longer look and others later do.
     arguments["mode"], logger._offline = "offline" if mode == "online" and not _logged_in() else mode, False
+
+
+def can_wait(loggers: Sequence[Logger]) -> bool:
+    """Whether they may be opened after the first round: W&B offline takes seconds to open, and nobody could watch it meanwhile."""
+    return all(
+        isinstance(logger, WandbLogger) and not _is_open(logger) and logger._wandb_init["mode"] == "offline" for logger in loggers
+    )
+
+
+def open_runs(loggers: Sequence[Logger]) -> None:
+    """Open the W&B runs, and make rounds their x-axis."""
+    import wandb
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            if not _is_open(logger):
+                _opened.add(logger)
+                logger._experiment = _new_run(logger)
+            run = logger._experiment = logger._experiment or wandb.run
+            assert run is not None
+            run.define_metric(_round_of(logger), hidden=True)
+            run.define_metric("*", step_metric=_round_of(logger))
+
+
+def _new_run(logger: WandbLogger) -> Any:
+    """A W&B run. One whose server cannot be reached becomes an offline one: nobody should lose a training to its tracker."""
+    import wandb
+
     try:
         return logger.experiment
     except wandb.Error as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(f"W&B opened no run ({reason}): tracking offline instead, to be uploaded by `wandb sync`", stacklevel=2)
-        arguments["mode"] = "offline"
+        logger._wandb_init["mode"] = "offline"
         return logger.experiment
 
 
@@ -172,7 +194,8 @@ def describe(loggers: Sequence[Logger]) -> list[str]:
     lines = []
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            lines.append(f"W&B, {'offline' if logger.experiment.offline else logger.experiment.url}")
+            offline = not _is_open(logger) or logger.experiment.offline
+            lines.append(f"W&B, {'offline' if offline else logger.experiment.url}")
         else:
             where = f", {short(Path(logger.log_dir))}" if logger.log_dir else ""
             lines.append(type(logger).__name__.removesuffix("Logger") + where)

@@ -149,7 +149,8 @@ class FederatedTrainer:
         self.config: dict[str, Any] | None = None
         """The full configuration, where the CLI knows it."""
         self.run_dir: Path | None = None
-        self.loggers: list[Logger] = []
+        self._loggers: list[Logger] = []
+        self._log_setting_late: Callable[[], None] | None = None
         self.table = MetricsTable(None)
         self.ledger = Ledger()
         self.params: Params = {}
@@ -158,6 +159,14 @@ class FederatedTrainer:
         """The global model and each method's server state."""
         self.notes: list[str] = []
         """Choices made on the user's behalf, for the run's summary."""
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The run's trackers, open. W&B offline opens when it is first asked for, by the row of the first round at the latest."""
+        if self._log_setting_late is not None:
+            log_setting, self._log_setting_late = self._log_setting_late, None
+            log_setting()
+        return self._loggers
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -211,7 +220,7 @@ class FederatedTrainer:
             datamodule: the federation's data.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir``.
         """
-        self.run_dir, self.loggers, status = None, [], "failed"
+        self.run_dir, self._loggers, self._log_setting_late, status = None, [], None, "failed"
         try:
             self._set_up(model, datamodule, ckpt_path, stage="fit")
             self._observe("on_fit_start")
@@ -224,7 +233,8 @@ class FederatedTrainer:
             self._observe("on_exception", exception)
             raise
         finally:
-            trackers.close(self.loggers, status)
+            self._log_setting_late = None
+            trackers.close(self._loggers, status)
 
     @_in_precision
     def validate(
@@ -779,7 +789,7 @@ class FederatedTrainer:
         else:
             self.run_dir = run_of(found)
         self.table = MetricsTable(self.run_dir / "metrics.csv" if self.is_first else None)
-        self.loggers = trackers.make_loggers(self.logger, self.run_dir, tracker_run) if self.is_first else []
+        self._loggers = trackers.make_loggers(self.logger, self.run_dir, tracker_run) if self.is_first else []
 
     def _log_setting(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
         """What the run is: to its directory and to the trackers."""
@@ -800,13 +810,20 @@ class FederatedTrainer:
         write_yaml(self.run_dir / "run.yaml", setting)
         if self.config is not None:
             write_yaml(self.run_dir / "config.yaml", self.config)
-        for logger in self.loggers:
+        if self._loggers:
+            self._log_setting_late = functools.partial(self._log_setting_to_trackers, setting, picture=self.round == 0)
+            loggers = self._loggers if trackers.can_wait(self._loggers) else self.loggers
+            self.notes += [f"tracker: {tracker}" for tracker in trackers.describe(loggers)]
+
+    def _log_setting_to_trackers(self, setting: dict[str, Any], picture: bool) -> None:
+        trackers.open_runs(self._loggers)
+        for logger in self._loggers:
             logger.log_hyperparams({"run": setting, **({"config": self.config} if self.config else {})})
-        if self.loggers and self.round == 0:
+        if picture:
             # matplotlib takes half a second to import, which runs without a tracker need not spend.
             from flcog.plots import partition_figure
 
-            trackers.log_figure(self.loggers, "partition", partition_figure(self.federation), 0, self.run_dir)
+            trackers.log_figure(self._loggers, "partition", partition_figure(self.federation), 0, self.run_dir)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
 

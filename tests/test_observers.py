@@ -449,7 +449,8 @@ def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_p
         stand_in: Any = SimpleNamespace(
             **{**vars(trainer), "is_first": is_first, "history": trainer.history, "rounds": 2, "round": 0}
         )
-        stand_in.save_checkpoint, stand_in.cohort_size = trainer.save_checkpoint, trainer.cohort_size
+        for name in ("save_checkpoint", "cohort_size", "loggers"):
+            setattr(stand_in, name, getattr(trainer, name))
         capsys.readouterr()
         for observer in observers:
             observer.on_fit_start(stand_in)

@@ -245,6 +245,26 @@ def test_one_logger_serves_several_fits() -> None:
     assert wandb_files(runs[0])[0].name != wandb_files(runs[1])[0].name
 
 
+def test_wandb_offline_opens_with_the_first_row() -> None:
+    """It takes seconds, which nobody who waits for the first round should spend."""
+
+    class Looks(Callback):
+        def __init__(self, fails: bool = False) -> None:
+            self.fails, self.open = fails, list[bool]()
+
+        def on_round_start(self, trainer: Any, round: int, clients: list[int]) -> None:
+            self.open.append(wandb.run is not None)
+            if self.fails:
+                raise RuntimeError("a fault of the first round")
+
+    looks = Looks()
+    assert len(wandb_files(fit(True, None, looks))) == 1 and looks.open == [False, True]
+    fails = Looks(fails=True)
+    with pytest.raises(RuntimeError, match="a fault of the first round"):
+        fit(True, None, fails)
+    assert fails.open == [False] and wandb.run is None
+
+
 def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
     try:
