@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.hooks import ClientView, Method, Plan
+from flcog.ranges import below_one
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class ClientDropout(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.probability < 1:
-            raise ValueError(f"ClientDropout: probability must lie in [0, 1); got {self.probability}")
+        below_one(self, "probability")
 
     def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan | None:
         return None if float(torch.rand((), generator=generator)) < self.probability else plan

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.hooks import Context, Method, Params
+from flcog.ranges import positive
 
 
 def clip(gradient: Params, max_norm: float) -> Params:
@@ -44,8 +45,7 @@ class ClipGradient(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_norm <= 0:
-            raise ValueError(f"ClipGradient: max_norm must be positive; got {self.max_norm}")
+        positive(self, "max_norm")
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         return clip(gradient, self.max_norm)

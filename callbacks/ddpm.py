@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.private_training import PrivateTraining, train
 from flcog.callbacks.synthesis import DataGenerator, Log, Sampler, padded, require
-from flcog.ranges import at_least, positive
+from flcog.ranges import at_least, below_one, positive
 
 
 class MovingAverage:
@@ -104,6 +104,7 @@ class DDPM(DataGenerator):
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
         at_least(self, 1, "width", "blocks", "head_dim", "diffusion_steps", "sampling_steps", "epochs", "batch_size")
         positive(self, "lr")
+        below_one(self, "dropout", "ema")
         if not self.multipliers or min(self.multipliers) < 1:
             raise ValueError(f"DDPM: multipliers are one or more numbers of at least 1; got {self.multipliers}")
         if not 0 <= self.attention <= len(self.multipliers):
@@ -114,9 +115,6 @@ class DDPM(DataGenerator):
             raise ValueError(
                 f"DDPM: sampling_steps must be at most diffusion_steps={self.diffusion_steps}; got {self.sampling_steps}"
             )
-        for name in ("dropout", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"DDPM: {name} must lie in [0, 1); got {getattr(self, name)}")
 
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
         shape, device = inputs.shape[1:], inputs.device

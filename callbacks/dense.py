@@ -12,7 +12,7 @@ from flcog.callbacks.distillation import distillation_loss, log_probabilities
 from flcog.callbacks.generators import batch_norm_distances, descend, example_of, input_generator, random_view
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
 from flcog.input_gradient import InputGradients
-from flcog.ranges import at_least, positive
+from flcog.ranges import at_least, below_one, positive
 
 
 def synthesis_loss(
@@ -94,8 +94,7 @@ class DENSE(Method):
         at_least(self, 1, "epochs", "generator_steps", "latent", "width")
         at_least(self, 2, "batch_size")
         positive(self, "generator_lr", "lr", "temperature")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"DENSE: momentum must lie in [0, 1); got {self.momentum}")
+        below_one(self, "momentum")
 
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
         return {"shape": torch.tensor(example_of(client).shape[1:])}

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from flcog.data import Federation
 from flcog.hooks import ClientView, Cohort, Method
-from flcog.ranges import at_least
+from flcog.ranges import at_least, one_of
 
 METRICS = ("kl", "l1", "l2", "cosine")
 
@@ -67,8 +67,7 @@ class FedDisco(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "a", "b")
-        if self.metric not in METRICS:
-            raise ValueError(f"FedDisco: metric must be one of {', '.join(METRICS)}; got {self.metric!r}")
+        one_of(self, "metric", *METRICS)
         if isinstance(self.target, str):
             if self.target not in ("uniform", "global"):
                 raise ValueError(f"FedDisco: target must be uniform, global or a list of class shares; got {self.target!r}")

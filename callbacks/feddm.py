@@ -12,7 +12,7 @@ from flcog.callbacks.noise import draw_key, normal
 from flcog.client import Apply
 from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
 from flcog.input_gradient import InputGradients
-from flcog.ranges import at_least, positive
+from flcog.ranges import at_least, below_one, positive
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -96,8 +96,7 @@ class FedDM(Method):
         at_least(self, 0, "rho", "server_weight_decay")
         at_least(self, 1, "images_per_class", "server_epochs", "server_batch_size")
         positive(self, "image_lr", "server_lr")
-        if not (0 <= self.image_momentum < 1 and 0 <= self.server_momentum < 1):
-            raise ValueError(f"FedDM: momenta must lie in [0, 1); got {self.image_momentum} and {self.server_momentum}")
+        below_one(self, "image_momentum", "server_momentum")
 
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # Refuses token ids.

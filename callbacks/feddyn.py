@@ -8,6 +8,7 @@ from torch import Tensor
 from flcog.callbacks.fedprox import proximal_term
 from flcog.client import Apply
 from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.ranges import positive
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class FedDyn(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha <= 0:
-            raise ValueError(f"FedDyn: alpha must be positive; got {self.alpha}")
+        positive(self, "alpha")
 
     def init_server(self, params: Params) -> Slot:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}

@@ -9,7 +9,7 @@ from flcog.callbacks.leash import Leash, value_at
 from flcog.client import Apply, ClientModule
 from flcog.data import FederatedDataModule
 from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.ranges import below_one
+from flcog.ranges import below_one, positive
 from flcog.schedules import Schedule
 
 
@@ -85,8 +85,7 @@ class FedWalk(Method):
             raise ValueError("FedWalk: tau must be a number or infinite; got nan")
         if self.num_steps < 1:
             raise ValueError(f"FedWalk: num_steps must be at least 1; got {self.num_steps}: tau=-inf never leashes")
-        if isinstance(self.lr, float | int) and self.lr <= 0:
-            raise ValueError(f"FedWalk: lr must be positive; got {self.lr}")
+        positive(self, "lr")
         below_one(self, "beta")
         _ = self._task
 

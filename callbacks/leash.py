@@ -13,6 +13,7 @@ from flcog.client import Apply, ClientModule
 from flcog.data import FederatedDataModule
 from flcog.hooks import Params
 from flcog.randomness import fold, fold_each, generator
+from flcog.ranges import one_of
 from flcog.schedules import Schedule
 
 LOSSES = {
@@ -61,26 +62,25 @@ class Leash:
     """A public task that shares the model's features, or all of the model.
 
     Args:
-        owner: the method that uses it, for messages.
+        name: the method that uses it, for messages.
         data: its training set, whole, is the leash; its batch sizes are those of a leash step and of a measurement.
         head: what reads the features: ``own``, a linear layer that only the server has, or ``shared``, the model's head.
         mode: of the model in leash steps. In ``train`` BatchNorm normalises by the batch and moves its statistics, and dropout
             drops.
     """
 
-    owner: str
+    name: str
     data: FederatedDataModule
     head: Literal["own", "shared"]
     mode: Literal["eval", "train"]
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("head", self.head, ("own", "shared")), ("mode", self.mode, ("eval", "train"))):
-            if value not in choices:
-                raise ValueError(f"{self.owner}: {name} must be {' or '.join(choices)}; got {value!r}")
+        one_of(self, "head", "own", "shared")
+        one_of(self, "mode", "eval", "train")
 
     def check(self, model: ClientModule) -> None:
         """Refuse what the model cannot learn, before a round has been trained."""
-        name, parameter = type(self.data).__name__, next(model.parameters())
+        data, parameter = type(self.data).__name__, next(model.parameters())
         inputs, _ = self._read(torch.arange(1), parameter)
         try:
             with torch.no_grad():
@@ -89,12 +89,12 @@ class Leash:
         except (ValueError, RuntimeError, IndexError) as error:
             shape = tuple(inputs.shape[1:])
             raise ValueError(
-                f"{self.owner}: the model cannot read the leash {name}, with inputs of shape {shape}: {error}"
+                f"{self.name}: the model cannot read the leash {data}, with inputs of shape {shape}: {error}"
             ) from error
         if self.head == "shared" and (model.task != self.data.task or outputs.shape[1] != self._num_outputs):
             raise ValueError(
-                f"{self.owner}: head=shared needs a leash labelled as the federation is: the model has {outputs.shape[1]} outputs "
-                f"for {model.task}, {name} needs {self._num_outputs} for {self.data.task}; use head=own"
+                f"{self.name}: head=shared needs a leash labelled as the federation is: the model has {outputs.shape[1]} outputs "
+                f"for {model.task}, {data} needs {self._num_outputs} for {self.data.task}; use head=own"
             )
 
     def make_head(self, apply: Apply, params: Params, generator: torch.Generator) -> Params:

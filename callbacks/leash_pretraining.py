@@ -12,7 +12,7 @@ from flcog.client import Apply, ClientModule, ModelFunction
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
 from flcog.randomness import generator
-from flcog.ranges import at_least
+from flcog.ranges import at_least, positive
 from flcog.schedules import Schedule
 
 _log = logging.getLogger(__name__)
@@ -60,8 +60,7 @@ class LeashPretraining(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "num_steps")
-        if isinstance(self.lr, float | int) and self.lr <= 0:
-            raise ValueError(f"LeashPretraining: lr must be positive; got {self.lr}")
+        positive(self, "lr")
         _ = self._task
 
     @property

@@ -18,15 +18,15 @@ def at_least(owner: Any, least: float, *fields: str) -> None:
 
 
 def positive(owner: Any, *fields: str) -> None:
-    """Refuse values that are not above 0. None passes."""
+    """Refuse numbers that are not above 0. None passes, and so do schedules."""
     for field in fields:
         value = getattr(owner, field)
-        if value is not None and not value > 0:
+        if isinstance(value, float | int) and not value > 0:
             raise ValueError(f"{_name(owner)}: {field} must be positive{_or_null(owner, field)}; got {value}")
 
 
 def below_one(owner: Any, *fields: str) -> None:
-    """Refuse values outside [0, 1), where a running mean keeps its memory."""
+    """Refuse values outside [0, 1): momenta, and the chance of a thing that may not be certain."""
     for field in fields:
         value = getattr(owner, field)
         if not 0 <= value < 1:

@@ -450,7 +450,7 @@ BAD_INPUTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: FedSAM(eta=-0.1), "FedSAM: eta must be at least 0; got -0.1"),
     (lambda: FedDyn(alpha=0.0), "FedDyn: alpha must be positive; got 0.0"),
     (lambda: FedDisco(a=-1.0), "FedDisco: a must be at least 0; got -1.0"),
-    (lambda: FedDisco(metric="js"), "FedDisco: metric must be one of kl, l1, l2, cosine; got 'js'"),  # type: ignore[arg-type]
+    (lambda: FedDisco(metric="js"), "FedDisco: metric must be kl, l1, l2 or cosine; got 'js'"),  # type: ignore[arg-type]
     (lambda: FedDisco(target="test"), "FedDisco: target must be uniform, global or a list of class shares; got 'test'"),  # type: ignore[arg-type]
     (
         lambda: FedDisco(target=[1.0, 0.0]),
