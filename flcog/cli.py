@@ -80,7 +80,11 @@ class FederatedCLI(LightningCLI):
             trainer_class=Commands,  # type: ignore[arg-type]
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={"description": "Federated learning for PyTorch Lightning.", "dump_header": ["flcog"]},
+            parser_kwargs={
+                "description": "Federated learning for PyTorch Lightning.",
+                "version": flcog.__version__,
+                "dump_header": ["flcog"],
+            },
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             args=args,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import flcog
 from flcog.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +113,8 @@ def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     printed = capsys.readouterr().out
     assert all(verb in printed for verb in ("fit", "validate", "test", "partition", "bench", "replay"))
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"flcog {flcog.__version__}\n"
 
 
 @pytest.mark.parametrize(
