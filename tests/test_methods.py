@@ -449,6 +449,7 @@ BAD_INPUTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: FedSAM(rho=-0.1), "FedSAM: rho must be at least 0; got -0.1"),
     (lambda: FedSAM(eta=-0.1), "FedSAM: eta must be at least 0; got -0.1"),
     (lambda: FedDyn(alpha=0.0), "FedDyn: alpha must be positive; got 0.0"),
+    (lambda: FedDyn(alpha=math.nan), "FedDyn: alpha must be positive; got nan"),
     (lambda: FedDisco(a=-1.0), "FedDisco: a must be at least 0; got -1.0"),
     (lambda: FedDisco(metric="js"), "FedDisco: metric must be kl, l1, l2 or cosine; got 'js'"),  # type: ignore[arg-type]
     (lambda: FedDisco(target="test"), "FedDisco: target must be uniform, global or a list of class shares; got 'test'"),  # type: ignore[arg-type]
