@@ -110,8 +110,8 @@ def open_runs(loggers: Sequence[Logger]) -> None:
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             if not _is_open(logger):
-                _opened.add(logger)
                 logger._experiment = _new_run(logger)
+                _opened.add(logger)
             run = logger._experiment = logger._experiment or wandb.run
             assert run is not None
             run.define_metric(_round_of(logger), hidden=True)

@@ -162,7 +162,7 @@ class FederatedTrainer:
 
     @property
     def loggers(self) -> list[Logger]:
-        """The run's trackers, open. W&B offline opens when it is first asked for, by the row of the first round at the latest."""
+        """The run's trackers, open. W&B offline, with no other beside it, opens when this is first read: by the first round's row."""
         if self._log_setting_late is not None:
             log_setting, self._log_setting_late = self._log_setting_late, None
             log_setting()

@@ -259,6 +259,9 @@ def test_wandb_offline_opens_with_the_first_row() -> None:
 
     looks = Looks()
     assert len(wandb_files(fit(True, None, looks))) == 1 and looks.open == [False, True]
+    looks = Looks()
+    fit([WandbLogger(offline=True), CSVLogger("logs")], None, looks)
+    assert looks.open == [True, True], "with a tracker beside it that can be watched, all open before round 1"
     fails = Looks(fails=True)
     with pytest.raises(RuntimeError, match="a fault of the first round"):
         fit(True, None, fails)
