@@ -183,6 +183,23 @@ class ModelFunction:
         """Whether it has convolutions, which read channels-last images faster; all else reads contiguous ones faster."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
+    @torch.no_grad()
+    def draws(self, sample: Tensor) -> bool:
+        """Whether its forward pass in training draws from torch's global stream, as ``nn.Dropout`` does.
+
+        Args:
+            sample: one input, [1, ...].
+        """
+        stream, buffers = torch.default_generator.get_state(), {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            # Twice, for BatchNorm asks for more than one.
+            self.call(True, self.params, buffers, _forward, torch.cat([sample, sample]))
+            return not torch.equal(torch.default_generator.get_state(), stream)
+        except Exception:
+            return True  # what is wrong with it shows, with its client and step, when it trains
+        finally:
+            torch.default_generator.set_state(stream)
+
     def call(self, train: bool, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """``function(module, *args)`` with these parameters and buffers in the module's place."""
         state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}

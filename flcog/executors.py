@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,10 @@ class Result(NamedTuple):
     """Bytes each client sends, by method; the model itself comes first."""
 
 
+class Stopped(Exception):
+    """A client gave up, for another one failed or nobody waits for it any more."""
+
+
 class Round(NamedTuple):
     """What an executor needs to know of a round beside the program."""
 
@@ -46,6 +51,8 @@ class Round(NamedTuple):
     round: int
     watch: Callable[[int, float], None] | None = None
     """Told each local step's task loss, by the loop."""
+    stop: Event | None = None
+    """Once set, the loop gives up at its next step."""
 
 
 def seed_scratch(names: Sequence[str], round: Round, clients: Sequence[int]) -> dict[str, np.ndarray]:
@@ -55,6 +62,11 @@ def seed_scratch(names: Sequence[str], round: Round, clients: Sequence[int]) -> 
 
 def dropout_keys(model: ModelFunction) -> list[str]:
     return [name for name in model.buffers if name.endswith("dropout_key")]
+
+
+def longest_first(works: Sequence[Work]) -> list[Work]:
+    """The order in which the loop runs clients: where several run side by side, none is left to the end to be waited for alone."""
+    return sorted(works, key=lambda work: -work.num_steps)
 
 
 def rows_per_pass(round: Round) -> int:
@@ -68,18 +80,28 @@ def _with_axis(tree: Any) -> Any:
 
 
 class LoopExecutor:
-    """One client at a time, on the module's real parameters and its real optimiser."""
+    """One client at a time, on the module's real parameters and its real optimiser.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own optimiser.
+        seeds_torch: whether each client gets a seed of its own in torch's global stream, from which users' modules may draw.
+    """
 
     name = "loop"
+    clients_at_once = 1
 
-    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> None:
+        self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch
+        parts = (*model.params.values(), *model.buffers.values())
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
         self._dropout_keys = dropout_keys(model)
         self._step = 0
 
     def run(self, round: Round) -> Iterator[Result]:
-        keys = seed_scratch(self._dropout_keys, round, [work.client for work in round.works])
-        for position, work in enumerate(round.works):
+        works = longest_first(round.works)
+        keys = seed_scratch(self._dropout_keys, round, [work.client for work in works])
+        for position, work in enumerate(works):
             try:
                 # A plain module's self.log has no Trainer to go to; its loss is the round's train/loss.
                 with captured_logs(self.model.module) if round.program.plain else nullcontext():
@@ -101,8 +123,9 @@ class LoopExecutor:
         for name, key in scratch.items():
             buffers[name].fill_(key)
         self.optimizer.state.clear()
-        # Users' modules may draw from the global stream (nn.Dropout): make that repeatable too.
-        torch.default_generator.manual_seed(fold(round.seed, round.round, work.client, "torch") >> 1)
+        if self._seeds_torch:
+            # Users' modules may draw from the global stream (nn.Dropout): make that repeatable too.
+            torch.default_generator.manual_seed(fold(round.seed, round.round, work.client, "torch") >> 1)
         local = Local(work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight)
         local = program.make_inputs(local, buffers)
         for name, value in program.start(program.global_params, buffers, local).items():
@@ -110,6 +133,8 @@ class LoopExecutor:
                 params[name].copy_(value)
         total, advance = torch.zeros((), device=live[0].device), stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, round.read, round.bytes_per_sample)):
+            if round.stop is not None and round.stop.is_set():
+                raise Stopped
             gradient = self._gradient(program, batch, local, self._step)
             total += gradient.loss
             if round.watch is not None:
@@ -124,15 +149,18 @@ class LoopExecutor:
         measured = self._measure(round, work, now, local) if program.measurers else None
         change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
         delta, slots, messages = program.finish(change, now, buffers, local, measured)
-        return Result(
+        result = Result(
             works=[work],
             delta=None if delta is None else {name: value.unsqueeze(0) for name, value in delta.items()},
             buffers={} if delta is None else {name: buffers[name].unsqueeze(0) for name in self.model.shared_buffers},
-            slots=[self._owned(slots)],
+            slots=[slots],
             mean=[_with_axis(message.mean) for message in messages],
             sum=[_with_axis(message.sum) for message in messages],
             losses=(total / work.num_steps).unsqueeze(0),
             up_bytes=program.up_bytes(delta, messages),
+        )
+        return result._replace(
+            **{part: self._owned(getattr(result, part)) for part in ("delta", "buffers", "slots", "mean", "sum")}
         )
 
     def _measure(self, round: Round, work: Work, params: Params, local: Local) -> list[Slot]:
@@ -145,12 +173,11 @@ class LoopExecutor:
             parts.append(pytree.tree_map(lambda value, share=share: value * share, values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
-    def _owned(self, slots: list[Slot]) -> list[Slot]:
-        """Slots outlive the client: copy what is still the module's own memory (a kept model, say)."""
-        if not any(slots):
-            return slots
-        module = {tensor.data_ptr() for part in (self.model.params, self.model.buffers) for tensor in part.values()}
-        return pytree.tree_map(lambda t: t.clone() if isinstance(t, Tensor) and t.data_ptr() in module else t, slots)
+    def _owned(self, tree: Any) -> Any:
+        """Results outlive the client: copy what is still the module's own memory (a kept model, say)."""
+        return pytree.tree_map(
+            lambda t: t.clone() if isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._storages else t, tree
+        )
 
     def _gradient(self, program: Program, batch: Batch, local: Local, step: int) -> Gradient:
         params, buffers = self.model.params, self.model.buffers

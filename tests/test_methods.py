@@ -57,6 +57,7 @@ from flcog.callbacks import (
 )
 from flcog.hooks import Cohort, Method, Params
 from flcog.models import Dropout
+from flcog.threads import ThreadedLoop
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -103,6 +104,11 @@ def test_against_the_paper(case: Case) -> None:
 @each_case
 def test_executors_agree(case: Case) -> None:
     loop = run(case, case.method)
+    threads = run(case, case.method, chunk_size=2)
+    assert isinstance(threads.executor, ThreadedLoop)
+    assert_close(threads.state, loop.state, 0)
+    assert_close(_client_states(threads), _client_states(loop), 0)
+    assert threads.rows == loop.rows
     for chunk_size in (None, 2):
         vmap = run(case, case.method, executor="vmap", chunk_size=chunk_size)
         assert vmap.executor.name == ("vmap" if case.method.vmappable else "loop")
