@@ -103,32 +103,50 @@ def can_wait(loggers: Sequence[Logger]) -> bool:
     )
 
 
-def open_runs(loggers: Sequence[Logger]) -> None:
-    """Open the W&B runs, and make rounds their x-axis."""
+def open_runs(loggers: Sequence[Logger]) -> list[Logger]:
+    """Open the W&B runs, and make rounds their x-axis. Returns the loggers that the run goes on with."""
     import wandb
 
+    working = []
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             if not _is_open(logger):
                 logger._experiment = _new_run(logger)
+                if logger._experiment is None:
+                    continue
                 _opened.add(logger)
             run = logger._experiment = logger._experiment or wandb.run
             assert run is not None
             run.define_metric(_round_of(logger), hidden=True)
             run.define_metric("*", step_metric=_round_of(logger))
+        working.append(logger)
+    return working
 
 
 def _new_run(logger: WandbLogger) -> Any:
-    """A W&B run. One whose server cannot be reached becomes an offline one: nobody should lose a training to its tracker."""
+    """A W&B run: offline where its server cannot be reached, None where that fails too. Nobody should lose a training to its tracker."""
     import wandb
 
+    if logger._wandb_init["mode"] != "offline":
+        try:
+            return logger.experiment
+        except wandb.Error as error:
+            warnings.warn(
+                f"W&B opened no run ({_first_line(error)}): tracking offline instead, to be uploaded by `wandb sync`", stacklevel=2
+            )
+            logger._wandb_init["mode"] = "offline"
     try:
         return logger.experiment
-    except wandb.Error as error:
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"W&B opened no run ({reason}): tracking offline instead, to be uploaded by `wandb sync`", stacklevel=2)
-        logger._wandb_init["mode"] = "offline"
-        return logger.experiment
+    except Exception as error:  # a full disk, a broken installation, whatever wandb.init was given
+        warnings.warn(
+            f"W&B opened no run, not even offline ({_first_line(error)}): going on without it; metrics.csv has every round",
+            stacklevel=2,
+        )
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _round_of(logger: WandbLogger) -> str:

@@ -15,7 +15,7 @@ import pytest
 import wandb
 import yaml
 from harness import TinyData, classifier
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from matplotlib.figure import Figure
 from wandb.proto import wandb_internal_pb2
 
@@ -77,6 +77,8 @@ def all_records(path: Path) -> Iterator[Any]:
             position += 32768 - position % 32768
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if position + 7 + length > len(data):
+            return  # still being written
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
@@ -194,6 +196,14 @@ def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPa
     # W&B remembers the key for as long as its service lives.
     wandb.teardown()
     wandb.setup()
+
+
+@pytest.mark.parametrize("beside", [[], [CSVLogger("logs")]], ids=["alone, opened after round 1", "beside another, opened before"])
+def test_a_tracker_that_cannot_be_opened_costs_no_round(beside: list[Logger]) -> None:
+    with pytest.warns(UserWarning, match=r"not even offline \(.*no_such_argument.*metrics.csv has every round"):
+        trainer = fit([WandbLogger(offline=True, no_such_argument=1), *beside])
+    assert [row["round"] for row in trainer.history] == [1, 2] and trainer.loggers == beside
+    assert (trainer.run_dir / "checkpoints" / "last.ckpt").is_file() and not wandb_files(trainer)
 
 
 # Loggers that the user names ------------------------------------------------------------------------------------------------------
