@@ -208,13 +208,13 @@ class VmapExecutor:
     Args:
         model: the client's model.
         optimizer: the module's own optimiser, whose settings are copied.
-        chunk_size: clients per program.
+        clients_at_once: how many make one program.
     """
 
     name = "vmap"
 
-    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, chunk_size: int) -> None:
-        self.model, self.optimizer, self.chunk_size = model, optimizer, chunk_size
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int) -> None:
+        self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
         self._dropout_keys = dropout_keys(model)
 
     def run(self, round: Round) -> Iterator[Result]:
@@ -224,8 +224,8 @@ class VmapExecutor:
             groups.setdefault(work.sizes.tobytes() if self.model.mixes_rows else b"", []).append(work)
         for group in groups.values():
             group.sort(key=lambda work: -work.num_steps)
-            for first in range(0, len(group), self.chunk_size):
-                chunk = group[first : first + self.chunk_size]
+            for first in range(0, len(group), self.clients_at_once):
+                chunk = group[first : first + self.clients_at_once]
                 try:
                     yield self._chunk(round, chunk)
                 except Exception as error:

@@ -132,7 +132,8 @@ def _new_run(logger: WandbLogger) -> Any:
             return logger.experiment
         except wandb.Error as error:
             warnings.warn(
-                f"W&B opened no run ({_first_line(error)}): tracking offline instead, to be uploaded by `wandb sync`", stacklevel=2
+                f"W&B opened no run ({_first_line(error)}): tracking offline instead, to be uploaded by `wandb sync`",
+                stacklevel=2,
             )
             logger._wandb_init["mode"] = "offline"
     try:

@@ -827,6 +827,8 @@ class FederatedTrainer:
             "num_clients": self.federation.num_clients,
             "partition": partition_report(self.federation)[1],
             "executor": self.executor.name,
+            "clients_at_once": self.executor.clients_at_once,
+            "threads": torch.get_num_threads(),
             "processes": self.fabric.world_size,
             "seed": self.seed,
             **environment(),

@@ -53,10 +53,11 @@ pytestmark = pytest.mark.filterwarnings("error")
                 network=lambda: nn.Sequential(nn.Linear(NUM_FEATURES, 8), Dropout(0.5), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
             )
         },
+        {"precision": "bf16-mixed"},
         {"local_epochs": 2, "clients_per_round": 8},
         {"local_epochs": 2, "clients_per_round": 8, "chunk_size": 20},
     ],
-    ids=["batch-norm", "adam", "schedule", "dropout", "ragged", "more-threads-than-clients"],
+    ids=["batch-norm", "adam", "schedule", "dropout", "autocast", "ragged", "more-threads-than-clients"],
 )
 def test_side_by_side_is_one_by_one(options: dict[str, Any]) -> None:
     module = options.get("module", classifier)

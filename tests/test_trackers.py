@@ -198,7 +198,9 @@ def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPa
     wandb.setup()
 
 
-@pytest.mark.parametrize("beside", [[], [CSVLogger("logs")]], ids=["alone, opened after round 1", "beside another, opened before"])
+@pytest.mark.parametrize(
+    "beside", [[], [CSVLogger("logs")]], ids=["alone, opened after round 1", "beside another, opened before"]
+)
 def test_a_tracker_that_cannot_be_opened_costs_no_round(beside: list[Logger]) -> None:
     with pytest.warns(UserWarning, match=r"not even offline \(.*no_such_argument.*metrics.csv has every round"):
         trainer = fit([WandbLogger(offline=True, no_such_argument=1), *beside])
@@ -318,6 +320,7 @@ def test_a_run_says_what_it_was() -> None:
     assert "mu=0.25" in run["methods"][0] and run["partition"]["hash"] == trainer.federation.split.hash
     assert run["packages"]["flcog"] == flcog.__version__ and run["packages"].keys() >= {"torch", "lightning", "wandb"}
     assert run["git_commit"] is None and run["command"] and run["seed"] == 0
+    assert (run["executor"], run["threads"], run["processes"]) == ("vmap", 1, 1) and run["clients_at_once"] >= 1
     hparams = yaml.safe_load((trainer.run_dir / "logs/lightning_logs/version_0/hparams.yaml").read_text())
     assert hparams["run"] == run and hparams["config"] == trainer.config
 
