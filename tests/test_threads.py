@@ -104,10 +104,9 @@ class GlobalNoise(Method):
 
 
 def test_draws_from_the_global_stream_are_noticed_and_repeatable() -> None:
-    method = {"start_round": 1}
-    alone = train(GlobalNoise(**method), chunk_size=1)
+    alone = train(GlobalNoise(start_round=1), chunk_size=1)
     with pytest.warns(UserWarning, match=r"client \d of round 2 or one beside it drew from torch's global stream"):
-        together = train(GlobalNoise(**method), chunk_size=2)
+        together = train(GlobalNoise(start_round=1), chunk_size=2)
     assert_close(together.state, alone.state, 0)
     assert together.rows == alone.rows
 
@@ -142,7 +141,7 @@ def test_as_many_at_a_time_as_leave_no_thread_idle(threads: int, clients: int, a
 
 
 class Poisoned(flcog.Classifier):
-    """Fails on the rows of one client."""
+    """Fails on batches of two rows."""
 
     def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         time.sleep(0.002)
@@ -157,7 +156,7 @@ started: list[int] = []
 
 def test_an_error_names_the_client_and_ends_the_others() -> None:
     started.clear()
-    # Batches of two rows: the last of client 2's epoch (10 samples) and of client 7's (14), in batches of 4.
+    # The last batch of an epoch of clients 7, 2 and 0 (14, 10 and 6 samples, in batches of 4); 7 comes first, beside client 3.
     with pytest.raises(FloatingPointError, match="this client is ill") as caught:
         train(
             module=Poisoned(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES)),
