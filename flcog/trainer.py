@@ -736,9 +736,11 @@ class FederatedTrainer:
             return f"threads share out the cores of a CPU; this run is on {self.fabric.device.type}"
         if self.plain:
             return "a plain LightningModule may keep what it likes between steps"
-        if self.model.draws(sample):
-            return "the model draws from torch's global stream (flcog.models.Dropout does not)"
-        return ""
+        try:
+            draws = self.model.draws(sample)
+        except Exception:  # told in full, with its client and step, once a client trains
+            return "its forward pass fails on two copies of a training sample"
+        return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""
 
     def _executor_results(self, task: Round) -> Generator[Result, None, None]:
         """The executor's results; a program that torch.func cannot batch is run by the loop instead, from its first chunk on."""
