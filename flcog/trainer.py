@@ -25,7 +25,8 @@ from flcog.allocations import keep_allocations
 from flcog.client import ClientModule, ModelFunction
 from flcog.data import FederatedDataModule, Partition
 from flcog.evaluation import Evaluator, spread
-from flcog.executors import ELEMENTWISE, LoopExecutor, Result, Round, VmapExecutor
+from flcog.executor_choice import Job, choose_executor, loop
+from flcog.executors import LoopExecutor, Result, Round
 from flcog.hooks import Callback, ClientView, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
 from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
@@ -33,7 +34,6 @@ from flcog.partition_report import partition_report
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
-from flcog.threads import ThreadedLoop
 from flcog.work import Batching, Work, make_work
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
@@ -659,7 +659,6 @@ class FederatedTrainer:
             self.ledger.add(name, up, down)
         self.federation = federation
         self.batching = Batching(datamodule.batch_size, self.local_steps, self.local_epochs, datamodule.drop_last)
-        self.cohort_size()
         self.servers = {method.name: method.init_server(self.params) for method in self.methods}
         self._reports: dict[str, dict[int, Any]] = {}
         self._reported: dict[str, set[int]] = {}
@@ -673,7 +672,19 @@ class FederatedTrainer:
             self.notes.append(
                 "note: the optimiser's groups differ; a method that needs its learning rate takes the first group's"
             )
-        self.executor = self._choose_executor(first)
+        self._job = Job(
+            model=self.model,
+            optimizer=self.optimizer,
+            methods=self.methods,
+            plain=self.plain,
+            sample=first,
+            batch_size=self.batching.batch_size,
+            largest_client=int(federation.partition.sizes.max()),
+            clients=-(-self.cohort_size() // self.fabric.world_size),
+            chunk_size=self.chunk_size,
+        )
+        self.executor, note = choose_executor(self._job, self.executor_choice)
+        self.notes += [note] if note else []
         self.evaluator = Evaluator(
             self.model,
             federation,
@@ -684,63 +695,6 @@ class FederatedTrainer:
             self.fabric.world_size,
             _all_reduce if self.fabric.world_size > 1 else lambda tensor: tensor,
         )
-
-    def _choose_executor(self, sample: Tensor) -> LoopExecutor | VmapExecutor:
-        """Loop or vmap, with one line that says why where the user did not choose."""
-        if self.executor_choice == "loop":
-            return self._loop(sample)
-        obstacles = [f"{method.name} cannot be vectorised over clients" for method in self.methods if not method.vmappable]
-        if self.plain:
-            obstacles.append("a plain LightningModule is known only by its training_step (use a flcog.ClientModule)")
-        if type(self.optimizer) not in ELEMENTWISE:
-            obstacles.append(f"{type(self.optimizer).__name__} is no elementwise optimiser")
-        if obstacles:
-            if self.executor_choice == "vmap":
-                warnings.warn(f"executor=vmap falls back to loop: {'; '.join(obstacles)}", stacklevel=2)
-            return self._loop(sample, "; ".join(obstacles))
-        num_params = sum(p.numel() for p in self.params.values())
-        # One client's multiply-adds a step; below this the Python of a step outweighs its arithmetic.
-        work = num_params * min(self.batching.batch_size, int(self.federation.partition.sizes.max()))
-        on_cpu = self.fabric.device.type == "cpu"
-        if self.executor_choice == "auto" and on_cpu and (self._convolves or work > SMALL_STEP):
-            return self._loop(sample, "on a CPU batching clients pays only for small models without convolutions")
-        chunk = self.chunk_size or max(
-            1, min(256, CHUNK_BYTES[on_cpu] // max(1, 16 * num_params + 8 * self.bytes_per_sample * self.batching.batch_size))
-        )
-        if self.executor_choice == "auto":
-            why = (
-                "a small model: a step's Python outweighs its arithmetic" if on_cpu else "clients share the accelerator's kernels"
-            )
-            self.notes.append(f"executor: vmap, {chunk} clients at a time ({why})")
-        return VmapExecutor(self.model, self.optimizer, chunk)
-
-    def _loop(self, sample: Tensor, why: str = "") -> LoopExecutor:
-        """The loop; side by side on a CPU's cores where a client's kernels outweigh its Python, which holds a lock on the others."""
-        threads, share = torch.get_num_threads(), -(-self.cohort_size() // self.fabric.world_size)
-        at_once = min(self.chunk_size or 1, share)
-        if self.chunk_size is None and self.fabric.device.type == "cpu" and self._convolves:
-            turns = -(-share // min(threads, MOST_AT_ONCE))
-            at_once = -(-share // turns)
-        obstacle = self._obstacle_to_threads(sample) if at_once > 1 else ""
-        told = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
-        at_once = 1 if obstacle else at_once
-        text = "; ".join(filter(None, [told, why]))
-        self.notes.append("executor: loop" + f" ({text})" * bool(text))
-        if at_once == 1:
-            return LoopExecutor(self.model, self.optimizer)
-        return ThreadedLoop(self.model, self.optimizer, at_once, max(1, threads // at_once))
-
-    def _obstacle_to_threads(self, sample: Tensor) -> str:
-        """Why clients cannot run side by side in this process, if they cannot."""
-        if self.fabric.device.type != "cpu":
-            return f"threads share out the cores of a CPU; this run is on {self.fabric.device.type}"
-        if self.plain:
-            return "a plain LightningModule may keep what it likes between steps"
-        try:
-            draws = self.model.draws(sample)
-        except Exception:  # told in full, with its client and step, once a client trains
-            return "its forward pass fails on two copies of a training sample"
-        return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""
 
     def _executor_results(self, task: Round) -> Generator[Result, None, None]:
         """The executor's results; a program that torch.func cannot batch is run by the loop instead, from its first chunk on."""
@@ -755,7 +709,8 @@ class FederatedTrainer:
                 raise
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
-            self.executor = self._loop(task.read(task.works[0].order[:1], None)[0], reason)
+            self.executor, note = loop(self._job, reason)
+            self.notes.append(note)
             yield from self.executor.run(task)
             return
         if first is not None:
@@ -934,16 +889,6 @@ class FederatedTrainer:
 
     def _observe(self, hook: str, *args: Any) -> None:
         self.fabric.call(hook, self, *args)
-
-
-# One client's multiply-adds per step up to which batching fully connected models took at most 0.6 of the loop's time on a CPU.
-SMALL_STEP = 5_000_000
-
-MOST_AT_ONCE = 8
-"""Clients side by side, whatever the cores: up to a fifth of SimpleCNN's step on 64 images is Python, which one thread at a time runs."""
-
-CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
-"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator."""
 
 
 def num_cores() -> int:
