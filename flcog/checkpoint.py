@@ -32,8 +32,10 @@ def read(path: Path) -> dict[str, Any]:
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path} is no readable flcog checkpoint (truncated, or not written by flcog): {reason}") from error
+        reason = str(error).strip().partition(". ")[0].splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path} is no readable flcog checkpoint (truncated, or not written by flcog): use another of its run; torch says: {reason}"
+        ) from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise ValueError(f"{path} is no flcog checkpoint of format {FORMAT}: it was written by another program or version")
     return payload

@@ -931,7 +931,10 @@ def _make_fabric(
             callbacks=callbacks,
         )
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        raise ValueError(f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(
+            f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
+            "mps, or auto) and trainer.devices to what this machine has"
+        ) from error
 
 
 def _single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
