@@ -24,6 +24,7 @@ from flcog.datamodules.partitioners import (
     LabelShards,
     LongTail,
     Natural,
+    NIIDBench,
     Quantity,
     Saved,
     Shuffled,
@@ -59,6 +60,7 @@ USERS = np.array([f"user {i % 10}" for i in range(600)])
 SPLITS: dict[str, tuple[Partitioner, str]] = {
     "iid": (IID(), "8b61530e"),
     "dirichlet": (Dirichlet(0.3), "08819266"),
+    "as NIID-Bench": (NIIDBench(0.3), "060426ae"),
     "uncapped": (Dirichlet(0.3, capped=False), "2a573023"),
     "client": (ClientDirichlet(0.3), "5f2259f0"),
     "inner": (InnerDirichlet(0.3), "8db31702"),
@@ -197,6 +199,30 @@ def summary(clients: list[np.ndarray], num_classes: int) -> np.ndarray:
     sizes = np.maximum(1, counts.sum(axis=1))
     dominance = counts.max(axis=1) / sizes
     return np.array([sizes.std(), (counts > 0).sum(axis=1).mean(), dominance.mean(), dominance[-1], dominance[0]])
+
+
+@pytest.mark.parametrize(("seed", "draws"), [(0, 2), (1, 1), (5, 5)])
+def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_it(seed: int, draws: int) -> None:
+    """Drawn from NumPy's global stream, list by list, as MOON, FedCOG and FedDisco's programs do it."""
+    samples, clients, beta = balanced(3000, 10), 10, 0.05
+    labels = samples.targets.numpy()
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(seed)  # noqa: NPY002
+    held: list[list[int]] = [[]]
+    for _ in range(draws):
+        assert min(len(client) for client in held) < 10
+        held = [[] for _ in range(clients)]
+        for label in range(10):
+            pool = np.where(labels == label)[0]
+            np.random.shuffle(pool)  # noqa: NPY002
+            shares = np.random.dirichlet(np.repeat(beta, clients))  # noqa: NPY002
+            shares = np.array([share if len(client) < 300 else 0.0 for share, client in zip(shares, held, strict=True)])
+            until = (np.cumsum(shares / shares.sum()) * len(pool)).astype(int)
+            for client, first, last in zip(held, [0, *until[:-1]], [*until[:-1], len(pool)], strict=True):
+                client.extend(pool[first:last])
+    np.random.set_state(before)  # noqa: NPY002
+    partition = NIIDBench(beta)(samples, clients, seed)
+    assert [partition.client(k).tolist() for k in range(clients)] == [sorted(client) for client in held]
 
 
 @pytest.mark.parametrize(
@@ -440,7 +466,7 @@ def test_saved_partition_comes_back(tmp_path: Path) -> None:
         assert loaded.hash == partition.hash
         np.testing.assert_array_equal(loaded.indices, partition.indices)
     with pytest.raises(ValueError, match="another split"):
-        Saved(path, hash="00000000")(samples, 10, 0)
+        Saved(path, hash="060426ae")(samples, 10, 0)
     with pytest.raises(ValueError, match="up to 599, and the set has 500"):
         Saved(path)(balanced(500, 10), 10, 0)
     Partition(np.array([0, 1, 1]), np.array([0, 2, 3])).save(path)
@@ -467,6 +493,8 @@ def test_hash_tells_partitions_apart() -> None:
         (lambda: Dirichlet(0.5, min_size=-1), "min_size must be at least 0; got -1"),
         (lambda: Dirichlet(0.5, max_tries=0), "max_tries must be at least 1; got 0"),
         (lambda: ClientDirichlet(0), "beta must be positive"),
+        (lambda: NIIDBench(0), "beta must be"),
+        (lambda: NIIDBench(0.1, max_tries=0), "max_tries must be at least 1"),
         (lambda: EqualDirichlet(0.1, group_size=0), "group_size must be at least 1"),
         (lambda: InnerDirichlet(0.1, sizes=(3, 0)), "each at least 1"),
         (lambda: InnerDirichlet(0.1, sizes=(3, 3), sigma=1), "not both"),
@@ -494,6 +522,7 @@ def test_bad_hyper_parameters(make: object, message: str) -> None:
         *((split, 0, "0 clients cannot share") for split in (IID(), LabelShards(2), InnerDirichlet(1.0), EqualDirichlet(1.0))),
         (Dirichlet(0.5, min_size=10), 7, "7 clients of at least 10 samples need 70, and the set has 60"),
         (Dirichlet(0.01, min_size=9, max_tries=5), 6, r"beta=0.01.*6 clients and 60 samples.*raise beta"),
+        (NIIDBench(0.001, max_tries=5), 20, "in each of 5 draws: raise beta"),
         (EqualDirichlet(0.001, max_tries=5), 20, "found no draw.*raise beta"),
         (Quantity(0.5, min_size=10), 7, "need 70"),
         (LabelShards(7), 5, "labels_per_client goes from 2.*to 6"),
@@ -512,6 +541,11 @@ def test_bad_hyper_parameters(make: object, message: str) -> None:
 def test_impossible_splits(partitioner: Partitioner, num_clients: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         partitioner(balanced(60, 6), num_clients, 0)
+
+
+def test_niid_benchs_generator_takes_seeds_of_32_bits() -> None:
+    with pytest.raises(ValueError, match="from 0 to 4294967295; got 4294967296"):
+        NIIDBench(0.5)(balanced(60, 6), 2, 2**32)
 
 
 def test_impossible_users() -> None:
