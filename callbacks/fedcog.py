@@ -54,7 +54,7 @@ class FedCOG(Method):
         generator: train a convolutional generator, and what it is fed, instead of the inputs themselves (A.4.2); images only.
         lambda_kd: weight of the distillation, >= 0, of which 0 is FedAvg; or ``balance`` for the weights of A.2.2, by which the
             inputs weigh what the client lacks for balanced data. ``balance`` with ``complementary`` targets gives the paper's figures
-            on Fashion-MNIST, 0.01 does not. It also makes local steps smaller, by 1 - w, which alone gives most of that gain: compare
+            on Fashion-MNIST, 0.01 not on NIID-2. It also makes local steps smaller, by 1 - w, which alone gives most of that gain: compare
             with FedAvg at such a step, as configs/tables/fedcog.yaml does.
         hard_labels: the ablation that learns the inputs' labels in place of the global model's outputs.
         batch_size: generated inputs in a local step, >= 1.
