@@ -11,7 +11,7 @@ alone draws as an older program does.
 ==================================  ==========================================================================================
 ``Dirichlet(beta)``                 each class is cut over the clients by Dirichlet shares; clients that hold the average already
                                     get no more (NIID-Bench, MOON, FedCOG, FedDisco): what most papers mean by "Dir"
-``NIIDBench(beta)``                 the same, sample for sample as the code of those papers draws it from its seed
+``NIIDBench(beta)``                 the same, sample for sample as the code of FedCOG and FedDisco draws it from its seed
 ``Dirichlet(beta, capped=False)``   the same without that cap: client sizes vary far more (Yurochkin et al., FL-bench)
 ``ClientDirichlet(beta)``           each client draws its own mix of classes; all clients have the same size (Hsu et al., pfl)
 ``InnerDirichlet(beta, sizes)``     the same with sizes given or log-normal, clients filled side by side (FedDyn, flwr, FedLab)
@@ -122,11 +122,7 @@ class Dirichlet(Partitioner):
         _require_samples(len(samples), num_clients)
         labels, generator = class_labels(samples), _generator(seed)
         min_size = _smallest_client(len(samples), num_clients) if self.min_size is None else self.min_size
-        if min_size * num_clients > len(samples):
-            raise ValueError(
-                f"{num_clients} clients of at least {min_size} samples need {min_size * num_clients}, and the set has "
-                f"{len(samples)}: lower min_size or num_clients"
-            )
+        _require_enough(len(samples), num_clients, min_size)
         class_sizes = np.bincount(labels)
         counts, short = _draw_cuts(class_sizes, num_clients, self.beta, min_size, self.max_tries, generator, capped=self.capped)
         if short and not self.top_up:
@@ -146,9 +142,9 @@ class NIIDBench(Partitioner):
     set p_k to 0 where client k holds N / K samples or more, and renormalise; client k gets the samples from
     floor((p_1 + ... + p_(k-1)) n_c) to floor((p_1 + ... + p_k) n_c). Redrawn until the smallest client has ``min_size`` samples.
 
-    MOON, FedCOG and FedDisco took this over, with 0 as the seed and nothing drawn from NumPy before. So where such a paper says
-    Dirichlet, ``NIIDBench(beta)`` with ``partition_seed`` 0 gives its clients the same samples, if its authors left the seed as it
-    was. Between two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy differs by several points (RESULTS.md).
+    The programs of FedCOG and FedDisco hold the same loop, with 0 as the default seed and nothing drawn from NumPy before. So where
+    these papers say Dirichlet, ``NIIDBench(beta)`` with ``partition_seed`` 0 gives its clients the same samples, if the authors left
+    the seed as it was. In two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy differed by four points (RESULTS.md).
     NumPy promises never to change that generator's stream.
 
     Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079.
@@ -172,6 +168,7 @@ class NIIDBench(Partitioner):
         _require_samples(len(samples), num_clients)
         if not 0 <= seed < 2**32:
             raise ValueError(f"NIIDBench's generator takes a partition_seed from 0 to {2**32 - 1}; got {seed}")
+        _require_enough(len(samples), num_clients, self.min_size)
         labels, stream = class_labels(samples), np.random.RandomState(seed)
         for _ in range(self.max_tries):
             owner = self._draw(labels, num_clients, stream)
@@ -487,12 +484,8 @@ class Quantity(Partitioner):
         _require_samples(len(samples), num_clients)
         generator = _generator(seed)
         min_size = _smallest_client(len(samples), num_clients) if self.min_size is None else self.min_size
+        _require_enough(len(samples), num_clients, min_size)
         spare = len(samples) - num_clients * min_size
-        if spare < 0:
-            raise ValueError(
-                f"{num_clients} clients of at least {min_size} samples need {min_size * num_clients}, and the set has "
-                f"{len(samples)}: lower min_size or num_clients"
-            )
         sizes = min_size + _cut(spare, generator.dirichlet(np.full(num_clients, self.beta)))
         return Partition.from_assignment(generator.permutation(np.repeat(np.arange(num_clients), sizes)), num_clients)
 
@@ -749,6 +742,14 @@ def _without_inputs(samples: Samples, kept: np.ndarray) -> Samples:
     """The samples at ``kept`` as partitioners see them: indices stand in for inputs, which may be too large to copy."""
     targets = samples.targets[torch.from_numpy(kept).to(samples.targets.device)]
     return replace(samples, inputs=kept, targets=targets, users=None if samples.users is None else samples.users[kept])
+
+
+def _require_enough(num_samples: int, num_clients: int, min_size: int) -> None:
+    if min_size * num_clients > num_samples:
+        raise ValueError(
+            f"{num_clients} clients of at least {min_size} samples need {min_size * num_clients}, and the set has "
+            f"{num_samples}: lower min_size or num_clients"
+        )
 
 
 def _require_samples(num_samples: int, num_clients: int) -> None:

@@ -203,7 +203,7 @@ def summary(clients: list[np.ndarray], num_classes: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("seed", "draws"), [(0, 2), (1, 1), (5, 5)])
 def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_it(seed: int, draws: int) -> None:
-    """Drawn from NumPy's global stream, list by list, as MOON, FedCOG and FedDisco's programs do it."""
+    """Drawn from NumPy's global stream, list by list, as FedCOG's and FedDisco's programs do it."""
     samples, clients, beta = balanced(3000, 10), 10, 0.05
     labels = samples.targets.numpy()
     before = np.random.get_state()  # noqa: NPY002
@@ -522,7 +522,8 @@ def test_bad_hyper_parameters(make: object, message: str) -> None:
         *((split, 0, "0 clients cannot share") for split in (IID(), LabelShards(2), InnerDirichlet(1.0), EqualDirichlet(1.0))),
         (Dirichlet(0.5, min_size=10), 7, "7 clients of at least 10 samples need 70, and the set has 60"),
         (Dirichlet(0.01, min_size=9, max_tries=5), 6, r"beta=0.01.*6 clients and 60 samples.*raise beta"),
-        (NIIDBench(0.001, max_tries=5), 20, "in each of 5 draws: raise beta"),
+        (NIIDBench(0.5), 7, "7 clients of at least 10 samples need 70, and the set has 60"),
+        (NIIDBench(0.001, min_size=1, max_tries=5), 20, "in each of 5 draws: raise beta"),
         (EqualDirichlet(0.001, max_tries=5), 20, "found no draw.*raise beta"),
         (Quantity(0.5, min_size=10), 7, "need 70"),
         (LabelShards(7), 5, "labels_per_client goes from 2.*to 6"),
