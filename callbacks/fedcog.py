@@ -43,7 +43,8 @@ class FedCOG(Method):
     ``targets="complementary"``, ``lambda_kd="balance"`` and ``divergence="code"``.
 
     Args:
-        num_samples: inputs each client makes in a round (N), >= 1.
+        num_samples: inputs each client makes in a round (N), >= 0. With 0 nothing is distilled: FedAvg, or under ``balance`` the
+            control in which the task loss has its weight of A.2.2 and stands alone.
         targets: their labels: ``uniform``, or ``complementary`` to the client's own (A.1.1; uniform for a balanced client).
         steps: of generation, >= 0; 0 is the ablation with Gaussian noise.
         lambda_dis: weight of the disagreement, >= 0; 0 is the ablation that generates from the global model alone.
@@ -82,8 +83,8 @@ class FedCOG(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "steps", "lambda_dis")
-        at_least(self, 1, "num_samples", "generation_batch_size", "batch_size")
+        at_least(self, 0, "num_samples", "steps", "lambda_dis")
+        at_least(self, 1, "generation_batch_size", "batch_size")
         positive(self, "lr")
         if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or self.lambda_kd < 0):
             raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
@@ -94,7 +95,7 @@ class FedCOG(Method):
 
     @property
     def _disagrees(self) -> bool:
-        return self.steps > 0 and self.lambda_dis > 0 and self.lambda_kd != 0
+        return self.num_samples > 0 and self.steps > 0 and self.lambda_dis > 0 and self.lambda_kd != 0
 
     def active(self, round: int) -> bool:
         # The first round of generation needs the local models that earlier rounds left behind.
@@ -110,25 +111,28 @@ class FedCOG(Method):
         shape = _input_shape(client.federation, images=self.generator)
         if client.round < self.start_round or self.lambda_kd == 0:
             return {}
+        draws: Slot = {}
         counts = client.label_counts
+        if self.lambda_kd == "balance":
+            missing = (counts.max() - counts).sum()
+            draws["w"] = (missing / (counts.sum() + missing).clamp(min=1)).to(torch.get_default_dtype())
+        if self.num_samples == 0:
+            return draws
         shares = complement(counts) if self.targets == "complementary" else torch.ones_like(counts)
         labels = allot(shares, self.num_samples, generator)
         if client.task == "multilabel":
             labels = F.one_hot(labels, client.num_classes).to(torch.get_default_dtype())
-        draws = {"labels": labels}
+        draws["labels"] = labels
         if self.generator:
             draws["weights"] = image_generator.initial_weights(shape[0], generator)
             draws["canvas"] = torch.empty(0, *shape)  # carries the images' size: draws are tensors
         draws["noise"] = torch.randn(
             self.num_samples, *((image_generator.LATENT,) if self.generator else shape), generator=generator
         )
-        if self.lambda_kd == "balance":
-            missing = (counts.max() - counts).sum()
-            draws["w"] = (missing / (counts.sum() + missing).clamp(min=1)).to(torch.get_default_dtype())
         return draws
 
     def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
-        if not ctx.draws:
+        if "noise" not in ctx.draws:
             return {}
         received = ctx.global_params, ctx.global_buffers
         last = (ctx.client["params"], ctx.client["buffers"]) if self._disagrees else None
@@ -136,15 +140,18 @@ class FedCOG(Method):
         return {"inputs": inputs} if self.hard_labels else {"inputs": inputs, "teacher": apply(received[0], inputs, received[1])}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        if not ctx.inputs:
-            return torch.zeros_like(task_loss)
-        rows = rows_of_step(ctx.step, self.batch_size, self.num_samples, task_loss.device)
+        learnt = self._learnt(apply, params, ctx) if ctx.inputs else torch.zeros_like(task_loss)
+        if self.lambda_kd != "balance":
+            return self.lambda_kd * learnt
+        return ctx.draws["w"] * (learnt - task_loss) if ctx.draws else learnt
+
+    def _learnt(self, apply: Apply, params: Params, ctx: Context) -> Tensor:
+        """How far the model is from what this step's inputs teach."""
+        rows = rows_of_step(ctx.step, self.batch_size, self.num_samples, ctx.inputs["inputs"].device)
         labels, outputs = ctx.draws["labels"], apply(params, ctx.inputs["inputs"][rows])
         if self.hard_labels:
-            learnt = target_loss(outputs, labels[rows])
-        else:
-            learnt = distillation_loss(outputs, ctx.inputs["teacher"][rows], multilabel=labels.ndim == 2)
-        return ctx.draws["w"] * (learnt - task_loss) if self.lambda_kd == "balance" else self.lambda_kd * learnt
+            return target_loss(outputs, labels[rows])
+        return distillation_loss(outputs, ctx.inputs["teacher"][rows], multilabel=labels.ndim == 2)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         if not self._disagrees:

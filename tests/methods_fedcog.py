@@ -36,10 +36,14 @@ def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, 
 
 
 def run_reference(problem: Problem, method: FedCOG, data: flcog.FederatedDataModule) -> State:
-    """The reference with a method's settings and a run's draws."""
+    """The reference with a method's settings and a run's draws; what it generates from one is not used where the method makes none."""
+    distils = method.num_samples > 0
+    method = method if distils else replace(method, num_samples=1)
     names = ("steps", "lambda_dis", "lambda_kd", "lr", "batch_size", "betas", "divergence")
     options = {name: getattr(method, name) for name in names}
-    return fedcog.run(problem, draws_of(method, data), start=method.start_round, hard=method.hard_labels, **options)
+    return fedcog.run(
+        problem, draws_of(method, data), start=method.start_round, hard=method.hard_labels, distils=distils, **options
+    )
 
 
 def case(method: FedCOG, **options: object) -> Case:

@@ -71,6 +71,7 @@ SETTINGS: dict[str, tuple[FedCOG, dict[str, Any]]] = {
     "hard": (dataclasses.replace(TINY, hard_labels=True), {}),
     "noise": (dataclasses.replace(TINY, steps=0), {}),
     "global": (dataclasses.replace(TINY, lambda_dis=0.0), {}),
+    "weight alone": (dataclasses.replace(TINY, num_samples=0, lambda_kd="balance"), {}),
     "late": (dataclasses.replace(TINY, start_round=2), {"clients_per_round": 1.0}),
     "multilabel": (
         dataclasses.replace(TINY, targets="complementary", lambda_kd="balance"),
@@ -127,11 +128,10 @@ def test_options_change_what_they_should() -> None:
 def test_without_distillation_it_is_fedavg_exactly() -> None:
     for network in (None, BatchNormMLP):
         plain = train(module=classifier(network=network))
-        neutral = train(dataclasses.replace(TINY, lambda_kd=0.0), module=classifier(network=network))
-        before = train(dataclasses.replace(TINY, start_round=7), module=classifier(network=network))
-        for name, value in plain.state.items():
-            assert torch.equal(neutral.state[name], value), name
-            assert torch.equal(before.state[name], value), name
+        for neutral in ({"lambda_kd": 0.0}, {"num_samples": 0}, {"start_round": 7}):
+            same = train(dataclasses.replace(TINY, **neutral), module=classifier(network=network))
+            for name, value in plain.state.items():
+                assert torch.equal(same.state[name], value), (name, neutral)
 
 
 def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
@@ -330,7 +330,7 @@ def accuracy(model: nn.Module, samples: Samples, rows: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_samples": 0}, "num_samples must be at least 1"),
+        ({"num_samples": -1}, "num_samples must be at least 0"),
         ({"steps": -1}, "steps must be at least 0"),
         ({"lambda_dis": -0.1}, "lambda_dis must be at least 0"),
         ({"lambda_kd": -1.0}, "lambda_kd must be at least 0, or 'balance'"),

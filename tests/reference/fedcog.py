@@ -68,6 +68,7 @@ def run(
     betas: tuple[float, float] = (0.5, 0.9),
     divergence: str = "paper",
     hard: bool = False,
+    distils: bool = True,
 ) -> State:
     model, last = copy.deepcopy(problem.model), {}
     for number, clients in enumerate(problem.rounds):
@@ -97,7 +98,7 @@ def run(
                     return weight * kl(taught.view(count, -1, own.shape[1])[rows].flatten(0, 1), own)
 
                 weighted = replace(problem, loss=lambda out, y, w=on_task: w * problem.loss(out, y))
-                local = train(weighted, model, client, penalty=distil)
+                local = train(weighted, model, client, penalty=distil if distils else None)
             last[client.id] = copy.deepcopy(local).eval()
             locals_.append(local)
         model.load_state_dict(average(locals_, shares(clients)))
