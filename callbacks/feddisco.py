@@ -7,8 +7,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from flcog.callbacks.secure_sum import masked, unmasked_sum
 from flcog.data import Federation
 from flcog.hooks import ClientView, Cohort, Method
+from flcog.partition_report import label_table
 from flcog.ranges import at_least, one_of
 
 METRICS = ("kl", "l1", "l2", "cosine")
@@ -50,7 +52,8 @@ class FedDisco(Method):
         b: added to all weights, >= 0; with a = 0 too it is FedAvg.
         metric: the distance: ``kl``, ``l1``, ``l2`` or ``cosine`` (1 - cos).
         target: ``uniform``, shares of the classes (the test set's, if that is skewed), or ``global``: the distribution of all
-            clients' labels together, of which the server learns only the sum by one secure aggregation before round 1 (A.3).
+            clients' labels together, of which the server learns only the sum by one secure aggregation before round 1 (A.3;
+            list FedDisco after methods that change the data, such as Fedssyn).
 
     Example:
         >>> FedDisco(metric="l2", target=[0.9, 0.1]).a
@@ -77,16 +80,20 @@ class FedDisco(Method):
     def prepare_data(self, federation: Federation, generator: Generator) -> Federation:
         if self.target != "global":
             return federation
-        # The sum is known exactly, masked or not; what the exchange costs is a vector of counts per client and direction.
-        exchanged = 4 * federation.num_classes * federation.num_clients
-        return replace(federation, ledger=federation.ledger | {self.name: (exchanged, exchanged)})
+        messages = masked(torch.from_numpy(label_table(federation).toarray()), generator)
+        num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
+        return replace(
+            federation,
+            ledger=federation.ledger | {self.name: (num_bytes, num_bytes)},
+            exchanged=federation.exchanged | {self.name: unmasked_sum(messages)},
+        )
 
     def report(self, client: ClientView) -> float:
         counts = client.label_counts
         if self.target == "uniform":
             target = torch.ones_like(counts)
         elif self.target == "global":
-            target = client.federation.pooled_label_counts
+            target = client.federation.exchanged[self.name]
         else:
             target = torch.tensor(self.target)
         if len(target) != len(counts):

@@ -12,13 +12,14 @@ import pytest
 import torch
 from harness import TinyData, classifier, fit, train
 from scipy.optimize import minimize
+from scipy.stats import chisquare, kstest
 
 import flcog
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedDisco, FedDyn, FineTune, Stragglers
 from flcog.callbacks.class_accuracy import frequency_groups
 from flcog.callbacks.feddisco_bound import Bound, project_to_simplex
+from flcog.callbacks.secure_sum import masked
 from flcog.cli import main
-from flcog.data import Federation
 from flcog.datamodules import BiasedUnbiased, LongTail
 from flcog.hooks import Cohort
 from flcog.models import MLP
@@ -338,15 +339,23 @@ def test_the_papers_analysis_runs(tmp_path: Path) -> None:
     assert {"test/class_accuracy_tail", "test/class_accuracy_9", "test/client_accuracy_variance"} <= row.keys()
 
 
-def test_the_global_distribution_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: list[int] = []
-    count = Federation.label_counts
+def test_the_global_distribution_is_a_sum_that_hides_its_terms() -> None:
+    trainer = train(FedDisco(target="global"), clients_per_round=8)
+    assert trainer.federation.exchanged["FedDisco"].tolist() == [14, 15, 51]
+    counts = torch.stack([trainer.federation.label_counts(k) for k in range(8)]).long()
+    messages = masked(counts, torch.Generator().manual_seed(0))
+    assert messages.sum(0).remainder(2**32).tolist() == [14, 15, 51] and not (messages == counts).any()
+    # Same masks, other counts: only the difference of the counts comes through, to nobody who does not know a mask.
+    other = masked(counts.flip(0), torch.Generator().manual_seed(0))
+    assert torch.equal((messages - other) % 2**32, (counts - counts.flip(0)) % 2**32)
 
-    def counting(self: Federation, k: int) -> torch.Tensor:
-        passes.append(self.num_clients)
-        return count(self, k)
 
-    monkeypatch.setattr(Federation, "label_counts", counting)
-    trainer = train(FedDisco(target="global"), clients_per_round=8, rounds=2)
-    assert passes.count(8) == 8 and passes.count(1) == 1
-    assert trainer.federation.pooled_label_counts.tolist() == [14, 15, 51]
+def test_messages_are_uniform_and_all_but_one_are_independent() -> None:
+    messages = masked(torch.tensor([0, 1, 5])[:, None].expand(3, 50_000), torch.Generator().manual_seed(1)).double() / 2**32
+    assert all(kstest(message, "uniform").pvalue > 1e-3 for message in messages.numpy())
+    # Of two clients' messages together, 4 x 4 cells are equally full.
+    cells = (4 * messages[:2]).long()
+    assert chisquare(np.bincount(4 * cells[0] + cells[1], minlength=16)).pvalue > 1e-3
+    # Two clients share one mask, a: D_1 + a and D_2 - a, as in A.3.
+    one, two = masked(torch.tensor([[7], [9]]), torch.Generator().manual_seed(2))
+    assert (one - 7 + two - 9) % 2**32 == 0 and (one - 7) % 2**32 != 0

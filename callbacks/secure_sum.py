@@ -1,0 +1,33 @@
+"""Sums of what clients hold, of which the server learns nothing but the sum."""
+
+import torch
+from torch import Generator, Tensor
+
+MODULUS = 2**32
+"""Messages are whole numbers of four bytes."""
+
+
+def masked(counts: Tensor, generator: Generator) -> Tensor:
+    """What the clients send: their counts, each plus a mask that it shares with the next client, less the one it shares with the last.
+
+    Masks are uniform modulo 2^32, so each message alone is too, and all but one of them together are: they say nothing of the
+    counts. Modulo 2^32 they add up to the sum of the counts. One client alone has nobody to share a mask with.
+
+    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) has the case of two clients. That clients agree on masks by exchanging keys, and what
+    becomes of the masks of one that drops out, is left to a protocol such as Bonawitz et al., CCS 2017.
+
+    Args:
+        counts: whole numbers of at least 0 whose sums are below 2^32, [clients, ...].
+        generator: draws the masks.
+
+    >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), torch.Generator().manual_seed(0))
+    >>> unmasked_sum(messages)
+    tensor([4, 4])
+    """
+    masks = torch.randint(MODULUS, counts.shape, generator=generator)
+    return (masks - masks.roll(1, 0)).add_(counts).remainder_(MODULUS)
+
+
+def unmasked_sum(messages: Tensor) -> Tensor:
+    """What the server makes of the messages of all clients."""
+    return messages.sum(0) % MODULUS
