@@ -79,7 +79,8 @@ def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples:
     kept = {client: slots[method.name] for client, slots in trainer.states.slots.items() if method.name in slots}
     client, device = min(kept, default=0), trainer.fabric.device
     view = ClientView(client, int(trainer.federation.partition.sizes[client]), method.start_round, trainer.federation)
-    method = dataclasses.replace(method, num_samples=num_samples)
+    # What it would generate is asked of one that distils nothing too.
+    method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
     draws: Slot = method.draw(generator(trainer.seed, "generated images"), view)
     if classes is not None:
         draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]

@@ -32,7 +32,7 @@ from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx, generated_images
 from flcog.callbacks.distillation import distillation_loss
 from flcog.callbacks.fedcog import FedCOG
 from flcog.callbacks.generated_images import GeneratedImages, to_pixels
@@ -277,7 +277,8 @@ def test_small_batches_and_generator_on_images(changes: dict[str, Any]) -> None:
 
 def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures, times = GeneratedImages(steps=(0, 2), every_n_rounds=2), GenerationTime(num_samples=(2, 3), repeats=1)
-    for method in (dataclasses.replace(TINY, start_round=1), dataclasses.replace(TINY, generator=True, steps=1, start_round=1)):
+    for changes in ({}, {"generator": True, "steps": 1}, {"lambda_kd": 0.0}, {"num_samples": 0}):
+        method = dataclasses.replace(TINY, start_round=1, **changes)
         data = TinyImages()
         trainer = fit(tmp_path, method, pictures, times, module=image_classifier(), data=data, **IMAGES)
         assert trainer.run_dir is not None
@@ -292,6 +293,18 @@ def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[s
         fit(tmp_path, GenerationTime(), rounds=1)
     with pytest.raises(ValueError, match="holds none"):
         fit(tmp_path, TINY, GeneratedImages(), rounds=1)
+
+
+def test_columns_show_their_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Tensor] = []
+    monkeypatch.setattr(generated_images, "to_pixels", lambda federation, row: shown.append(row) or to_pixels(federation, row))
+    method = dataclasses.replace(TINY, lambda_dis=0.0)
+    observer = GeneratedImages(steps=(0, 300), max_classes=2)
+    trainer = fit(tmp_path, method, observer, module=image_classifier(), data=TinyImages(), **IMAGES)
+    noise, made = shown
+    assert noise.shape == made.shape == (2, 1, 9, 8)
+    logits = trainer.model.module(made).log_softmax(1)
+    assert logits[:, :2].argmax(1).tolist() == [0, 1] and (logits[:, :2].diag() > -0.1).all()
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
