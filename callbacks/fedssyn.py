@@ -46,7 +46,8 @@ class Fedssyn(Method):
 
     Args:
         share: what becomes of the synthetic data. ``shuffled`` is Fedssyn; ``local`` leaves every client its own; ``real`` makes
-            none, and shuffles a fraction p of everybody's own samples instead, for comparison; ``none`` is no exchange at all.
+            none, and shuffles a fraction p of everybody's own samples instead, for comparison and on data of any task; ``none`` is
+            no exchange at all.
         generator: :class:`DDPM` (the paper's for photographs), :class:`BetaVAE` (its for dSprites, also for tables; the default) or
             :class:`ConditionalGAN`.
         rho: fraction of its samples that a client trains the generator on, in (0, 1].
@@ -74,6 +75,9 @@ class Fedssyn(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, "share", "shuffled", "local", "real", "none")
+        if self.share in ("real", "none"):
+            # Only generators need classes.
+            object.__setattr__(self, "tasks", ("classification", "multilabel", "regression"))
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
         if not isinstance(self.generator, DataGenerator):

@@ -27,7 +27,8 @@ class Moments(NamedTuple):
     @property
     def noise(self) -> float:
         """E || g - E g ||^2."""
-        return self.square - float(self.mean.square().sum())
+        # What rounding makes of 0 is no negative variance.
+        return max(0.0, self.square - float(self.mean.square().sum()))
 
 
 def mixture(first: Moments, second: Moments, p: float) -> Moments:

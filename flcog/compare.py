@@ -329,6 +329,8 @@ def main(argv: Sequence[str]) -> None:
     if options.only:
         plan = _select(plan, options.only)
     out = options.out or Path("runs") / options.table.stem
+    if options.show and not options.seeds:
+        plan = replace(plan, seeds=_seeds_run(plan, out) or plan.seeds)
     runs = cells(plan, out, extra)
     failed = [] if options.show else _fill(runs, options.jobs)
     header, rows = table(plan, runs)
@@ -366,6 +368,12 @@ def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
     finally:
         signal.signal(signal.SIGTERM, before)
     return [cell for cell in todo if cell.error]
+
+
+def _seeds_run(plan: Plan, out: Path) -> tuple[int, ...]:
+    folders = {cell.folder.parent for cell in cells(plan, out, [])}
+    names = {path.name.removeprefix("seed") for folder in folders for path in folder.glob("seed*")}
+    return tuple(sorted(int(name) for name in names if name.isdigit()))
 
 
 def _select(plan: Plan, names: Sequence[str]) -> Plan:

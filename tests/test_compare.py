@@ -4,6 +4,8 @@ import csv
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,34 @@ def test_every_table_of_ours_is_read(path: Path, tmp_path: Path) -> None:
     assert len(compare.cells(plan, tmp_path, [])) == len(plan.rows) * len(plan.columns) * len(plan.seeds)
 
 
+def configured(config: Any, key: str) -> Any:
+    """What a run's config holds under the key of a command line's argument; the class path where that is a class."""
+    for name in key.split("."):
+        config = config[-1] if isinstance(config, list) else config
+        config = config[name] if name in config else config["init_args"][name]
+    return config["class_path"] if isinstance(config, dict) and "class_path" in config else config
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_reaches_its_settings(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flcog"])
+    plan = compare.read_plan(path)
+    last_row, last_column = list(plan.rows)[-1], list(plan.columns)[-1]
+    for cell in compare.cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
+        if cell.row != last_row and cell.column != last_column:
+            continue  # No new argument: for the sake of the tests' time.
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main([*cell.arguments, "--print_config"])
+        config = yaml.safe_load(capsys.readouterr().out)
+        arguments: dict[str, Any] = {}
+        for part in (plan.common, plan.columns[cell.column], plan.rows[cell.row]):
+            arguments |= part.arguments
+        for key, value in arguments.items():
+            assert configured(config, key) == value, (cell.name, key)
+
+
 def test_command_lines(tmp_path: Path) -> None:
     path = plan_file(
         tmp_path, arguments={"trainer.rounds": 9}, columns={"x y": {"arguments": {"data.fractions": [0.5, 1]}}}, seeds=[3]
@@ -66,6 +96,16 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
     # Five evaluations back, the sixth is forgotten.
     assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
+
+
+def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = plan_file(tmp_path), str(tmp_path / "out")
+    for cell in compare.cells(replace(compare.read_plan(path), seeds=(4, 11)), tmp_path / "out", []):
+        fake_run(cell, [0.25 if cell.seed == 4 else 0.75])
+    main(["compare", str(path), "--out", out, "--show"])
+    assert "| A | 50.00 ± 35.36 |" in capsys.readouterr().out
+    main(["compare", str(path), "--out", out, "--show", "--seeds", "11"])
+    assert "| A | 75.00 |" in capsys.readouterr().out
 
 
 def test_curves_are_means_over_seeds(tmp_path: Path) -> None:

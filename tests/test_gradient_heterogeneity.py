@@ -1,6 +1,5 @@
 """Noise, dissimilarity and shift against numpy, closed forms and Lemma 1 of Fedssyn."""
 
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from torch import nn
 
 from flcog.callbacks import Fedssyn, GradientHeterogeneity
 from flcog.callbacks.gradient_heterogeneity import measure, noise_bound
-from flcog.callbacks.shuffling import Exchange, mix_real
-from flcog.data import Federation, Partition
+from flcog.data import Federation
 from flcog.datamodules import LeastSquares, Natural, Quadratics, Shuffled
-from flcog.hooks import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -58,20 +55,6 @@ def test_against_numpy() -> None:
     assert figures == pytest.approx(expected, rel=1e-9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixReal(Method):
-    """Fedssyn's share=real, for least squares."""
-
-    p: float
-
-    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
-        rng = np.random.default_rng(generator.initial_seed())
-        kept, got = mix_real(federation.partition, np.full(federation.num_clients, self.p), rng)
-        clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(federation.num_clients)]
-        exchanged = {"MixReal": Exchange(kept, got, got.sizes)}
-        return replace(federation, partition=Partition.from_clients(clients), exchanged=exchanged)
-
-
 def quadratics(**options: Any) -> Quadratics:
     return Quadratics(num_clients=5, zeta=3.0, sigma=4.0, dimension=3, samples_per_client=40, **options)
 
@@ -102,7 +85,7 @@ def test_clients_with_the_same_data_do_not_differ() -> None:
 def test_the_lemma_holds_on_quadratics(p: float) -> None:
     """In expectation over what is shuffled, and with D~ = D but for the draw."""
     problem = quadratics()
-    figures = [at(problem, MixReal(p=p), seed=seed) for seed in range(8)]
+    figures = [at(problem, Fedssyn(share="real", p=p), seed=seed) for seed in range(8)]
     mean = {name: float(np.mean([row[name] for row in figures])) for name in figures[0]}
     assert mean["p"] == pytest.approx(p)
     assert mean["noise"] <= 1.02 * mean["noise_bound"]
