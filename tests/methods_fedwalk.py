@@ -39,9 +39,9 @@ def own_head(num_outputs: int, *key: int | str) -> nn.Linear:
     return head
 
 
-def leash_batch(step: int) -> Tensor:
-    """The rows of a leash step at seed 0."""
-    return next(leash_rows(26, 4, step, 1, seed=0))[1]
+def leash_batch(step: int, seed: int = 0) -> Tensor:
+    """The rows of a leash step."""
+    return next(leash_rows(26, 4, step, 1, seed=seed))[1]
 
 
 def client_data(client: int) -> tuple[Tensor, Tensor]:
@@ -68,12 +68,12 @@ def reference(leash: Callable[[], ArrayData], shared: bool = False, **arguments:
     return run
 
 
-def pretraining(num_classes: int, shared: bool, **arguments: Any) -> Callable[[Problem], State]:
+def pretraining(num_classes: int, shared: bool, seed: int = 0, **arguments: Any) -> Callable[[Problem], State]:
     """The paper's comparison arm."""
 
     def run(problem: Problem) -> State:
-        head = None if shared else own_head(num_classes, 0, "leash", "head")
-        return fedwalk.pretrain(problem, tensors(tiny_leash(num_classes)), leash_batch, head, **arguments)
+        head = None if shared else own_head(num_classes, seed, "leash", "head")
+        return fedwalk.pretrain(problem, tensors(tiny_leash(num_classes)), partial(leash_batch, seed=seed), head, **arguments)
 
     return run
 

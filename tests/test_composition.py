@@ -4,18 +4,23 @@ How the contributions of several methods are folded is written at each hook: sum
 order of the list, chains and nested hooks follow it.
 """
 
+import copy
 import functools
 import itertools
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from harness import TinyData, assert_close, classifier, train
+from harness import SGD, TinyData, assert_close, classifier, problem_of, train
+from reference import feddc, feddisco, feddyn, fednova, scaffold
+from reference.common import State
 from test_methods import CASES, METHODS, _client_states
 
 import flcog
-from flcog.callbacks import MOON
+from flcog.callbacks import MOON, SCAFFOLD, FedDC, FedDisco, FedDyn, FedNova
 from flcog.executors import VmapExecutor
 from flcog.hooks import Method, Params, check_methods
 
@@ -114,6 +119,29 @@ def test_the_papers_own_combinations(paper: str) -> None:
     for partner in PAPERS[paper]:
         assert not excluded(paper, partner)
         check(partner, paper)
+
+
+@pytest.mark.parametrize(
+    ("partner", "reference"),
+    [
+        (FedDyn(alpha=0.1), partial(feddyn.run, alpha=0.1)),
+        (FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
+        (SCAFFOLD(), scaffold.run),
+        (FedNova(), fednova.run),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: Callable[..., State]) -> None:
+    """FedDyn's and FedDC's means of the models alone, FedNova's both sums, SCAFFOLD's models and not its control."""
+    disco = FedDisco(a=0.4, b=0.1)
+    module, options = classifier(), {"data": DATA, "local_epochs": 1.5, "rounds": 3, "clients_per_round": 3}
+    before = copy.deepcopy(module)
+    trainer = train(partner, disco, module=module, **options)
+    weights = partial(feddisco.weights, a=0.4, b=0.1, target=[1, 1, 1])
+    problem = problem_of(trainer, before, SGD)
+    assert_close(trainer.state, reference(problem, weights=weights), 1e-9)
+    with pytest.raises(AssertionError):
+        assert_close(trainer.state, reference(problem), 1e-9)
 
 
 def test_an_experiment_of_many() -> None:

@@ -508,6 +508,54 @@ def test_the_sampler_finds_what_the_network_knows(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(made, ((values[[1, 0]] + 1) / 2).view(2, 1, 1, 1).expand(2, 1, 8, 8), atol=1e-4, rtol=0)
 
 
+class Scale(nn.Module):
+    """A network of one weight, which remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.weights: list[float] = []
+        self.asked: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, images: Tensor, step: Tensor, class_labels: Tensor) -> Any:
+        self.weights.append(self.weight.item())
+        self.asked.append((images, step))
+        return type("Output", (), {"sample": self.weight * images})
+
+
+def trained_scale(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Scale:
+    """Trained on images that are black on the left and white on the right."""
+    network = Scale()
+    monkeypatch.setattr(DDPM, "network", lambda self, *shape: network)
+    inputs = torch.tensor([0.0, 1.0]).repeat_interleave(4).expand(64, 1, 8, 8)
+    torch.manual_seed(0)
+    DDPM(epochs=4, batch_size=16, lr=0.05, **options).train(inputs, torch.zeros(64, dtype=torch.int64), 1, lambda *_: None)
+    return network
+
+
+def test_images_are_drawn_from_the_moving_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    last, averaged = trained_scale(monkeypatch, ema=0.0), trained_scale(monkeypatch, ema=0.7)
+    assert last.weights == averaged.weights and len(last.weights) == 16
+    expected = 0.0
+    for step, weight in enumerate([*last.weights[1:], last.weight.item()]):
+        decay = min(0.7, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * weight
+    assert averaged.weight.item() == pytest.approx(expected, rel=1e-6) and abs(expected - last.weight.item()) > 0.02
+
+
+def test_images_are_mirrored_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flip in (False, True):
+        asked = trained_scale(monkeypatch, flip=flip).asked
+        # Early steps have little noise: the right half is the brighter one unless the image is mirrored.
+        sides = torch.cat([(images[..., 4:].mean((1, 2, 3)) < 0)[step < 200] for images, step in asked])
+        assert len(sides) > 20 and (0.2 < sides.double().mean() < 0.8 if flip else not sides.any())
+
+
+def test_dropout_is_the_networks() -> None:
+    modules = list(DDPM(width=4, multipliers=(1, 2), blocks=1, attention=0, dropout=0.3).network(1, 8, 2).modules())
+    assert [module.p for module in modules if isinstance(module, nn.Dropout)].count(0.3) >= 5
+
+
 def test_the_moving_average_warms_up() -> None:
     weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
     average, expected = MovingAverage([weight], 0.9995), 0.0

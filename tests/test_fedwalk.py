@@ -101,6 +101,17 @@ def test_plain_means_with_equal_weights() -> None:
     assert [row["fedwalk/client_loss"] for row in trainer.rows] == pytest.approx([row["fedwalk/client_loss"] for row in trace])
 
 
+def test_by_default_the_leashs_step_is_the_clients_of_that_round() -> None:
+    """gamma_t = eta_t, whatever schedule the clients have."""
+
+    def scheduled(lr: Any) -> Any:
+        module = flcog.Classifier(classifier().model, optimizer=SGD, lr_schedule=Piecewise([1.0, 0.3, 0.2], [1, 2]))
+        return train(FedWalk(leash=tiny_leash(), tau=ALWAYS, lr=lr), module=module).state
+
+    assert_close(scheduled(None), scheduled(Piecewise([0.1, 0.03, 0.02], [1, 2])), 1e-12)
+    assert distance(scheduled(None), scheduled(0.1)) > 1e-4
+
+
 @pytest.mark.parametrize("name", ["FedWalk", "FedWalk-shared"])
 def test_executors_agree(name: str) -> None:
     case = CASES[name]
@@ -258,6 +269,14 @@ def test_pretraining_is_leash_steps_and_then_fedavg(mode: Any, shared: bool) -> 
     trainer = train(method, module=module)
     assert distance(dict(module.state_dict()), dict(before.state_dict())) == 0
     run = pretraining(5 - 2 * shared, shared, lr=[0.3] * 3 + [0.1] * 4, mode=mode)
+    assert_close(trainer.state, run(problem_of(trainer, before, SGD)))
+
+
+def test_pretrainings_seed_draws_its_head_and_its_batches() -> None:
+    module = classifier().double()
+    before = copy.deepcopy(module)
+    trainer = train(LeashPretraining(leash=tiny_leash(), num_steps=7, lr=0.2, seed=3), module=module)
+    run = pretraining(5, False, lr=[0.2] * 7, seed=3)
     assert_close(trainer.state, run(problem_of(trainer, before, SGD)))
 
 

@@ -64,6 +64,14 @@ def shares(clients: list[Client]) -> list[float]:
     return [client.num_samples / total for client in clients]
 
 
+def equal(clients: list[Client]) -> list[float]:
+    return [1 / len(clients)] * len(clients)
+
+
+Weights = Callable[[list[Client]], list[float]]
+"""A cohort's aggregation weights."""
+
+
 def average(models: list[nn.Module], weights: list[float]) -> State:
     """The weighted mean of the models, buffers included."""
     states = [model.state_dict() for model in models]

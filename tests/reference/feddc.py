@@ -1,5 +1,7 @@
 """Gao et al., 2022, https://arxiv.org/abs/2203.11751, as in the authors' code with clients of equal weight.
 
+Other ``weights`` take the place of the equal ones in the mean alone, as in FedDisco's code.
+
 The gradient correction is a linear term of the loss. With local momentum r, K steps along a constant gradient g end at
 ``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum takes K's place.
 """
@@ -7,10 +9,10 @@ The gradient correction is a linear term of the loss. With local momentum r, K s
 import copy
 
 import torch
-from reference.common import Problem, State, average, move, parameters, train
+from reference.common import Problem, State, Weights, average, equal, move, parameters, train
 
 
-def run(problem: Problem, alpha: float, momentum: float = 0.0) -> State:
+def run(problem: Problem, alpha: float, momentum: float = 0.0, weights: Weights = equal) -> State:
     model = copy.deepcopy(problem.model)
     zeros = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
     drift_of = dict.fromkeys(range(problem.num_clients), zeros)
@@ -34,6 +36,6 @@ def run(problem: Problem, alpha: float, momentum: float = 0.0) -> State:
             g_of[client.id] = new
             locals_.append(local)
         g = {name: value + change[name] / problem.num_clients for name, value in g.items()}
-        model.load_state_dict(average(locals_, [1 / len(clients)] * len(clients)))
+        model.load_state_dict(average(locals_, weights(clients)))
         move(model, {name: sum(drift[name] for drift in drift_of.values()) / problem.num_clients for name in x})
     return model.state_dict()

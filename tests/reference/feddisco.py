@@ -1,9 +1,10 @@
 """Ye et al., 2023, https://arxiv.org/abs/2305.19229, equation 3, with the authors' normalisation of the KL divergence; in numpy."""
 
 import copy
+from typing import Any
 
 import numpy as np
-from reference.common import Problem, State, average, train
+from reference.common import Client, Problem, State, average, train
 
 
 def distance(shares: np.ndarray, target: np.ndarray, metric: str) -> float:
@@ -16,15 +17,19 @@ def distance(shares: np.ndarray, target: np.ndarray, metric: str) -> float:
     return 1 - shares @ target / np.sqrt((shares @ shares) * (target @ target))
 
 
-def run(problem: Problem, a: float, b: float, target: list[float], metric: str = "kl") -> State:
-    model = copy.deepcopy(problem.model)
+def weights(clients: list[Client], a: float, b: float, target: list[float], metric: str = "kl") -> list[float]:
     goal = np.array(target) / np.sum(target)
+    n = np.array([client.num_samples for client in clients], dtype=float)
+    labels = [np.bincount(client.labels.numpy(), minlength=len(goal)) for client in clients]
+    d = np.array([distance(counts / counts.sum(), goal, metric) for counts in labels])
+    if metric == "kl":
+        d = d / d.sum()
+    p = np.maximum(n / n.sum() - a * d + b, 0)
+    return list(p / p.sum())
+
+
+def run(problem: Problem, **options: Any) -> State:
+    model = copy.deepcopy(problem.model)
     for clients in problem.rounds:
-        n = np.array([client.num_samples for client in clients], dtype=float)
-        labels = [np.bincount(client.labels.numpy(), minlength=len(goal)) for client in clients]
-        d = np.array([distance(counts / counts.sum(), goal, metric) for counts in labels])
-        if metric == "kl":
-            d = d / d.sum()
-        p = np.maximum(n / n.sum() - a * d + b, 0)
-        model.load_state_dict(average([train(problem, model, client) for client in clients], list(p / p.sum())))
+        model.load_state_dict(average([train(problem, model, client) for client in clients], weights(clients, **options)))
     return model.state_dict()

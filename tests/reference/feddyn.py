@@ -1,12 +1,15 @@
-"""Acar et al., 2021, https://arxiv.org/abs/2111.04263, algorithm 1: the plain mean over the cohort, h over all clients."""
+"""Acar et al., 2021, https://arxiv.org/abs/2111.04263, algorithm 1: the plain mean over the cohort, h over all clients.
+
+Other ``weights`` take the place of the plain ones in the mean alone, as in FedDisco's code.
+"""
 
 import copy
 
 import torch
-from reference.common import Problem, State, mean_update, move, parameters, train
+from reference.common import Problem, State, Weights, equal, mean_update, move, parameters, train
 
 
-def run(problem: Problem, alpha: float) -> State:
+def run(problem: Problem, alpha: float, weights: Weights = equal) -> State:
     model = copy.deepcopy(problem.model)
     h = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
     g_of = {k: {name: torch.zeros_like(value) for name, value in h.items()} for k in range(problem.num_clients)}
@@ -24,6 +27,6 @@ def run(problem: Problem, alpha: float) -> State:
             locals_.append(local)
         ends = [parameters(local) for local in locals_]
         h = {n: h[n] - alpha * (1 / problem.num_clients) * sum(end[n] - x[n] for end in ends) for n in h}
-        mean = mean_update(model, locals_, [1 / len(clients)] * len(clients))
+        mean = mean_update(model, locals_, weights(clients))
         move(model, {name: value - h[name] / alpha for name, value in mean.items()})
     return model.state_dict()

@@ -5,14 +5,14 @@ The gradient of step j enters the buffer of step j and of all later ones, decaye
 
 import copy
 
-from reference.common import Problem, State, move, parameters, shares, train
+from reference.common import Problem, State, Weights, move, parameters, shares, train
 
 
-def run(problem: Problem, momentum: float = 0.0) -> State:
+def run(problem: Problem, momentum: float = 0.0, weights: Weights = shares) -> State:
     model = copy.deepcopy(problem.model)
     for clients in problem.rounds:
         x, step, effective = parameters(model), {}, 0.0
-        for p, client in zip(shares(clients), clients, strict=True):
+        for p, client in zip(weights(clients), clients, strict=True):
             y = parameters(train(problem, model, client))
             steps = len(client.batches)
             a = sum(momentum ** (t - j) for j in range(steps) for t in range(j, steps))

@@ -6,10 +6,10 @@ With local momentum r, K steps along a constant gradient g end at ``-lr g sum_{t
 import copy
 
 import torch
-from reference.common import Problem, State, mean_update, move, parameters, shares, train
+from reference.common import Problem, State, Weights, mean_update, move, parameters, shares, train
 
 
-def run(problem: Problem, server_lr: float = 1.0, momentum: float = 0.0) -> State:
+def run(problem: Problem, server_lr: float = 1.0, momentum: float = 0.0, weights: Weights = shares) -> State:
     model = copy.deepcopy(problem.model)
     c = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
     c_of = {k: {name: torch.zeros_like(value) for name, value in c.items()} for k in range(problem.num_clients)}
@@ -29,7 +29,7 @@ def run(problem: Problem, server_lr: float = 1.0, momentum: float = 0.0) -> Stat
             changes.append({name: new[name] - c_k[name] for name in x})
             c_of[client.id] = new
             locals_.append(local)
-        update = mean_update(model, locals_, shares(clients))
+        update = mean_update(model, locals_, weights(clients))
         move(model, {name: server_lr * value for name, value in update.items()})
         c = {name: value + sum(change[name] for change in changes) / problem.num_clients for name, value in c.items()}
     return model.state_dict()
