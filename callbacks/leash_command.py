@@ -27,18 +27,27 @@ def read_reference(source: str) -> dict[str, str]:
     """The public set's labels with their names.
 
     Args:
-        source: ``imagenet``, which has names alone; a folder with one folder a class; or a file with one label a line, where a
-            WordNet id may come first: ``n02123045 tabby, tabby cat``.
+        source: ``imagenet``, which has names alone; a folder with one folder a class, named by ImageNet's order if there are 1000 of
+            them, else by the ``words.txt`` in or beside it, as Tiny-ImageNet has; or a file with one label a line, where a WordNet id
+            may come first: ``n02123045 tabby, tabby cat``.
     """
     path = Path(source)
     if source == "imagenet":
         return {name: name for name in _imagenet_names()}
     if path.is_dir():
         folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
-        # ImageNet's classes are numbered in the order of their folders.
-        return dict(zip(folders, _imagenet_names() if len(folders) == 1000 else folders, strict=True))
+        if len(folders) == 1000:
+            # ImageNet's classes are numbered in the order of their folders.
+            return dict(zip(folders, _imagenet_names(), strict=True))
+        lists = [folder / "words.txt" for folder in (path, path.parent) if (folder / "words.txt").is_file()]
+        names = _read_labels(lists[0]) if lists else {}
+        return {folder: names.get(folder, folder) for folder in folders}
     if not path.is_file():
         raise ValueError(f"--reference is imagenet, a folder of class folders, or a file of labels; there is no {source}")
+    return _read_labels(path)
+
+
+def _read_labels(path: Path) -> dict[str, str]:
     lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     pairs = [re.fullmatch(r"(n\d{8})[\s,:]+(.+)", line) for line in lines]
     return {pair[1] if pair else line: pair[2] if pair else line for line, pair in zip(lines, pairs, strict=True)}
@@ -84,14 +93,27 @@ def main(argv: list[str]) -> None:
         ranking = read_answer(Path(given.answer).read_text(), classes, reference, given.count)
     else:
         similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
+        unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
+        if unlike:
+            raise ValueError(
+                f"rank --by {given.by} finds nothing like {', '.join(unlike)} in {given.reference}, whose labels are such as "
+                f"{next(iter(reference.values()))!r}: {_ELSEWHERE[given.by]}, or ask a language model (flcog leash prompt)"
+            )
         ranking = rank(similarity, classes, reference, given.count)
         columns = list(reference)
         for name, labels in ranking.items():
             notes |= {(name, label): f" {similarity[classes.index(name), columns.index(label)]:.2f}" for label in labels}
     for name, labels in ranking.items():
         print(f"# {name}: " + "; ".join(_shown(label, reference) + notes.get((name, label), "") for label in labels))
+    if given.reference == "imagenet":
+        print(
+            "# These are names. With --reference FOLDER, where ImageNet's classes lie, you get its folders', as ImageFolders wants."
+        )
     # A list of strings in JSON is one in YAML.
     print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
+
+
+_ELSEWHERE = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
 
 
 def _shown(label: str, reference: dict[str, str]) -> str:

@@ -223,6 +223,23 @@ def test_from_the_prompt_to_the_config(tmp_path: Path, reference_file: str, caps
     assert yaml.safe_load(out) == {"classes": ["n02123045", "n02134084"]} and "Ursus Maritimus 1.00" in out
 
 
+def test_tiny_imagenets_folders_are_named_by_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label in ("n02123045", "n02132136", "n02992529", "n02127052"):
+        (tmp_path / "train" / label).mkdir(parents=True)
+    task = ["rank", "--classes", "cat,brown bear", "--reference", str(tmp_path / "train"), "--keep", "1"]
+    with pytest.raises(ValueError, match=r"finds nothing like cat, brown bear in .*such as 'n02123045': give a file with names"):
+        main(task)
+    (tmp_path / "words.txt").write_text("\n".join(f"{label}\t{names}" for label, names in REFERENCE.items()))
+    main(task)
+    assert yaml.safe_load(capsys.readouterr().out) == {"classes": ["n02123045", "n02132136"]}
+
+
+def test_names_alone_come_with_a_word_of_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["rank", "--classes", "tabby cat"])
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out) == {"classes": ["tabby", "tiger cat"]} and "With --reference FOLDER" in out
+
+
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no such answer": (["read", "missing.txt"], "there is no file missing.txt"),
     "count": (["rank", "--count", "8"], "--count must lie between 1 and the reference's 7 labels; got 8"),
