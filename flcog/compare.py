@@ -225,9 +225,17 @@ def _settings(arguments: Sequence[str]) -> list[str]:
 
 
 def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: for each setting best, last and the mean of the last five evaluations, over seeds; then the cost."""
+    """Header and rows: for each setting best, last and the mean of the last five evaluations, over seeds; then the cost.
+
+    Where runs counted the rounds to a target (``RoundsToTarget``), these stand beside the scores, with the bytes both ways.
+    """
     several = len(plan.columns) > 1
-    header = ["", *(f"{column} {what}".strip() for column in plan.columns for what in ("best", "last", "last 5"))]
+    histories = {(cell.row, cell.column, cell.seed): cell.history() for cell in runs}
+    targets = {column: _targets([history for key, history in histories.items() if key[1] == column]) for column in plan.columns}
+    header = [""]
+    for column in plan.columns:
+        whats = ["best", "last", "last 5", *(f"rounds to {target.removeprefix('to_')}" for target in targets[column])]
+        header += [f"{column} {what}".strip() for what in whats]
     if plan.published:
         header += [f"{column} published".strip() for column in plan.columns]
     header += ["time" if not several else "time (all)", "sent up"]
@@ -235,9 +243,10 @@ def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]
     for row in plan.rows:
         line, times, sent = [f"{row}"], [], []
         for column in plan.columns:
-            histories = [cell.history() for cell in runs if (cell.row, cell.column) == (row, column)]
-            line += _scores(plan.metric, [history for history in histories if history])
-            for history in filter(None, histories):
+            found = [history for key, history in histories.items() if key[:2] == (row, column) and history]
+            line += _scores(plan.metric, found)
+            line += [_rounds_to(target, found) for target in targets[column]]
+            for history in found:
                 times.append(statistics.median(values["time/round"] for values in history if "time/round" in values))
                 sent.append(sum(values.get("comm/up_bytes", 0) for values in history))
         if plan.published:
@@ -249,6 +258,24 @@ def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]
         line += [f"{ratio:.2f} ({seconds(mean_time)})" if times else "", human(round(statistics.mean(sent))) if sent else ""]
         rows.append(line)
     return header, rows
+
+
+def _targets(histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
+    """What ``RoundsToTarget`` has written of, such as ``to_accuracy_0.8``."""
+    names = {name for history in histories for values in history for name in values}
+    return sorted(name.removesuffix("/rounds") for name in names if name.startswith("to_") and name.endswith("/rounds"))
+
+
+def _rounds_to(target: str, histories: Sequence[Sequence[dict[str, float]]]) -> str:
+    """The mean over seeds, of rounds and of bytes up and down; how many rounds did not suffice where one seed did not get there."""
+    reached = [next((values for values in history if f"{target}/rounds" in values), None) for history in histories]
+    if not all(reached):
+        return f"> {max(int(history[-1]['round']) for history in histories)}"
+    rows = [values for values in reached if values]
+    if not rows:
+        return ""
+    sent = statistics.mean(values[f"{target}/{way}_bytes"] for values in rows for way in ("up", "down")) * 2
+    return f"{statistics.mean(values[f'{target}/rounds'] for values in rows):g} ({human(round(sent))})"
 
 
 def curves(plan: Plan, runs: Sequence[Cell], path: Path) -> bool:

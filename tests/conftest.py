@@ -33,6 +33,14 @@ def _same_start() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that call ``flcog.cli.main``."""
+    monkeypatch.setattr("sys.argv", ["flcog"])  # LightningCLI warns of arguments given twice
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     before, environment = {name for name in LEAVINGS if (ROOT / name).exists()}, set(os.environ)

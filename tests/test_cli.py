@@ -19,11 +19,8 @@ SMALL = ["--trainer.rounds", "2", "--trainer.local_steps", "1", "--data.num_clie
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
-    monkeypatch.setattr(sys, "argv", ["flcog"])  # LightningCLI warns of arguments given twice
 
 
 def run(*arguments: str) -> int:

@@ -4,7 +4,6 @@ import csv
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,11 +50,9 @@ def configured(config: Any, key: str) -> Any:
     return config["class_path"] if isinstance(config, dict) and "class_path" in config else config
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_table_of_ours_reaches_its_settings(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["flcog"])
+def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = compare.read_plan(path)
     last_row, last_column = list(plan.rows)[-1], list(plan.columns)[-1]
     for cell in compare.cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
@@ -96,6 +93,27 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
     # Five evaluations back, the sixth is forgotten.
     assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
+
+
+def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
+    plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1], rows={"A": None, "B": None, "C": None}))
+    runs = compare.cells(plan, tmp_path / "out", [])
+    rounds = {("A", 0): 2, ("A", 1): 3, ("B", 0): 2}  # B's other seed does not get there, C has not been run.
+    for cell in runs:
+        if cell.row == "C":
+            continue
+        fake_run(cell, [0.1, 0.2, 0.3, 0.4])
+        if (cell.row, cell.seed) in rounds:
+            table = cell.folder / "20260101-000000" / "metrics.csv"
+            lines = table.read_text().splitlines()
+            name, reached = "to_accuracy_0.2", rounds[cell.row, cell.seed]
+            lines[0] += "".join(f",{name}/{what}" for what in ("rounds", "up_bytes", "down_bytes"))
+            lines[reached] += f",{reached},{1024 * reached},2048"
+            table.write_text("\n".join(lines))
+    header, rows = compare.table(plan, runs)
+    assert header[:5] == ["", "best", "last", "last 5", "rounds to accuracy_0.2"]
+    # (1024 x 2.5 + 2048) bytes on average
+    assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4", ""]
 
 
 def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,10 +23,9 @@ ROOT = Path(__file__).parent.parent
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
 
+@pytest.mark.usefixtures("command_line")
 def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
     config = tmp_path / "fedssyn.yaml"
     callback = {"class_path": "flcog.callbacks.Fedssyn", "init_args": {"num_images": 5, "generator": {
         "class_path": "flcog.callbacks.BetaVAE", "init_args": {"latent": 2, "hidden": 8, "channels": 4, "epochs": 1}}}}  # fmt: skip

@@ -380,10 +380,7 @@ def test_configs_list_the_papers_classes(name: str) -> None:
 
 
 @pytest.fixture
-def command_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("sys.argv", ["flcog"])
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # which seeding leaves in the environment
-        monkeypatch.setenv(name, "0")
+def configured(monkeypatch: pytest.MonkeyPatch, command_line: None) -> Iterator[None]:
     for method in (FedWalk, LeashPretraining):
         monkeypatch.setattr(flcog.callbacks, method.__name__, method, raising=False)
     with warnings.catch_warnings():
@@ -391,7 +388,7 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("command_line")
+@pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", ["lh", "mh", "hh", "cifar100"])
 def test_configs_make_the_papers_leashes(name: str) -> None:
     parser = jsonargparse.ArgumentParser()
@@ -403,7 +400,7 @@ def test_configs_make_the_papers_leashes(name: str) -> None:
     assert method.leash.num_classes == (40 if name == "cifar100" else 20) and method.leash.batch_size == 64
 
 
-@pytest.mark.usefixtures("command_line")
+@pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", ["fedwalk", "fedwalk-pretraining"])
 def test_configs_run_with_the_quickstart(name: str, tmp_path: Path) -> None:
     options = {"rounds": 1, "local_steps": 1, "logger": "false", "default_root_dir": tmp_path}

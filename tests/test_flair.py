@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from flcog import FederatedTrainer, MultiLabelClassifier
+from flcog.cli import main
 from flcog.datamodules import FLAIR, IID, flair, image_cache
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache
@@ -144,6 +145,28 @@ def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, A
     )
     trainer.fit(MultiLabelClassifier(ResNet18(17, stem="3x3")), data)
     assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
+
+
+@pytest.mark.usefixtures("entries", "command_line")
+def test_fedcogs_setting_runs_from_its_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configs = Path(__file__).parent.parent / "configs"
+    words = ["fit", "-c", str(configs / "flair.yaml"), "-c", str(configs / "methods/fedcog-flair.yaml")]
+    smaller = {
+        "trainer.rounds": 2,
+        "trainer.local_steps": 1,
+        "trainer.clients_per_round": 2,
+        "trainer.eval_every": 1,
+        "trainer.callbacks.start_round": 1,
+        "trainer.callbacks.num_samples": 17,
+        "trainer.callbacks.steps": 1,
+        "trainer.logger": "false",
+        "trainer.default_root_dir": tmp_path / "runs",
+        "data.data_dir": tmp_path,
+        "data.image_size": 64,
+        "data.max_users": "null",
+    }
+    main([*words, *(word for name, value in smaller.items() for word in (f"--{name}", str(value)))])
+    assert "2 of 2" in capsys.readouterr().out
 
 
 def test_a_second_start_reads_no_jpeg(tmp_path: Path, entries: list[dict[str, Any]]) -> None:

@@ -480,14 +480,13 @@ trainer:
 """
 
 
+@pytest.mark.usefixtures("command_line")
 def test_the_commands_that_a_run_suggests_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flcog.cli import main
 
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # which seeding leaves in the environment
-        monkeypatch.setenv(name, "0")
     (tmp_path / "config.yaml").write_text(CONFIG.format(root=tmp_path / "runs"))
     (tmp_path / "stopping.yaml").write_text(STOPPING)
     monkeypatch.chdir(tmp_path)
