@@ -3,7 +3,7 @@
 import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -69,15 +69,11 @@ class Fedssyn(Method):
     p: float | None = None
     directory: str | None = None
 
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     papers = ("Fedssyn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, "share", "shuffled", "local", "real", "none")
-        if self.share in ("real", "none"):
-            # Only generators need classes.
-            object.__setattr__(self, "tasks", ("classification", "multilabel", "regression"))
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
         if not isinstance(self.generator, DataGenerator):
@@ -86,6 +82,11 @@ class Fedssyn(Method):
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"Fedssyn: {name} must lie in (0, 1]; got {value}")
         at_least(self, 1, "num_images")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Only generators need classes."""
+        return Method.tasks if self.share in ("real", "none") else ("classification",)
 
     def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
         if self.start_round or self.stop_round is not None:
