@@ -55,7 +55,7 @@ class FedCOG(Method):
         generator: train a convolutional generator, and what it is fed, instead of the inputs themselves (A.4.2); images only.
         lambda_kd: weight of the distillation, >= 0, of which 0 is FedAvg; or ``balance`` for the weights of A.2.2, by which the
             inputs weigh what the client lacks for balanced data. ``balance`` with ``complementary`` targets came near the paper's
-            figures on Fashion-MNIST, 0.01 did not on NIID-2. It also makes local steps smaller, by 1 - w, which gained about as much
+            figures on Fashion-MNIST, 0.01 did not on NIID-2. It also makes local steps smaller, by 1 - w, which gained much of that
             alone: compare with ``num_samples=0``, as configs/tables/fedcog-controls.yaml does (RESULTS.md).
         hard_labels: the ablation that learns the inputs' labels in place of the global model's outputs.
         batch_size: generated inputs in a local step, >= 1.

@@ -8,6 +8,9 @@ from pathlib import Path
 from flcog.callbacks.leash_ranking import rank, text_similarity, wordnet_similarity
 from flcog.callbacks.leash_selection import choose, prompt, read_answer
 
+_INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
+"""What to do where a way to rank finds nothing."""
+
 
 def read_classes(source: str) -> list[str]:
     """The user's class names: separated by commas, or the lines of a file.
@@ -27,9 +30,9 @@ def read_reference(source: str) -> dict[str, str]:
     """The public set's labels with their names.
 
     Args:
-        source: ``imagenet``, which has names alone; a folder with one folder a class, named by ImageNet's order if there are 1000 of
-            them, else by the ``words.txt`` in or beside it, as Tiny-ImageNet has; or a file with one label a line, where a WordNet id
-            may come first: ``n02123045 tabby, tabby cat``.
+        source: ``imagenet``, which has names alone; a folder with one folder a class, named by ImageNet's order if there are 1000
+            of them, else by the ``words.txt`` in or beside it, as Tiny-ImageNet has; or a file with one label a line, where a
+            WordNet id may come first: ``n02123045 tabby, tabby cat``.
     """
     path = Path(source)
     if source == "imagenet":
@@ -97,7 +100,7 @@ def main(argv: list[str]) -> None:
         if unlike:
             raise ValueError(
                 f"rank --by {given.by} finds nothing like {', '.join(unlike)} in {given.reference}, whose labels are such as "
-                f"{next(iter(reference.values()))!r}: {_ELSEWHERE[given.by]}, or ask a language model (flcog leash prompt)"
+                f"{next(iter(reference.values()))!r}: {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
             )
         ranking = rank(similarity, classes, reference, given.count)
         columns = list(reference)
@@ -111,9 +114,6 @@ def main(argv: list[str]) -> None:
         )
     # A list of strings in JSON is one in YAML.
     print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
-
-
-_ELSEWHERE = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
 
 
 def _shown(label: str, reference: dict[str, str]) -> str:

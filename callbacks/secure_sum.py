@@ -8,13 +8,13 @@ MODULUS = 2**32
 
 
 def masked(counts: Tensor, generator: Generator) -> Tensor:
-    """What the clients send: their counts, each plus a mask that it shares with the next client, less the one it shares with the last.
+    """What the clients send: their counts, plus the mask shared with the next client, less the one shared with the client before.
 
     Masks are uniform modulo 2^32, so each message alone is too, and all but one of them together are: they say nothing of the
     counts. Modulo 2^32 they add up to the sum of the counts. One client alone has nobody to share a mask with.
 
-    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) has the case of two clients. That clients agree on masks by exchanging keys, and what
-    becomes of the masks of one that drops out, is left to a protocol such as Bonawitz et al., CCS 2017.
+    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) has the case of two clients. How clients agree on masks, and what becomes of
+    those of a client that drops out, is left to a protocol such as Bonawitz et al., CCS 2017.
 
     Args:
         counts: whole numbers of at least 0 whose sums are below 2^32, [clients, ...].

@@ -143,9 +143,9 @@ class NIIDBench(Partitioner):
     floor((p_1 + ... + p_(k-1)) n_c) to floor((p_1 + ... + p_k) n_c). Redrawn until the smallest client has ``min_size`` samples.
 
     The programs of FedCOG and FedDisco hold the same loop, with 0 as the default seed and nothing drawn from NumPy before. So where
-    these papers say Dirichlet, ``NIIDBench(beta)`` with ``partition_seed`` 0 gives its clients the same samples, if the authors left
-    the seed as it was. In two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy differed by four points (RESULTS.md).
-    NumPy promises never to change that generator's stream.
+    these papers say Dirichlet, ``NIIDBench(beta)`` with ``partition_seed`` 0 gives its clients the same samples, if the authors
+    left the seed as it was. In two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy differed by four points
+    (RESULTS.md). NumPy promises never to change that generator's stream.
 
     Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079.
 

@@ -274,7 +274,7 @@ def _rounds_to(target: str, histories: Sequence[Sequence[dict[str, float]]]) -> 
     rows = [values for values in reached if values]
     if not rows:
         return ""
-    sent = statistics.mean(values[f"{target}/{way}_bytes"] for values in rows for way in ("up", "down")) * 2
+    sent = statistics.mean(values[f"{target}/up_bytes"] + values[f"{target}/down_bytes"] for values in rows)
     return f"{statistics.mean(values[f'{target}/rounds'] for values in rows):g} ({human(round(sent))})"
 
 
@@ -398,6 +398,7 @@ def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
 
 
 def _seeds_run(plan: Plan, out: Path) -> tuple[int, ...]:
+    """The seeds with which any of the table's arms has been run."""
     folders = {cell.folder.parent for cell in cells(plan, out, [])}
     names = {path.name.removeprefix("seed") for folder in folders for path in folder.glob("seed*")}
     return tuple(sorted(int(name) for name in names if name.isdigit()))

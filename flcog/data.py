@@ -171,7 +171,7 @@ class Federation:
 
     @property
     def pooled_label_counts(self) -> Tensor:
-        """The label counts of all clients together. Counted once: every client's report may ask for them."""
+        """The label counts of all clients together. Counted once: each evaluation may ask for them."""
         if "pooled" not in self.__dict__:
             indices = self.partition.indices
             everybody = replace(self, partition=Partition(indices, np.array([0, len(indices)])))

@@ -36,7 +36,7 @@ def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, 
 
 
 def run_reference(problem: Problem, method: FedCOG, data: flcog.FederatedDataModule) -> State:
-    """The reference with a method's settings and a run's draws; what it generates from one is not used where the method makes none."""
+    """The reference with a method's settings and a run's draws; a method without inputs gets none."""
     distils = method.num_samples > 0
     method = method if distils else replace(method, num_samples=1)
     names = ("steps", "lambda_dis", "lambda_kd", "lr", "batch_size", "betas", "divergence")
