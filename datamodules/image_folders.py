@@ -14,6 +14,7 @@ from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import require_files
 from flcog.datamodules.image_cache import ImageCache, size_of
+from flcog.datamodules.leash_classes import LEASHES, LeashName
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -35,14 +36,15 @@ class ImageFolders(FederatedDataModule):
           augmentation: crop-flip
 
     A public set of some ImageNet classes, such as FedWalk's leash task (https://arxiv.org/abs/2404.11888), is ``classes`` with
-    their WordNet ids and an ``image_size``.
+    their WordNet ids, or the name of a list of ``flcog/datamodules/leash_classes.py``, and an ``image_size``.
 
     Args:
         data_dir: the folder that holds the splits.
         train: folder of the training images.
         test: folder of the test images; None if there are none.
         val: folder of the validation images; None if there are none.
-        classes: the class folders to use, which numbers the classes; all folders of ``train`` in alphabetical order by default.
+        classes: the class folders to use, which numbers the classes, or a leash's name (``cifar10_lh``, ``cifar10_mh``,
+            ``cifar10_hh``, ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default.
         image_size: images are scaled and cropped about the centre to squares of this side; None expects all to have one size.
         grey: read one channel instead of three.
         mean: subtracted from each channel, on the [0, 1] scale; None leaves pixels there.
@@ -57,7 +59,7 @@ class ImageFolders(FederatedDataModule):
         train: str = "train",
         test: str | None = "test",
         val: str | None = None,
-        classes: list[str] | None = None,
+        classes: list[str] | LeashName | None = None,
         image_size: int | None = None,
         grey: bool = False,
         mean: list[float] | None = None,
@@ -67,6 +69,10 @@ class ImageFolders(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if isinstance(classes, str):
+            if classes not in LEASHES:
+                raise ValueError(f"classes must be a list of class folders or one of {', '.join(LEASHES)}; got {classes!r}")
+            classes = list(LEASHES[classes])
         if classes is not None and len(set(classes)) < len(classes):
             raise ValueError(
                 f"classes names some folder twice: {', '.join(sorted({c for c in classes if classes.count(c) > 1}))}"

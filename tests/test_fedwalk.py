@@ -13,7 +13,6 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from harness import NUM_CLASSES, NUM_FEATURES, SGD, assert_close, classifier, distance, fit, problem_of, train
 from methods import MOMENTUM
 from methods_fedwalk import CASES, WIDTH, pretraining, reference, tiny_leash
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import EqualWeights, FedAvgM
-from flcog.callbacks import leash_classes as classes
 from flcog.callbacks.fedwalk import FedWalk, log_loss_ratio
 from flcog.callbacks.leash import leash_rows
 from flcog.callbacks.leash_pretraining import LeashPretraining
 from flcog.cli import main
 from flcog.data import Augment
 from flcog.datamodules import ArrayData, ImageFolders
+from flcog.datamodules import leash_classes as classes
 from flcog.models import Dropout, FeatureModel
 from flcog.schedules import Piecewise
 
@@ -366,17 +365,11 @@ def test_the_papers_classes() -> None:
         "cifar10_mh": 20,
         "cifar10_hh": 20,
         "cifar100_lh": 40,
+        "cifar10_tiny_imagenet": 20,
     }
     assert all(len(name) == 9 and name[0] == "n" and name[1:].isdigit() for ids in classes.LEASHES.values() for name in ids)
     assert set(classes.CIFAR10_LH) == {name for row in classes.CIFAR10_TOP4.values() for name in row[:2]}
     assert classes.CIFAR10_MH[:10] == classes.CIFAR10_LH[:10]
-
-
-@pytest.mark.parametrize("name", ["lh", "mh", "hh", "cifar100"])
-def test_configs_list_the_papers_classes(name: str) -> None:
-    (entry,) = yaml.safe_load((CONFIGS / f"fedwalk-{name}.yaml").read_text())["trainer"]["callbacks+"]
-    listed = entry["init_args"]["leash"]["init_args"]["classes"]
-    assert tuple(listed) == classes.LEASHES["cifar100_lh" if name == "cifar100" else f"cifar10_{name}"]
 
 
 @pytest.fixture
@@ -388,16 +381,45 @@ def configured(monkeypatch: pytest.MonkeyPatch, command_line: None) -> Iterator[
         yield
 
 
+LEASH_CONFIGS = {
+    "fedwalk-lh": "cifar10_lh",
+    "fedwalk-mh": "cifar10_mh",
+    "fedwalk-hh": "cifar10_hh",
+    "fedwalk-cifar100": "cifar100_lh",
+    "fedwalk-tiny-imagenet": "cifar10_tiny_imagenet",
+    "fedwalk-pretraining-imagenet": "cifar10_lh",
+    "fedwalk-pretraining-tiny-imagenet": "cifar10_tiny_imagenet",
+}
+
+
 @pytest.mark.usefixtures("configured")
-@pytest.mark.parametrize("name", ["lh", "mh", "hh", "cifar100"])
-def test_configs_make_the_papers_leashes(name: str) -> None:
+@pytest.mark.parametrize("name", LEASH_CONFIGS)
+def test_configs_make_their_leashes(name: str) -> None:
     parser = jsonargparse.ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-    config = parser.parse_args([f"--config={CONFIGS / f'fedwalk-{name}.yaml'}"])
+    config = parser.parse_args([f"--config={CONFIGS / f'{name}.yaml'}"])
     (method,) = parser.instantiate(config).trainer.callbacks
-    assert isinstance(method, FedWalk) and isinstance(method.leash, ImageFolders) and isinstance(method.tau, Piecewise)
-    assert method.leash.num_classes == (40 if name == "cifar100" else 20) and method.leash.batch_size == 64
+    assert type(method) is (LeashPretraining if "pretraining" in name else FedWalk)
+    assert isinstance(method.leash, ImageFolders) and method.leash.batch_size == 64
+    assert method.leash.class_names == classes.LEASHES[LEASH_CONFIGS[name]]
+    assert "pretraining" in name or isinstance(method.tau, Piecewise)
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_command_line_takes_another_leash() -> None:
+    parser = jsonargparse.ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
+    config = [f"--config={CONFIGS / 'fedwalk-pretraining-imagenet.yaml'}", "--trainer.callbacks.leash.classes"]
+    for name, expected in (("cifar10_hh", classes.CIFAR10_HH), ("[cat, dog]", ("cat", "dog"))):
+        (method,) = parser.instantiate(parser.parse_args([*config, name])).trainer.callbacks
+        assert method.leash.class_names == expected
+
+
+def test_a_leash_that_nobody_listed() -> None:
+    with pytest.raises(ValueError, match=r"a list of class folders or one of cifar10_lh, .*; got 'cifar10'"):
+        ImageFolders(classes="cifar10")  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("configured")
