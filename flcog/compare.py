@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -90,7 +90,7 @@ class Cell:
 
 
 def read_plan(path: Path) -> Plan:
-    """A table's YAML file. Configs that it names are found from its own folder."""
+    """A table's YAML file. Configs that it names, and another table whose rows or columns are its own, are found from its folder."""
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
@@ -113,8 +113,13 @@ def read_plan(path: Path) -> Plan:
                 raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
         return Part(configs, value.get("arguments") or {})
 
-    rows = {str(name): part(value, f"row {name}") for name, value in content["rows"].items()}
-    columns = {str(name): part(value, f"column {name}") for name, value in (content.get("columns") or {"": None}).items()}
+    def parts(key: Literal["rows", "columns"]) -> Mapping[str, Part]:
+        value = content.get(key) or {"": None}
+        if isinstance(value, str):
+            return getattr(read_plan(path.parent / value), key)
+        return {str(name): part(given, f"{key.removesuffix('s')} {name}") for name, given in value.items()}
+
+    rows, columns = parts("rows"), parts("columns")
     published = content.get("published") or {}
     for row, values in published.items():
         strangers = [name for name in (row,) if name not in rows] + [name for name in values if name not in columns]

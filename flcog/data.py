@@ -281,6 +281,8 @@ class FederatedDataModule(L.LightningDataModule):
         client_test: fraction of each client's samples held out to measure the client's own accuracy.
         client_val: fraction of each client's samples held out for the client's own choices.
         drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on what it has).
+        test_like_clients: keep so many test samples of each class that its share is that of all clients' samples together, as
+            where FedDisco's global distribution is not uniform (Table 5, https://arxiv.org/abs/2305.19229).
     """
 
     task: Task = "classification"
@@ -297,6 +299,7 @@ class FederatedDataModule(L.LightningDataModule):
         client_test: float = 0.0,
         client_val: float = 0.0,
         drop_last: bool = False,
+        test_like_clients: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("num_clients", num_clients), ("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
@@ -318,6 +321,7 @@ class FederatedDataModule(L.LightningDataModule):
             client_val,
             drop_last,
         )
+        self.test_like_clients = test_like_clients
         self._federation: Federation | None = None
 
     def load(self) -> Splits:
@@ -345,6 +349,14 @@ class FederatedDataModule(L.LightningDataModule):
                 f"{len(empty)} of {partition.num_clients} clients have no training samples (the first is client {empty[0]}): "
                 "use fewer clients, a larger beta, or a partitioner with a minimum size"
             )
+        test = splits.test
+        if self.test_like_clients:
+            if test is None or self.task != "classification":
+                what = "no test set" if test is None else f"the task {self.task}"
+                raise ValueError(
+                    f"test_like_clients goes by the classes of a test set; {type(self).__name__} has {what}: leave it out"
+                )
+            test = _like(test, splits.train.targets[whole.indices], self.partition_seed)
         self._federation = Federation(
             train=splits.train,
             partition=partition,
@@ -352,7 +364,7 @@ class FederatedDataModule(L.LightningDataModule):
             num_classes=self.num_classes,
             preprocess=self.preprocess(),
             val=splits.val,
-            test=splits.test,
+            test=test,
             client_val=client_val if self.client_val else None,
             client_test=client_test if self.client_test else None,
             augment=self.augment(),
@@ -368,6 +380,25 @@ class FederatedDataModule(L.LightningDataModule):
             self.setup()
         assert self._federation is not None
         return self._federation
+
+
+def _like(samples: Samples, classes: Tensor, seed: int) -> Samples:
+    """As many of the samples as make their classes' shares those of ``classes``; which of a class stay is random."""
+    length = 1 + int(torch.cat([classes, samples.targets]).max())
+    wanted, there = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.targets))
+    missing = np.flatnonzero((wanted > 0) & (there == 0))
+    if len(missing):
+        raise ValueError(
+            f"test_like_clients: clients have samples of class {missing[0]}, and the test set has none: leave it out"
+        )
+    scale = (there[wanted > 0] / wanted[wanted > 0]).min()
+    # The small number keeps a product like 500 * (1 / 500) from falling just under the integer that it is.
+    sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)
+    order = np.random.default_rng([seed, 2]).permutation(len(samples))
+    targets = samples.targets.numpy()[order]
+    kept = torch.from_numpy(np.sort(np.concatenate([order[targets == label][:size] for label, size in enumerate(sizes)])))
+    users = samples.users[kept.numpy()] if samples.users is not None else None
+    return Samples(samples.gather(kept), samples.targets[kept], users)
 
 
 def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -> tuple[Partition, Partition, Partition]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """What an evaluation is summed up by: the first of these that it reports."""
 
-LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity"}
+LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "variance"}
 
 
 def main_metric(metrics: dict[str, float], selecting: bool = False) -> str | None:
@@ -29,7 +29,7 @@ def main_metric(metrics: dict[str, float], selecting: bool = False) -> str | Non
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric of this name is an error: ``test/mse``, ``test/client_mae_worst_decile``, ``train/loss``."""
+    """Whether a metric of this name is an error: ``test/mse``, ``test/client_accuracy_variance``, ``train/loss``."""
     return not LOWER_IS_BETTER.isdisjoint(re.split(r"[/_\-]", name.lower()))
 
 

@@ -84,6 +84,15 @@ def test_command_lines(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_and_columns_of_another_table(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    plan_file(tmp_path / "one", columns={"x": None, "y": {"arguments": {"data.x": 1}}})
+    (tmp_path / "two.yaml").write_text("{rows: one/table.yaml, columns: one/table.yaml, published: {B: {y: 5}}}")
+    plan, first = compare.read_plan(tmp_path / "two.yaml"), compare.read_plan(tmp_path / "one/table.yaml")
+    assert plan.rows == first.rows and plan.columns == first.columns and plan.common.configs == ()
+    assert plan.rows["B"].configs == (tmp_path / "one/arm.yaml",)
+
+
 def test_scores_over_seeds(tmp_path: Path) -> None:
     plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1], published={"B": {"": 71.5}}))
     runs = compare.cells(plan, tmp_path / "out", [])
@@ -197,6 +206,7 @@ def test_only_what_is_unfinished_is_run(
         ({"arms": {}}, [], "has arms; a table may have title, configs"),
         ({"rows": {"A": {"config": []}}}, [], "row A in .* may have configs .* and arguments .*; got"),
         ({"configs": ["nowhere.yaml"]}, [], "names .*nowhere.yaml, which is no file; paths are relative to"),
+        ({"columns": "another.yaml"}, [], "there is no file .*another.yaml: give a table's YAML"),
         ({"published": {"C": {}}}, [], "names 'C', which is neither a row nor a column"),
         ({}, ["--only", "C"], "--only C: the table has the rows A, B"),
     ],

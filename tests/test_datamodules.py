@@ -41,6 +41,7 @@ from flcog.datamodules import (
     FashionMNIST,
     ImageFolders,
     LeastSquares,
+    LongTail,
     Natural,
     Quadratics,
     Shuffled,
@@ -238,6 +239,35 @@ def test_cifar_missing_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def save(path: Path, **arrays: Any) -> str:
     np.savez(path, **{name: np.asarray(array) for name, array in arrays.items()})
     return str(path)
+
+
+def test_a_test_set_like_the_clients() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.permutation(np.arange(5000) % 10), rng.permutation(np.arange(1000) % 10)
+    arrays = {
+        "train_inputs": train[:, None],
+        "train_targets": train,
+        "test_inputs": np.arange(1000.0)[:, None],
+        "test_targets": test,
+    }
+    data = ArrayData(**arrays, num_clients=5, partitioner=LongTail(10, IID()), test_like_clients=True)
+    kept = data.federation.test
+    assert kept is not None
+    # FedDisco's rule for its test set: n_1 rho^(-(c - 1) / (C - 1)) of each class, for n_1 = 100.
+    assert kept.targets.bincount().tolist() == [int(100 * 10 ** (-c / 9) + 1e-9) for c in range(10)]
+    rows = np.asarray(kept.inputs)[:, 0].astype(int)
+    assert np.array_equal(test[rows], kept.targets) and len(set(rows)) == len(rows)
+    as_they_are = ArrayData(**arrays, num_clients=5, test_like_clients=True).federation.test
+    assert as_they_are is not None and len(as_they_are) == 1000
+    one_class = ArrayData(**arrays | {"train_targets": np.full(5000, 3)}, num_classes=10, test_like_clients=True).federation.test
+    assert one_class is not None and one_class.targets.tolist() == [3] * 100
+    for change, what in (
+        ({"test_targets": test % 9}, "clients have samples of class 9, and the test set has none"),
+        ({"train_targets": rng.random(5000), "test_targets": rng.random(1000)}, "ArrayData has the task regression"),
+        ({"test_inputs": None, "test_targets": None}, "ArrayData has no test set: leave it out"),
+    ):
+        with one_line(ValueError, what):
+            ArrayData(**arrays | change, test_like_clients=True).setup()
 
 
 def test_medmnist_layout(tmp_path: Path) -> None:

@@ -54,8 +54,14 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_command_names_files_that_exist() -> None:
-    for path in re.findall(r"-c (configs/\S+\.yaml)", README):
-        assert (ROOT / path).is_file(), path
+    for text in (README, *(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))):
+        for path in re.findall(r"configs/[\w/-]+\.yaml", text):
+            assert (ROOT / path).is_file(), path
+
+
+def test_it_lists_every_table() -> None:
+    listed = README.split("| `configs/tables/` |")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"`([\w-]+)`", listed)) == sorted(path.stem for path in (ROOT / "configs/tables").glob("*.yaml"))
 
 
 def between(name: str) -> str:
