@@ -1,0 +1,70 @@
+"""Every setting of ours trains: its model, its split, its observers, on random data of the shape that its data set has."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flcog.cli import main
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+PHOTOGRAPHS, GREY = (32, 32, 3), (28, 28, 1)
+# The shape of a sample, how many classes (none: values), and arguments that save time.
+SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
+    "cifar10": (PHOTOGRAPHS, 10, {}),
+    "cifar100": (PHOTOGRAPHS, 100, {}),
+    "fashion-mnist": (GREY, 10, {}),
+    "studies/feddisco-ag-news": ((50,), 4, {}),
+    "studies/feddisco-cinic10": (PHOTOGRAPHS, 10, {}),
+    "studies/feddisco-facebook": ((53,), 0, {}),
+    "studies/feddisco-femnist": (GREY, 10, {"trainer.clients_per_round": 2}),
+    "studies/feddisco-ham10000": ((8, 8, 3), 7, {"data.num_clients": 2, "data.batch_size": 4}),
+    "studies/feddisco-participation": (PHOTOGRAPHS, 10, {"trainer.clients_per_round": 2}),
+    "studies/fedssyn-cifar10": (PHOTOGRAPHS, 10, {"trainer.clients_per_round": 1, "data.batch_size": 8}),
+    "studies/fedssyn-cifar100": (PHOTOGRAPHS, 100, {"trainer.clients_per_round": 1, "data.batch_size": 8}),
+    "studies/fedssyn-dsprites": ((64, 64, 1), 3, {"data.batch_size": 16}),
+    "studies/fedssyn-mnist": (GREY, 10, {"data.batch_size": 16}),
+    "studies/fedssyn-mnist-rounds": (GREY, 10, {}),
+    "studies/fedssyn-quadratics": ((), 0, {}),  # Its data are drawn, not read.
+    "studies/fedwalk": (PHOTOGRAPHS, 10, {"trainer.clients_per_round": 2}),
+}
+ELSEWHERE = {"flair", "quickstart"}
+"""Run in test_flair.py and test_cli.py."""
+
+
+def test_none_is_forgotten() -> None:
+    paths = [*CONFIGS.glob("*.yaml"), *(CONFIGS / "studies").glob("*.yaml")]
+    assert {path.relative_to(CONFIGS).with_suffix("").as_posix() for path in paths} == ELSEWHERE | set(SETTINGS)
+
+
+def write_arrays(path: Path, shape: tuple[int, ...], classes: int) -> None:
+    rng, arrays = np.random.default_rng(0), {}
+    for part, count in (("train", 2000), ("test", 50)):
+        numbers = rng.integers(2, 256, (count, *shape))
+        inputs = numbers.astype(np.uint8) if len(shape) == 3 else numbers if classes else rng.standard_normal((count, *shape))
+        arrays |= {f"{part}_inputs": inputs, f"{part}_targets": np.arange(count) % classes if classes else rng.random(count)}
+    np.savez(path, **arrays)
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape, classes, smaller = SETTINGS[name]
+    words = ["fit", "-c", str(CONFIGS / f"{name}.yaml")]
+    if name == "studies/fedwalk":
+        (tmp_path / "untrained.yaml").write_text("model: {init_args: {model: {init_args: {weights: null}}}}")
+        words += ["-c", str(tmp_path / "untrained.yaml")]
+    arguments = {
+        "trainer.rounds": 1,
+        "trainer.local_epochs": "null",
+        "trainer.local_steps": 1,
+        "trainer.logger": "false",
+        "trainer.default_root_dir": tmp_path / "runs",
+    }
+    if shape:
+        write_arrays(tmp_path / "data.npz", shape, classes)
+        arguments |= {"data": "flcog.datamodules.ArrayData", "data.path": tmp_path / "data.npz", **smaller}
+    main([*words, *(word for key, value in arguments.items() for word in (f"--{key}", str(value)))])
+    assert "1 of 1" in capsys.readouterr().out
