@@ -50,6 +50,7 @@ def configured(config: Any, key: str) -> Any:
     return config["class_path"] if isinstance(config, dict) and "class_path" in config else config
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ def write_arrays(path: Path, shape: tuple[int, ...], classes: int) -> None:
     np.savez(path, **arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
