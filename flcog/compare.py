@@ -289,12 +289,13 @@ def curves(plan: Plan, runs: Sequence[Cell], path: Path) -> bool:
 
     histories = {(cell.column, cell.row, cell.seed): cell.history() for cell in runs}
     metric = _metric(plan.metric, list(histories.values()))
-    if metric is None:
+    if metric is None or not any(metric in values for history in histories.values() for values in history):
         return False
 
     def series(column: str, row: str) -> list[list[tuple[float, float]]]:
         found = [histories.get((column, row, seed), []) for seed in plan.seeds]
-        return [[(values["round"], values[metric]) for values in history if metric in values] for history in found if history]
+        evaluated = ([(values["round"], values[metric]) for values in history if metric in values] for history in found)
+        return [values for values in evaluated if values]
 
     panels = {column: {row: series(column, row) for row in plan.rows} for column in plan.columns}
     curves_figure(panels, metric).savefig(path, dpi=150)
@@ -308,6 +309,16 @@ def _metric(metric: str | None, histories: Sequence[Sequence[dict[str, float]]])
 
 def _published(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _check_metric(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> None:
+    """Complain of a table's metric that no finished run has logged."""
+    logged = sorted({name for history in histories for values in history for name in values})
+    if metric and logged and metric not in logged:
+        raise ValueError(
+            f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "
+            f"nothing is run twice"
+        )
 
 
 def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
@@ -364,7 +375,7 @@ def main(argv: Sequence[str]) -> None:
     if options.show and not options.seeds:
         plan = replace(plan, seeds=_seeds_run(plan, out) or plan.seeds)
     runs = cells(plan, out, extra)
-    failed = [] if options.show else _fill(runs, options.jobs)
+    failed = [] if options.show else _fill(runs, options.jobs, plan.metric)
     header, rows = table(plan, runs)
     text = markdown(header, rows)
     if out.is_dir():
@@ -373,6 +384,7 @@ def main(argv: Sequence[str]) -> None:
             csv.writer(file).writerows([header, *rows])
     drawn = out.is_dir() and curves(plan, runs, out / "curves.png")
     print(f"\n{plan.title}\n\n{text}\n\n{out / 'table.md'}, {out / 'table.csv'}" + (f", {out / 'curves.png'}" if drawn else ""))
+    _check_metric(plan.metric, [cell.history() for cell in runs if cell.finished])
     if failed:
         first = failed[0]
         raise ValueError(
@@ -380,8 +392,8 @@ def main(argv: Sequence[str]) -> None:
         )
 
 
-def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
-    """Run what is not finished; returns what failed."""
+def _fill(runs: Sequence[Cell], jobs: int, metric: str | None) -> list[Cell]:
+    """Run what is not finished, telling each one's ``metric``; returns what failed."""
     for cell in runs:
         claim(cell)
     todo = [cell for cell in runs if not cell.finished]
@@ -391,7 +403,7 @@ def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
         print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished before", flush=True)
         for count, (cell, took) in enumerate(Runner(jobs).run(todo), start=1):
             outcome = cell.error or ", last ".join(
-                _scores(None, [history])[:2] if (history := cell.history()) else ["no evaluation"]
+                _scores(metric, [history])[:2] if (history := cell.history()) else ["no evaluation"]
             )
             print(
                 f"[{count}/{len(todo)}] {cell.name}: {'failed: ' if cell.error else 'best '}{outcome} ({seconds(took)})",

@@ -162,6 +162,29 @@ def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
     assert all(cell.history() == [] for cell in runs)
 
 
+def test_a_run_is_told_by_the_tables_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            folder = Path(command[command.index("--trainer.default_root_dir") + 1])
+            fake_run(compare.Cell("A", "", 0, folder, []), [0.5, 0.25])
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    arguments = ["compare", str(plan_file(tmp_path, metric="comm/up_bytes")), "--out", str(tmp_path / "out")]
+    main(arguments)
+    assert "A · seed 0: best 512.00, last 512.00" in capsys.readouterr().out
+    # A metric that no run has is seen at the end, and costs no run.
+    arguments[1] = str(plan_file(tmp_path, metric="test/accurracy"))
+    with pytest.raises(SystemExit):
+        main(arguments)
+    error = capsys.readouterr().err
+    assert "no run logged the table's metric test/accurracy, but comm/up_bytes, round, test/accuracy, time/round" in error
+
+
 def test_only_what_is_unfinished_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
