@@ -40,7 +40,10 @@ class FedCOG(Method):
 
     Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR 2024,
     https://arxiv.org/abs/2312.05966. The authors' code (https://github.com/rui-ye/FedCOG) differs: it takes 500 steps,
-    ``targets="complementary"``, ``lambda_kd="balance"`` and ``divergence="code"``.
+    ``targets="complementary"``, ``lambda_kd="balance"`` (of whose distillation it notes that it does not suit CIFAR-10) and
+    ``divergence="code"``. What no option follows: it rounds a label's number of inputs down, distils the outputs of the step with
+    the least loss beside the inputs of the last step, has the global model's own opinion for hard labels, and for labels that
+    exclude none another sums the divergences, where they are averaged here: multiply lambda_kd by the number of labels.
 
     Args:
         num_samples: inputs each client makes in a round (N), >= 0. With 0 nothing is distilled: FedAvg, or under ``balance`` the
@@ -51,7 +54,7 @@ class FedCOG(Method):
         divergence: eq. 2, or the form of the authors' code, see :func:`~flcog.callbacks.generation.disagreement`.
         lr: of Adam, > 0.
         betas: of Adam, each in [0, 1).
-        generation_batch_size: inputs made at a time by clients of little memory (A.4.3); None for all at once.
+        generation_batch_size: inputs made, and shown to the teacher, at a time by clients of little memory (A.4.3); None for all.
         generator: train a convolutional generator, and what it is fed, instead of the inputs themselves (A.4.2); images only.
         lambda_kd: weight of the distillation, >= 0, of which 0 is FedAvg; or ``balance`` for the weights of A.2.2, by which the
             inputs weigh what the client lacks for balanced data. ``balance`` with ``complementary`` targets came near the paper's
@@ -86,7 +89,7 @@ class FedCOG(Method):
         at_least(self, 0, "num_samples", "steps", "lambda_dis")
         at_least(self, 1, "generation_batch_size", "batch_size")
         positive(self, "lr")
-        if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or self.lambda_kd < 0):
+        if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or not self.lambda_kd >= 0):
             raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"FedCOG: betas are two numbers in [0, 1); got {self.betas}")
@@ -137,7 +140,10 @@ class FedCOG(Method):
         received = ctx.global_params, ctx.global_buffers
         last = (ctx.client["params"], ctx.client["buffers"]) if self._disagrees else None
         inputs = make_inputs(self, apply, ctx.draws, received, last)
-        return {"inputs": inputs} if self.hard_labels else {"inputs": inputs, "teacher": apply(received[0], inputs, received[1])}
+        if self.hard_labels:
+            return {"inputs": inputs}
+        parts = inputs.split(self.generation_batch_size or len(inputs))
+        return {"inputs": inputs, "teacher": torch.cat([apply(received[0], part, received[1]) for part in parts])}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         learnt = self._learnt(apply, params, ctx) if ctx.inputs else torch.zeros_like(task_loss)

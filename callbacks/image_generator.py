@@ -40,7 +40,9 @@ def images(variables: Params, size: tuple[int, int]) -> Tensor:
 
     What FedCOG's appendix A.4.2 describes (https://arxiv.org/abs/2312.05966): a linear layer to 8,192 values, an upsampling and
     three 3x3 convolutions. That the values are 128 maps of 8x8, the 64 and 32 channels in between, the leaky ReLUs and that nothing
-    follows the last convolution, so that any range of inputs can be met, are our choice.
+    follows the last convolution, so that any range of inputs can be met, are our choice. The authors' code
+    (https://github.com/rui-ye/FedCOG) starts from 256 dimensions, enlarges twice, has 128 and 64 channels in between with
+    BatchNorm, and ends in a sigmoid, which normalised inputs leave.
 
     >>> weights = initial_weights(1, torch.Generator().manual_seed(0))
     >>> images({"noise": torch.zeros(2, LATENT), **weights}, (28, 28)).shape

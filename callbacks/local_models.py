@@ -22,11 +22,14 @@ class LocalModels(Method):
 
         local/distance_*            ||x - y_k||, over parameters
         local/test_accuracy_*       of y_k on the global test set: what training at the client has left of general knowledge
+        local/reweighted_accuracy_* of y_k on the global test set, every class weighted by its share of the client's own samples
         local/client_accuracy_*     of y_k on the client's own test part (``data.client_test``)
 
     each with ``mean``, ``std``, ``worst_decile`` (of which the distance's is the farthest) and quantiles ``q10``, ``q50``, ``q90``;
-    other tasks have their own score in accuracy's place. These are Figure 2 of FedCOG (ICLR 2024), https://arxiv.org/abs/2312.05966. Costs
-    an evaluation for each client of the cohort: limit the rounds by ``start_round`` and ``stop_round``.
+    other tasks have their own score in accuracy's place, and none that is reweighted. The first three are Figure 2 of FedCOG
+    (ICLR 2024), https://arxiv.org/abs/2312.05966, whose "personalized test dataset" the authors' code makes by reweighting, which
+    takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds by ``start_round`` and
+    ``stop_round``.
 
     It looks at single clients' models, so no secure aggregation can be simulated beside it.
 
@@ -60,6 +63,12 @@ class LocalModels(Method):
                 figures = {f"test/{name}": value for name, value in evaluate.on_set(params, buffers, federation.test).items()}
                 if name := main_metric(figures):
                     scores.setdefault(f"local/{name.replace('/', '_')}", []).append(figures[name])
+                if federation.task == "classification" and isinstance(module, ClientModule):
+                    accuracy = evaluate.on_classes(params, buffers, federation.test)
+                    shares = federation.label_counts(client).where(~accuracy.isnan(), 0)
+                    if shares.any():
+                        reweighted = (accuracy.nan_to_num() * shares).sum() / shares.sum()
+                        scores.setdefault("local/reweighted_accuracy", []).append(float(reweighted))
             own = None if federation.client_test is None else federation.client_test.client(client)
             if own is not None and len(own) and isinstance(module, ClientModule):
                 name = f"local/client_{module.score_name}"

@@ -103,7 +103,7 @@ class Classifier(ClientModule):
 
 
 class MultiLabelClassifier(ClientModule):
-    """Any subset of the labels, by binary cross-entropy summed over labels' mean. Clients are compared by their examples' F1."""
+    """Any subset of the labels, by binary cross-entropy, averaged over the labels. Clients are compared by their examples' F1."""
 
     task = "multilabel"
     score_name = "f1"

@@ -27,7 +27,7 @@ from flcog.run_directory import LAST, write_yaml
 from flcog.tables import markdown
 from flcog.text import seconds
 
-KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "published")
+KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "last", "published")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Plan:
         columns: settings, by name.
         seeds: every arm is run with each, in each setting.
         metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
+        last: of how many last evaluations the mean is told.
         published: a paper's figures in percent, by row and column, to stand beside ours.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     columns: Mapping[str, Part]
     seeds: tuple[int, ...]
     metric: str | None
+    last: int
     published: Mapping[str, Mapping[str, float]]
 
 
@@ -126,8 +128,12 @@ def read_plan(path: Path) -> Plan:
         if strangers:
             raise ValueError(f"published in {path} names {strangers[0]!r}, which is neither a row nor a column of the table")
     common = part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table")
-    seeds = tuple(content.get("seeds") or (0,))
-    return Plan(str(content.get("title", path.stem)), common, rows, columns, seeds, content.get("metric"), published)
+    seeds, last = content.get("seeds") or [0], content.get("last", 5)
+    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
+        raise ValueError(f"seeds in {path} must be a list of whole numbers, such as [0, 1, 2]; got {seeds!r}")
+    if not isinstance(last, int) or last < 1:
+        raise ValueError(f"last in {path} must be a whole number of evaluations, at least 1; got {last!r}")
+    return Plan(str(content.get("title", path.stem)), common, rows, columns, tuple(seeds), content.get("metric"), last, published)
 
 
 def cells(plan: Plan, out: Path, extra: Sequence[str]) -> list[Cell]:
@@ -230,7 +236,7 @@ def _settings(arguments: Sequence[str]) -> list[str]:
 
 
 def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: for each setting best, last and the mean of the last five evaluations, over seeds; then the cost.
+    """Header and rows: for each setting best, last and the mean of the last evaluations, over seeds; then the cost.
 
     Where runs counted the rounds to a target (``RoundsToTarget``), these stand beside the scores, with the bytes both ways.
     """
@@ -239,7 +245,7 @@ def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]
     targets = {column: _targets([history for key, history in histories.items() if key[1] == column]) for column in plan.columns}
     header = [""]
     for column in plan.columns:
-        whats = ["best", "last", "last 5", *(f"rounds to {target.removeprefix('to_')}" for target in targets[column])]
+        whats = ["best", "last", f"last {plan.last}", *(f"rounds to {target.removeprefix('to_')}" for target in targets[column])]
         header += [f"{column} {what}".strip() for what in whats]
     if plan.published:
         header += [f"{column} published".strip() for column in plan.columns]
@@ -249,7 +255,7 @@ def table(plan: Plan, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]
         line, times, sent = [f"{row}"], [], []
         for column in plan.columns:
             found = [history for key, history in histories.items() if key[:2] == (row, column) and history]
-            line += _scores(plan.metric, found)
+            line += _scores(plan.metric, found, plan.last)
             line += [_rounds_to(target, found) for target in targets[column]]
             for history in found:
                 times.append(statistics.median(values["time/round"] for values in history if "time/round" in values))
@@ -321,8 +327,8 @@ def _check_metric(metric: str | None, histories: Sequence[Sequence[dict[str, flo
         )
 
 
-def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
-    """Best, last, and the mean of the last five; in percent where the metric is a share."""
+def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]], count: int = 1) -> list[str]:
+    """Best, last, and the mean of the last ``count``; in percent where the metric is a share."""
     found = _metric(metric, histories)
     series = [[values[found] for values in history if found in values] for history in histories] if found else []
     series = [values for values in series if values]
@@ -333,7 +339,7 @@ def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]])
     scale = 1.0 if lower or max(abs(value) for values in series for value in values) > 1 else 100.0
     return [
         _spread([scale * v for v in values])
-        for values in (best, [s[-1] for s in series], [statistics.mean(s[-5:]) for s in series])
+        for values in (best, [s[-1] for s in series], [statistics.mean(s[-count:]) for s in series])
     ]
 
 
@@ -362,6 +368,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
+    parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
     parser.add_argument("--show", action="store_true", help="print the table of what has been run so far, and run nothing")
     words = list(argv)
     extra = words[words.index("--") + 1 :] if "--" in words else []
@@ -369,6 +376,8 @@ def main(argv: Sequence[str]) -> None:
     plan = read_plan(options.table)
     if options.seeds:
         plan = replace(plan, seeds=tuple(options.seeds))
+    if options.last:
+        plan = replace(plan, last=options.last)
     if options.only:
         plan = _select(plan, options.only)
     out = options.out or Path("runs") / options.table.stem

@@ -108,6 +108,8 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
     # Five evaluations back, the sixth is forgotten.
     assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
+    header, rows = compare.table(replace(plan, last=6), runs)
+    assert header[3] == "last 6" and rows[1][3] == f"{(90 + 25) / 6:.2f}"
 
 
 def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
     plan = compare.read_plan(plan_file(tmp_path, metric="time/error"))
     runs = compare.cells(plan, tmp_path / "out", [])
     histories = [[{"time/error": 0.5}, {"time/error": 0.25}, {"time/error": 0.75}]]
-    assert compare._scores(plan.metric, histories) == ["0.25", "0.75", "0.50"]
+    assert compare._scores(plan.metric, histories, 5) == ["0.25", "0.75", "0.50"]
     assert all(cell.history() == [] for cell in runs)
 
 
@@ -234,6 +236,8 @@ def test_only_what_is_unfinished_is_run(
         ({"configs": ["nowhere.yaml"]}, [], "names .*nowhere.yaml, which is no file; paths are relative to"),
         ({"columns": "another.yaml"}, [], "there is no file .*another.yaml: give a table's YAML"),
         ({"published": {"C": {}}}, [], "names 'C', which is neither a row nor a column"),
+        ({"seeds": 3}, [], r"seeds in .* must be a list of whole numbers, such as \[0, 1, 2\]; got 3"),
+        ({"last": 0}, [], "last in .* must be a whole number of evaluations, at least 1; got 0"),
         ({}, ["--only", "C"], "--only C: the table has the rows A, B"),
     ],
 )

@@ -32,7 +32,7 @@ from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx, generated_images
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx, generated_images, image_generator
 from flcog.callbacks.distillation import distillation_loss
 from flcog.callbacks.fedcog import FedCOG
 from flcog.callbacks.generated_images import GeneratedImages, to_pixels
@@ -40,7 +40,7 @@ from flcog.callbacks.generation import disagreement, generate, target_loss
 from flcog.callbacks.generation_time import GenerationTime
 from flcog.callbacks.local_models import LocalModels
 from flcog.callbacks.target_labels import allot, complement
-from flcog.data import Preprocess, Samples, Splits
+from flcog.data import Federation, Preprocess, Samples, Splits
 from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -275,6 +275,32 @@ def test_small_batches_and_generator_on_images(changes: dict[str, Any]) -> None:
     assert apart > 1e-6 if method.generator else 0 < apart < 1e-5
 
 
+def test_a_generator_is_trained_beside_what_it_is_fed() -> None:
+    """Against torch's own layers and optimiser."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(image_generator.LATENT, 8192), nn.Unflatten(1, (128, 8, 8)), nn.Upsample((9, 8)))
+    for channels in ((128, 64), (64, 32), (32, 1)):
+        network += nn.Sequential(nn.LeakyReLU(0.2), nn.Conv2d(*channels, 3, padding=1))
+    names = [f"{layer}.{part}" for layer in ("linear", "conv1", "conv2", "conv3") for part in ("weight", "bias")]
+    weights = {name: value.detach().clone() for name, value in zip(names, network.parameters(), strict=True)}
+    first, second = (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).requires_grad_(False) for _ in range(2))
+    noise, labels = torch.randn(4, image_generator.LATENT), torch.tensor([0, 1, 2, 0])
+    decode = partial(image_generator.images, size=(9, 8))
+    made = generate(noise, labels, first, second, lambda_dis=0.5, steps=5, weights=weights, decode=decode)
+
+    fed = noise.clone().requires_grad_()
+    optimizer = torch.optim.Adam([fed, *network.parameters()], 0.01, (0.5, 0.9))
+    for _ in range(5):
+        inputs = network(fed)
+        loss = F.cross_entropy(first(inputs), labels) + 0.5 * disagreement(first(inputs), second(inputs))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(made, network(fed).detach(), rtol=1e-8, atol=1e-8)
+    assert (made - decode({"noise": noise, **weights})).abs().max() > 0.1
+
+
 def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures, times = GeneratedImages(steps=(0, 2), every_n_rounds=2), GenerationTime(num_samples=(2, 3), repeats=1)
     for changes in ({}, {"generator": True, "steps": 1}, {"lambda_kd": 0.0}, {"num_samples": 0}):
@@ -325,6 +351,7 @@ def test_local_models_are_measured(executor: str, tmp_path: Path) -> None:
             for local in locals_.values()
         ],
         "test_accuracy": [accuracy(local, federation.test, np.arange(30)) for local in locals_.values()],
+        "reweighted_accuracy": [reweighted(local, federation.test, own_labels(federation, k)) for k, local in locals_.items()],
         "client_accuracy": [accuracy(local, federation.train, federation.client_test.client(k)) for k, local in locals_.items()],
     }
     for name, values in everything.items():
@@ -332,6 +359,16 @@ def test_local_models_are_measured(executor: str, tmp_path: Path) -> None:
         assert trainer.history[0][f"local/{name}_std"] == pytest.approx(np.std(values), rel=1e-5), name
     assert trainer.history[0]["local/distance_worst_decile"] == pytest.approx(max(everything["distance"]), rel=1e-6)
     assert not trainer.servers["LocalModels"]
+
+
+def own_labels(federation: Federation, client: int) -> list[int]:
+    return federation.train.targets[federation.partition.client(client)].tolist()
+
+
+def reweighted(model: nn.Module, samples: Samples, own: list[int]) -> float:
+    """The mean, over the client's samples, of the accuracy on the test samples of each one's label."""
+    of_label = {label: accuracy(model, samples, np.flatnonzero(samples.targets == label)) for label in set(own)}
+    return float(np.mean([of_label[label] for label in own]))
 
 
 def accuracy(model: nn.Module, samples: Samples, rows: np.ndarray) -> float:
@@ -349,6 +386,7 @@ def accuracy(model: nn.Module, samples: Samples, rows: np.ndarray) -> float:
         ({"steps": -1}, "steps must be at least 0"),
         ({"lambda_dis": -0.1}, "lambda_dis must be at least 0"),
         ({"lambda_kd": -1.0}, "lambda_kd must be at least 0, or 'balance'"),
+        ({"lambda_kd": float("nan")}, "lambda_kd must be at least 0, or 'balance'; got nan"),
         ({"lambda_kd": "auto"}, "lambda_kd must be at least 0, or 'balance'"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"betas": (0.5, 1.0)}, "betas are two numbers"),
