@@ -5,11 +5,11 @@ from typing import Literal
 
 import torch
 
-from flcog.callbacks.leash import Leash, value_at
+from flcog.callbacks.leash import Leash, check_lr, value_at
 from flcog.client import Apply, ClientModule
 from flcog.data import FederatedDataModule
 from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.ranges import below_one, positive
+from flcog.ranges import below_one
 from flcog.schedules import Schedule
 
 
@@ -41,8 +41,12 @@ class FedWalk(Method):
     Nor does the paper say how 20 leash classes meet the model's 10: here the leash reads the model's features through a linear
     head of its own. It stays on the server: clients neither receive it nor decay it, and the ledger counts one number per client
     and round, L_k. Both means take the aggregation weights; list ``EqualWeights`` for the paper's plain ones. The gradient is of
-    the leash alone: no momentum, no weight decay. List FedWalk after methods that change the server's step (SCAFFOLD, FedAvgM),
-    which would else take the leash's part for the clients'. Processes of a run each repeat the leash steps.
+    the leash alone: no momentum, no weight decay. Clients with a momentum of m take steps of up to 1 / (1 - m) times the leash's at
+    the same learning rate; Algorithm 1 has plain steps on both sides. Processes of a run each repeat the leash steps.
+
+    List FedWalk after methods that change the server's step (FedNova, SCAFFOLD, FedAvgM, FedOpt's, FedDyn, FedDC, FedExP), which
+    would else take the leash's part for the clients'. A FedNova listed after it multiplies the leash's steps by the clients' number
+    of steps (for 5 steps by 5, by 13 with a momentum of 0.9), and before that shows the leash a model that has moved by less.
 
     Each round logs ``fedwalk/client_loss`` (L^c as compared), ``fedwalk/llr`` (the ratio's logarithm as compared),
     ``fedwalk/applied``, ``fedwalk/leash_loss`` (L^s after the round) and ``fedwalk/steps`` (leash steps so far).
@@ -56,10 +60,12 @@ class FedWalk(Method):
             over the rounds: 0, 0.5, 1 for a leash close to the task, -1, -0.5, 0 and -1.3, -1.1 for more distant ones, without
             saying when.
         num_steps: leash steps of a round that leashes (T_s), >= 1.
-        lr: their step size (gamma), > 0, or its schedule by round; None is the clients' of that round, as in the paper.
+        lr: their step size (gamma), > 0, or its schedule by round, of step sizes and not of factors (``Piecewise``); None is the
+            clients' of that round, as in the paper.
         beta: memory of L^c, in [0, 1).
         bias_correction: whether L^c makes up for its start at 0.
-        head: ``own``, or ``shared``: the model's head, for a leash with the same classes.
+        head: ``own``, or ``shared``: the model's head, for a leash with the same classes in the same order. Only the task and the
+            number of classes are compared.
         mode: ``eval`` or ``train``: whether BatchNorm's statistics hold still in leash steps and dropout is off, or not.
 
     Example:
@@ -85,7 +91,7 @@ class FedWalk(Method):
             raise ValueError("FedWalk: tau must be a number or infinite; got nan")
         if self.num_steps < 1:
             raise ValueError(f"FedWalk: num_steps must be at least 1; got {self.num_steps}: tau=-inf never leashes")
-        positive(self, "lr")
+        check_lr(self)
         below_one(self, "beta")
         _ = self._task
 

@@ -1,9 +1,11 @@
 """The leash: a public task on which a server trains the global model, for the methods that hold one."""
 
 import copy
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,8 @@ from flcog.client import Apply, ClientModule
 from flcog.data import FederatedDataModule
 from flcog.hooks import Params
 from flcog.randomness import fold, fold_each, generator
-from flcog.ranges import one_of
-from flcog.schedules import Schedule
+from flcog.ranges import one_of, positive
+from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
 
 LOSSES = {
     "classification": F.cross_entropy,
@@ -30,6 +32,26 @@ def value_at(value: float | Schedule, time: int) -> float:
     0.5
     """
     return value(time) if isinstance(value, Schedule) else value
+
+
+def check_lr(owner: Any) -> None:
+    """Refuse step sizes of leash steps that climb, and schedules of factors: a leash has no rate of its own to multiply."""
+    positive(owner, "lr")
+    if isinstance(owner.lr, Exponential | Cosine):
+        raise ValueError(
+            f"{owner.name}: lr's schedule is one of step sizes, and {type(owner.lr).__name__} gives factors: "
+            "list the step sizes in a flcog.schedules.Piecewise"
+        )
+    if isinstance(owner.lr, Piecewise) and not all(0 <= value < math.inf for value in owner.lr.values):
+        raise ValueError(f"{owner.name}: lr's values must be finite and at least 0; got {owner.lr.values}")
+
+
+@contextmanager
+def seeded(key: int, device: torch.device) -> Iterator[None]:
+    """Torch's global streams start from ``key`` inside and are as they were after."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(key)
+        yield
 
 
 def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: int) -> Iterator[tuple[int, Tensor]]:
@@ -114,9 +136,11 @@ class Leash:
             keys = fold_each(fold(seed, "leash", "augment", step), rows.numpy())
             like = next(iter(params.values()))
             inputs, targets = self._read(rows, like, keys)
+            noise = fold(seed, "leash", "dropout", step) >> 1
             if self.mode == "train":
-                apply = self._seeded(apply, fold(seed, "leash", "dropout", step) >> 1, like.device)
-            with torch.enable_grad():
+                apply = self._with_dropout(apply, noise, like.device)
+            # flcog's dropout draws from its keys, torch's from the global stream.
+            with torch.enable_grad(), seeded(noise, like.device) if self.mode == "train" else nullcontext():
                 params, head = ({n: v.detach().requires_grad_() for n, v in part.items()} for part in (params, head))
                 loss = self._loss(apply, params, head, inputs, targets, None if self.mode == "train" else apply.buffers)
                 leaves = [*params.values(), *head.values()]
@@ -150,8 +174,7 @@ class Leash:
         inputs, targets = federation.load(federation.train, rows, like.device, keys)  # type: ignore[arg-type]
         return inputs.to(like.dtype) if inputs.is_floating_point() else inputs, targets.to(like.device)
 
-    def _seeded(self, apply: Apply, key: int, device: torch.device) -> Apply:
-        """The same model, whose dropout draws this step's noise: flcog's from its keys, torch's from the global stream."""
-        torch.default_generator.manual_seed(key)
+    def _with_dropout(self, apply: Apply, key: int, device: torch.device) -> Apply:
+        """The same model, whose ``flcog.models.Dropout`` draws this step's noise."""
         names = [name for name in apply.model.buffers if name.endswith("dropout_key")]
         return Apply(apply.model, apply.buffers | {name: torch.tensor(fold(key, name) >> 1, device=device) for name in names})

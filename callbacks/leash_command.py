@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 
@@ -18,8 +19,8 @@ def read_classes(source: str) -> list[str]:
     >>> read_classes("cat, polar bear")
     ['cat', 'polar bear']
     """
-    path = Path(source)
-    names = path.read_text().splitlines() if path.is_file() else source.split(",")
+    # Not Path.is_file, to which many names are a path too long.
+    names = Path(source).read_text().splitlines() if os.path.isfile(source) else source.split(",")
     classes = [name.strip() for name in names if name.strip()]
     if not classes or len({name.lower() for name in classes}) < len(classes):
         raise ValueError(f"--classes wants different names, separated by commas or one a line in a file; got {source!r}")

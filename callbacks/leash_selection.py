@@ -4,7 +4,7 @@ import ast
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -41,23 +41,27 @@ def read_answer(answer: str, classes: Sequence[str], reference: dict[str, str], 
     >>> read_answer("Sure! {'cat': ['tabby']}", ["cat"], {"n02123045": "tabby, tabby cat"}, count=1)
     {'cat': ['n02123045']}
     """
-    given, known = _dictionary(answer), _spellings(reference)
+    given, exact, plain = _dictionary(answer), _spellings(reference, str.strip), _spellings(reference, _plain)
     concepts = {_plain(name): name for name in classes}
     faults = [f"{key!r} is none of the classes" for key in given if _plain(key) not in concepts]
     ranking: Ranking = {}
     for name in classes:
-        labels = next((value for key, value in given.items() if _plain(key) == _plain(name)), None)
-        if labels is None:
-            faults.append(f"{name!r} is missing")
+        keys = [key for key in given if _plain(key) == _plain(name)]
+        if len(keys) != 1:
+            twice = f"answered {len(keys)} times, as {' and '.join(map(repr, keys))}"
+            faults.append(f"{name!r} is {twice if keys else 'missing'}")
             continue
-        labels = [labels] if isinstance(labels, str) else list(labels)
-        found = [_find(label, known) for label in labels]
-        for label, label_found in zip(labels, found, strict=True):
-            if label_found is None:
-                close = difflib.get_close_matches(_plain(label), known, n=1)
-                faults.append(f"{label!r} (for {name!r}) is no label" + (f"; {known[close[0]]!r} is" if close else ""))
-        ranking[name] = list(dict.fromkeys(label for label in found if label is not None))
-        if len(ranking[name]) != count and None not in found:
+        answered = given[keys[0]]
+        labels = [answered] if isinstance(answered, str) else list(answered)
+        found = [_find(label, reference, exact, plain) for label in labels]
+        for label, meant in zip(labels, found, strict=True):
+            if not meant:
+                close = difflib.get_close_matches(_plain(label), plain, n=1)
+                faults.append(f"{label!r} (for {name!r}) is no label" + (f"; {_either(plain[close[0]])} is" if close else ""))
+            elif len(meant) > 1:
+                faults.append(f"{label!r} (for {name!r}) may be {_either(meant)}")
+        ranking[name] = list(dict.fromkeys(meant[0] for meant in found if len(meant) == 1))
+        if len(ranking[name]) != count and all(len(meant) == 1 for meant in found):
             repeated = "" if len(found) == len(ranking[name]) else f" ({len(found)} with repetitions)"
             faults.append(f"{name!r} has {len(ranking[name])} different labels{repeated}, {count} are wanted")
     if faults:
@@ -101,21 +105,27 @@ def _plain(name: object) -> str:
     return " ".join(str(name).replace("_", " ").lower().split())
 
 
-def _find(label: object, known: dict[str, str]) -> str | None:
-    """The label that is meant; after a WordNet id, whatever name is given for it does not matter."""
+def _either(labels: Sequence[str]) -> str:
+    return " or ".join(map(repr, labels))
+
+
+def _find(label: object, reference: dict[str, str], exact: dict[str, list[str]], plain: dict[str, list[str]]) -> list[str]:
+    """The labels that may be meant; after a WordNet id, whatever name is given for it does not matter."""
+    # As written first: ImageNet has a Cardigan, which is a dog, and a cardigan.
+    found = exact.get(str(label).strip()) or plain.get(_plain(label), [])
     wordnet_id = re.match(r"n\d{8}\b", _plain(label))
-    return known.get(_plain(label)) or (known.get(wordnet_id[0]) if wordnet_id else None)
+    return [wordnet_id[0]] if len(found) != 1 and wordnet_id and wordnet_id[0] in reference else found
 
 
-def _spellings(reference: dict[str, str]) -> dict[str, str]:
-    """Every way to write a label (itself, all of its names, one of them), but for names that several labels share."""
-    found: dict[str, set[str]] = {}
-    for label, names in reference.items():
-        for spelling in (names, f"{label} {names}", *names.split(",")):
-            found.setdefault(_plain(spelling), set()).add(label)
-    return {spelling: next(iter(labels)) for spelling, labels in found.items() if len(labels) == 1} | {
-        _plain(n): n for n in reference
-    }
+def _spellings(reference: dict[str, str], form: Callable[[str], str]) -> dict[str, list[str]]:
+    """Every way to write a label (itself, all of its names, one of them), with the labels so written; labels come before names."""
+    labels: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
+    for label, text in reference.items():
+        labels.setdefault(form(label), []).append(label)
+        for spelling in {form(part) for part in (text, f"{label} {text}", *text.split(","))}:
+            names.setdefault(spelling, []).append(label)
+    return names | labels
 
 
 def _dictionary(answer: str) -> dict[object, Sequence[object]]:

@@ -1,10 +1,12 @@
 """CIFAR-10 and CIFAR-100, as torchvision downloads and stores them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
@@ -12,6 +14,17 @@ from torchvision.datasets.utils import check_integrity
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import require_files
+
+
+@dataclass(frozen=True)
+class Enlarge:
+    """Model inputs enlarged to squares of ``size``, on the device that has them."""
+
+    preprocess: Preprocess
+    size: int
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return F.interpolate(self.preprocess(inputs), size=(self.size, self.size), mode="bilinear")
 
 
 class CIFAR10(FederatedDataModule):
@@ -28,6 +41,8 @@ class CIFAR10(FederatedDataModule):
         std: divides each channel; as ``mean``.
         val_fraction: the last part of the training images, in file order, that becomes a central validation set instead. Fedssyn
             holds out 0.1 (https://github.com/lyn1874/fedssyn).
+        image_size: the side to which images are enlarged, bilinearly and after augmentation, for models that want more than 32
+            pixels; None leaves them as they are.
     """
 
     num_classes = 10
@@ -41,13 +56,16 @@ class CIFAR10(FederatedDataModule):
         mean: tuple[float, float, float] = (0.4914, 0.4822, 0.4465),
         std: tuple[float, float, float] = (0.2023, 0.1994, 0.2010),
         val_fraction: float = 0.0,
+        image_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if not 0 <= val_fraction < 1:
             raise ValueError(f"val_fraction is a part of the training images, 0 to below 1; got {val_fraction}")
+        if image_size is not None and image_size < 32:
+            raise ValueError(f"image_size must be at least 32, the size of the files' images, or null; got {image_size}")
         self.data_dir, self.download, self.augmentation = data_dir, download, augmentation
-        self.mean, self.std, self.val_fraction = mean, std, val_fraction
+        self.mean, self.std, self.val_fraction, self.image_size = mean, std, val_fraction, image_size
 
     def prepare_data(self) -> None:
         if self.download:
@@ -63,7 +81,8 @@ class CIFAR10(FederatedDataModule):
         )
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess(self.mean, self.std)
+        preprocess = Preprocess(self.mean, self.std)
+        return preprocess if self.image_size is None else Enlarge(preprocess, self.image_size)
 
     def augment(self) -> Augment | None:
         return augmentation(self.augmentation)
@@ -97,6 +116,7 @@ class CIFAR100(CIFAR10):
         mean: subtracted from each channel, on the [0, 1] scale; FedCOG's by default, (0.5071, 0.4867, 0.4408) in Fedssyn.
         std: divides each channel; FedCOG's by default, (0.2675, 0.2565, 0.2761) in Fedssyn.
         val_fraction: the last part of the training images, in file order, that becomes a central validation set instead.
+        image_size: the side to which images are enlarged, as in CIFAR-10; None leaves them as they are.
     """
 
     num_classes = 100
@@ -110,6 +130,7 @@ class CIFAR100(CIFAR10):
         mean: tuple[float, float, float] = (0.5071, 0.4865, 0.4409),
         std: tuple[float, float, float] = (0.2673, 0.2564, 0.2762),
         val_fraction: float = 0.0,
+        image_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(data_dir, download, augmentation, mean, std, val_fraction, **kwargs)
+        super().__init__(data_dir, download, augmentation, mean, std, val_fraction, image_size, **kwargs)

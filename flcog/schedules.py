@@ -46,6 +46,8 @@ class Piecewise(Schedule):
             raise ValueError(
                 f"a piecewise schedule has one value more than boundaries; got {len(self.values)} values, {len(self.boundaries)} boundaries"
             )
+        if any(math.isnan(value) for value in self.values):
+            raise ValueError(f"a piecewise schedule's values must be numbers; got {self.values}")
         if sorted(set(self.boundaries)) != list(self.boundaries):
             raise ValueError(f"boundaries must rise; got {self.boundaries}")
 

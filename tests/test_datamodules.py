@@ -224,6 +224,28 @@ def test_cifar(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPat
     assert np.array_equal(held_out.train.inputs, train_images[: count - count // 10])
 
 
+@pytest.mark.parametrize("cls", [CIFAR10, CIFAR100])
+def test_cifar_enlarged(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path, cls, monkeypatch)
+    data = [cls(data_dir=str(tmp_path), num_clients=2, **options) for options in ({}, {"image_size": None}, {"image_size": 48})]
+    plain, same, large = (module.federation for module in data)
+    assert large.train.inputs.shape[1:] == (32, 32, 3)
+    # Augmented at the size of the files.
+    for keys in (None, np.arange(6, dtype=np.uint64)):
+        inputs, unchanged, enlarged = (
+            federation.load(federation.train, torch.arange(6), torch.device("cpu"), keys)[0]
+            for federation in (plain, same, large)
+        )
+        assert torch.equal(unchanged, inputs) and inputs.shape == (6, 3, 32, 32)
+        assert enlarged.shape == (6, 3, 48, 48) and enlarged.dtype == inputs.dtype
+        expected = torch.nn.functional.interpolate(inputs, size=(48, 48), mode="bilinear", align_corners=False)
+        assert torch.equal(enlarged, expected)
+    assert parse(f"--data={cls.__name__}", "--data.image_size=224").image_size == 224
+    for size in (31, 0):
+        with one_line(ValueError, f"image_size must be at least 32, the size of the files' images, or null; got {size}"):
+            cls(image_size=size)
+
+
 def test_cifar_missing_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = r"https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     with one_line(FileNotFoundError, rf"CIFAR10 found no .*data_batch_1.* and 4 more.*download true.*{url}"):

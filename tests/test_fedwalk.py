@@ -1,6 +1,7 @@
 """What the registry's tests do not see of FedWalk: its two losses, its schedules, the leash's forms, and the pre-training arm."""
 
 import copy
+import hashlib
 import math
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from harness import NUM_CLASSES, NUM_FEATURES, SGD, assert_close, classifier, distance, fit, problem_of, train
 from methods import MOMENTUM
 from methods_fedwalk import CASES, WIDTH, pretraining, reference, tiny_leash
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import EqualWeights, FedAvgM
+from flcog.callbacks import leash as leash_module
 from flcog.callbacks.fedwalk import FedWalk, log_loss_ratio
 from flcog.callbacks.leash import leash_rows
 from flcog.callbacks.leash_pretraining import LeashPretraining
@@ -28,7 +31,7 @@ from flcog.data import Augment
 from flcog.datamodules import ArrayData, ImageFolders
 from flcog.datamodules import leash_classes as classes
 from flcog.models import Dropout, FeatureModel
-from flcog.schedules import Piecewise
+from flcog.schedules import Cosine, Exponential, Piecewise
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -224,6 +227,13 @@ def test_dropout_of_a_leash_step_is_a_function_of_the_step() -> None:
     assert distance(run("eval").state, drawn.state) > 1e-3
 
 
+def test_leash_steps_leave_torchs_stream_as_it_was() -> None:
+    module = classifier(network=NoisyNet)
+    before = torch.get_rng_state()
+    LeashPretraining(leash=tiny_leash(), num_steps=2, mode="train").configure_model(module)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # The leash's data -------------------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +289,19 @@ def test_pretrainings_seed_draws_its_head_and_its_batches() -> None:
     assert_close(trainer.state, run(problem_of(trainer, before, SGD)))
 
 
+def test_by_default_pretrainings_seed_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(environment: str | None, **options: Any) -> Any:
+        if environment is None:
+            monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        else:
+            monkeypatch.setenv("PL_GLOBAL_SEED", environment)
+        return train(LeashPretraining(leash=tiny_leash(), num_steps=3, **options), rounds=1).state
+
+    none, three = run(None), run("3")
+    assert distance(none, run("3", seed=0)) == 0 and distance(three, run(None, seed=3)) == 0
+    assert distance(none, three) > 1e-4
+
+
 def test_pretraining_sends_nothing() -> None:
     plain, trained = (train(*callbacks, rounds=1) for callbacks in ([], [LeashPretraining(leash=tiny_leash(), num_steps=3)]))
     assert trained.rows[0]["comm/total_bytes"] == plain.rows[0]["comm/total_bytes"]
@@ -291,12 +314,21 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "tau": (FedWalk, {"tau": math.nan}, "FedWalk: tau .* nan"),
     "num_steps": (FedWalk, {"num_steps": 0}, "FedWalk: num_steps .* 0"),
     "lr": (FedWalk, {"lr": 0.0}, "FedWalk: lr .* 0.0"),
+    "an lr that climbs": (FedWalk, {"lr": Piecewise([0.1, -0.1], [3])}, r"FedWalk: lr's values .* at least 0; got \[0.1, -0.1\]"),
+    "an lr without end": (FedWalk, {"lr": Piecewise([math.inf])}, r"FedWalk: lr's values must be finite .* got \[inf\]"),
+    "an lr of factors": (FedWalk, {"lr": Cosine(300)}, "FedWalk: lr's schedule .* Cosine gives factors: .*Piecewise"),
     "beta": (FedWalk, {"beta": 1.0}, "FedWalk: beta .* 1.0"),
     "head": (FedWalk, {"head": "two"}, "FedWalk: head must be own or shared; got 'two'"),
     "mode": (FedWalk, {"mode": "off"}, "FedWalk: mode must be eval or train; got 'off'"),
     "start_round": (FedWalk, {"start_round": -1}, "FedWalk: start_round"),
     "pre-training's num_steps": (LeashPretraining, {"num_steps": 0}, "LeashPretraining: num_steps .* 0"),
     "pre-training's lr": (LeashPretraining, {"lr": -1.0}, "LeashPretraining: lr .* -1.0"),
+    "pre-training's climbing lr": (LeashPretraining, {"lr": Piecewise([-1.0])}, r"LeashPretraining: lr's values .* \[-1.0\]"),
+    "pre-training's factors": (
+        LeashPretraining,
+        {"lr": Exponential(0.9)},
+        "LeashPretraining: lr's schedule .* Exponential gives",
+    ),
     "pre-training's head": (LeashPretraining, {"head": 1}, "LeashPretraining: head .* 1"),
 }
 
@@ -359,7 +391,22 @@ def test_a_leash_that_does_not_fit_is_refused_before_the_first_round(
 CONFIGS = Path(__file__).parent.parent / "configs" / "methods"
 
 
+PRINTED = {
+    "cifar10_lh": "ea68b36de9bdadc3ac982410893096d8927b4f7ece5fd8eb43bce13d184576d1",
+    "cifar10_mh": "d544d796997289e12f3f879690ecbb96200acbffc7e563e356dc6829cc1fba28",
+    "cifar10_hh": "3cb2aa934554eecef722cd67be470b810bbb9717a7e2a450749fc09f5418d614",
+    "cifar100_lh": "8952ec53b34f8678b3f21afb41d8f450b98a6cf8e1fcd444d688143dc4d185f1",
+}
+"""SHA-256 of the lists as the paper prints them, read off its text and joined by commas."""
+
+
 def test_the_papers_classes() -> None:
+    for name, digest in PRINTED.items():
+        ids = list(classes.LEASHES[name])  # type: ignore[index]
+        if name == "cifar10_hh":
+            assert ids[-1] == "n06785654"
+            ids[-1] = "n0685654"  # as printed: a digit is missing
+        assert hashlib.sha256(",".join(ids).encode()).hexdigest() == digest, name
     assert {name: len(set(ids)) for name, ids in classes.LEASHES.items()} == {
         "cifar10_lh": 20,
         "cifar10_mh": 20,
@@ -392,6 +439,18 @@ LEASH_CONFIGS = {
 }
 
 
+TAUS = {
+    "fedwalk-lh": Piecewise([0.0, 0.5, 1.0], [34, 67]),
+    "fedwalk-mh": Piecewise([-1.0, -0.5, 0.0], [34, 67]),
+    "fedwalk-hh": Piecewise([-1.3, -1.1], [50]),
+    "fedwalk-cifar100": Piecewise([0.0, 0.5, 1.0], [34, 67]),
+    "fedwalk-tiny-imagenet": Piecewise([0.0, 0.5, 1.0], [67, 134]),
+}
+"""The values are the paper's (section 5.1), the rounds ours."""
+RATES = Piecewise([1e-2, 1e-3, 1e-4, 1e-5], [34, 67, 100])
+"""The paper's eta = gamma, the last from round 100 on; the earlier boundaries are ours."""
+
+
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", LEASH_CONFIGS)
 def test_configs_make_their_leashes(name: str) -> None:
@@ -403,7 +462,18 @@ def test_configs_make_their_leashes(name: str) -> None:
     assert type(method) is (LeashPretraining if "pretraining" in name else FedWalk)
     assert isinstance(method.leash, ImageFolders) and method.leash.batch_size == 64
     assert method.leash.class_names == classes.LEASHES[LEASH_CONFIGS[name]]
-    assert "pretraining" in name or isinstance(method.tau, Piecewise)
+    if isinstance(method, FedWalk):
+        assert method.tau == TAUS[name] and method.lr is None and method.num_steps == 1
+    else:
+        assert (method.num_steps, method.lr) == ((300, RATES) if name == "fedwalk-pretraining-imagenet" else (200, 0.05))
+
+
+def test_the_study_has_the_papers_rates() -> None:
+    model = yaml.safe_load((CONFIGS.parent / "studies" / "fedwalk.yaml").read_text())["model"]["init_args"]
+    assert model["optimizer"]["init_args"] == {"lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
+    schedule = model["lr_schedule"]["init_args"]
+    assert [0.01 * value for value in schedule["values"]] == pytest.approx(RATES.values)
+    assert schedule["boundaries"] == RATES.boundaries
 
 
 @pytest.mark.usefixtures("configured")
@@ -424,9 +494,17 @@ def test_a_leash_that_nobody_listed() -> None:
 
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", ["fedwalk", "fedwalk-pretraining"])
-def test_configs_run_with_the_quickstart(name: str, tmp_path: Path) -> None:
+def test_configs_run_with_the_quickstart(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: set[int] = set()
+
+    def rows(*arguments: Any) -> Any:
+        seeds.add(arguments[-1])
+        return leash_rows(*arguments)
+
+    monkeypatch.setattr(leash_module, "leash_rows", rows)
     options = {"rounds": 1, "local_steps": 1, "logger": "false", "default_root_dir": tmp_path}
     arguments = ["fit", "-c", str(CONFIGS.parent / "quickstart.yaml"), "-c", str(CONFIGS / f"{name}.yaml")]
-    main([*arguments, *(f"--trainer.{key}={value}" for key, value in options.items())])
+    main([*arguments, "--seed_everything=5", *(f"--trainer.{key}={value}" for key, value in options.items())])
+    assert seeds == {5}
     (table,) = tmp_path.rglob("metrics.csv")
     assert ("fedwalk/llr" in table.read_text()) == (name == "fedwalk")

@@ -74,11 +74,16 @@ def test_answers_are_read_however_they_are_written(answer: str) -> None:
 FAULTS: dict[str, tuple[object, str]] = {
     "an unknown label": (ANSWER | {"cat": ["tabbi", "tiger cat"]}, r"'tabbi' \(for 'cat'\) is no label; 'n02123045' is"),
     "a label by its first word": (ANSWER | {"cat": ["lynx of Spain", "tabby"]}, "'lynx of Spain'"),
-    "a name of two labels": (ANSWER | {"cat": ["cell", "zzzz"]}, r"'zzzz' \(for 'cat'\) is no label[.;]"),
+    "a label like no other": (ANSWER | {"cat": ["tabby", "zzzz"]}, r"'zzzz' \(for 'cat'\) is no label[.;]"),
+    "a name of two labels": (
+        ANSWER | {"cat": ["cell", "tabby"]},
+        r"cannot be used: 'cell' \(for 'cat'\) may be 'n02992529' or 'n09999999'\. Ask",
+    ),
     "too few": (ANSWER | {"cat": ["tabby"]}, "'cat' has 1 different labels, 2 are wanted"),
     "too many": (ANSWER | {"cat": ["tabby", "tiger cat", "lynx"]}, "'cat' has 3 different labels, 2 are wanted"),
     "one twice": (ANSWER | {"cat": ["tabby", "tabby cat"]}, r"'cat' has 1 different labels \(2 with repetitions\), 2 are wanted"),
     "a missing class": ({"cat": ANSWER["cat"]}, "'polar bear' is missing"),
+    "a class twice": (ANSWER | {"Cat": ["lynx", "tabby"]}, "'cat' is answered 2 times, as 'cat' and 'Cat'"),
     "another class": (ANSWER | {"dog": ["tabby", "lynx"]}, "'dog' is none of the classes"),
     "no dictionary": ("I cannot help with that.", "no dictionary of lists"),
     "numbers for lists": ({"cat": 1, "polar bear": 2}, "no dictionary of lists"),
@@ -89,6 +94,18 @@ FAULTS: dict[str, tuple[object, str]] = {
 def test_bad_answers_say_what_is_wrong(answer: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_answer(str(answer), CLASSES, REFERENCE, 2)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_labels_that_differ_in_capitals_alone_are_not_confused(with_ids: bool) -> None:
+    """ImageNet's Cardigan is a dog, its cardigan a garment."""
+    dog, garment = ("n02113186", "n02963159") if with_ids else ("Cardigan", "cardigan")
+    reference = {dog: "Cardigan", garment: "cardigan", "pullover": "pullover"} if with_ids else read_reference("imagenet")
+    for answer, label in (("Cardigan", dog), ("cardigan", garment), (f"{dog} Cardigan", dog)):
+        if with_ids or answer in reference:
+            assert read_answer(str({"coat": [answer]}), ["coat"], reference, 1) == {"coat": [label]}
+    with pytest.raises(ValueError, match=f"'CARDIGAN' \\(for 'coat'\\) may be '{dog}' or '{garment}'"):
+        read_answer(str({"coat": ["CARDIGAN"]}), ["coat"], reference, 1)
 
 
 def test_all_faults_are_said_at_once() -> None:
@@ -204,6 +221,11 @@ def test_labels_come_from_files_folders_and_imagenet(tmp_path: Path, reference_f
     for source in ("cat,Cat", ","):
         with pytest.raises(ValueError, match="--classes wants different names"):
             read_classes(source)
+
+
+def test_a_hundred_names_are_not_taken_for_a_file() -> None:
+    names = [f"kind of thing {number}" for number in range(100)]
+    assert read_classes(",".join(names)) == names
 
 
 def test_from_the_prompt_to_the_config(tmp_path: Path, reference_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ from flcog.callbacks import (
 )
 from flcog.hooks import Cohort, Method, Params
 from flcog.models import Dropout
+from flcog.schedules import Piecewise
 from flcog.threads import ThreadedLoop
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -394,7 +395,8 @@ NOT_ON_TINY_DATA = {
     "dense": "it trains for 200 epochs",
     "fedcog-analysis": "it changes the data too",
     "fedcog-generator": "it needs images",
-    "feddisco-analysis": "it changes the data too",
+    "feddisco-classes": "it changes the data too",
+    "feddisco-fairness": "it changes the data too",
     "fedssyn-ddpm": "it needs images",
     "fedssyn-ddpm-small": "it needs images",
     "fedssyn-dsprites": "it trains for 360 epochs",
@@ -427,7 +429,7 @@ def test_its_config_runs(path: Path) -> None:
 
 def test_few_configs_are_excused() -> None:
     assert set(NOT_ON_TINY_DATA) <= {path.stem for path in CONFIGS}
-    assert len(NOT_ON_TINY_DATA) == 19
+    assert len(NOT_ON_TINY_DATA) == 20
 
 
 @pytest.mark.parametrize("module", [info.name for info in pkgutil.iter_modules(flcog.callbacks.__path__)])
@@ -466,6 +468,7 @@ BAD_INPUTS: list[tuple[Callable[[], Any], str]] = [
         lambda: FedDisco(target=[1.0, 0.0]),
         "FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got [1.0, 0.0]",
     ),
+    (lambda: Piecewise([0.5, math.nan], [3]), "a piecewise schedule's values must be numbers; got [0.5, nan]"),
     (lambda: train(FedDisco(target=[0.5, 0.5])), "FedDisco: target lists 2 shares, but the data have 3 classes"),
     (lambda: ClipGradient(max_norm=0.0), "ClipGradient: max_norm must be positive; got 0.0"),
     (lambda: Stragglers(min_steps=0), "Stragglers: need 1 <= min_steps <= max_steps; got 0 and 500"),
