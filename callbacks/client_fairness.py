@@ -57,6 +57,7 @@ class ClientFairness(Callback):
 
     def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
         for name in [name for name in metrics if re.fullmatch(r"(val|test)/(client|personal)_\w+_std", name)]:
-            score, percent = name.removesuffix("_std"), 1 if lower_is_better(name) else 100
+            score = name.removesuffix("_std")
+            percent = 1 if lower_is_better(score) else 100
             variance, jain = fairness(percent * metrics[f"{score}_mean"], percent * metrics[name])
             metrics |= {f"{score}_variance": variance, f"{score}_jain": jain}

@@ -17,12 +17,16 @@ METRICS = ("kl", "l1", "l2", "cosine")
 
 
 def discrepancy(counts: Tensor, target: Tensor, metric: str = "kl") -> float:
-    """How far a client's label counts are from the target's shares.
+    """How far a client's label counts are from the target's shares; without any label, as far as one label alone can be.
 
     >>> discrepancy(torch.tensor([10.0, 0.0]), torch.tensor([0.5, 0.5]), "l1")
     1.0
     """
-    # A multi-label client may have no label at all: clamp, or its shares were 0 / 0.
+    if counts.sum() == 0 < target.sum():
+        # A multi-label client may have none. Under every metric the rarest label is the farthest; KL to one that nobody has is infinite.
+        rarest = (target.where(target > 0, torch.inf) if metric == "kl" else target).argmin()
+        counts = torch.nn.functional.one_hot(rarest, len(target))
+    # Where nobody has a label: clamp, or the shares were 0 / 0.
     shares, target = (value / value.sum().clamp(min=1e-30) for value in (counts.double(), target.double()))
     if metric == "kl":
         return float((torch.xlogy(shares, shares) - torch.xlogy(shares, target)).sum())
@@ -41,9 +45,11 @@ class FedDisco(Method):
 
     The divergence KL(D_k || T) is divided by its sum over the cohort, as in the authors' code though not in the text: raw, it
     dwarfs n_k and leaves skewed clients nothing. Each client sends the one number d_k once, when first sampled: how skewed it is,
-    not towards what. If no weight is positive, those from before are kept. Regression counts bins of the target, and multi-label
-    data its labels. List it after methods that set weights of their own (FedDyn), whose place it takes. ``flcog feddisco-bound``
-    shows how near such weights come to the least of the bound that they are derived from (sections 4 and 7.3).
+    not towards what. If no weight is positive, those from before are kept. Regression counts bins of the target, whose edges are
+    quantiles over all clients' targets, which no exchange provides. Multi-label data counts labels, and a client without any is
+    as far from T as one label alone can be. List it after methods that set weights of their own (FedDyn), whose place it takes.
+    ``flcog feddisco-bound`` shows how near such weights come to the least of the bound that they are derived from (sections 4 and
+    7.3).
 
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229.
 
@@ -92,6 +98,8 @@ class FedDisco(Method):
         counts = client.label_counts
         if self.target == "uniform":
             target = torch.ones_like(counts)
+            if client.task == "regression":
+                target[len(client.federation.bin_edges) + 1 :] = 0  # tied targets leave fewer bins than classes
         elif self.target == "global":
             target = client.federation.exchanged[self.name]
         else:

@@ -58,6 +58,10 @@ class Bound:
     def __post_init__(self) -> None:
         for name in ("n", "d"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
+        for name, value in vars(self).items():
+            values = np.ravel(value)
+            if not np.isfinite(values).all():
+                raise ValueError(f"Bound: {name} must be finite; got {values[~np.isfinite(values)][0]}")
         if self.n.ndim != 1 or self.n.shape != self.d.shape or not len(self.n):
             raise ValueError(f"Bound: n and d hold one number per client; got shapes {self.n.shape} and {self.d.shape}")
         if self.n.min() < 0 or abs(self.n.sum() - 1) > 1e-6 or self.d.min() < 0:
@@ -149,8 +153,8 @@ class Bound:
 
     def _pull(self, weight: float) -> float:
         """How strongly the reformulation draws p_k to n_k."""
-        if weight < 0:
-            raise ValueError(f"Bound: lambda must be at least 0; got {weight}")
+        if not 0 <= weight < np.inf:
+            raise ValueError(f"Bound: lambda must be at least 0 and finite; got {weight}")
         return 4 * (1 - self.A) * (self.B * self.d.sum() + len(self.n) * weight)
 
     def _curvature(self, weight: float) -> float:

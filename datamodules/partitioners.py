@@ -153,16 +153,19 @@ class NIIDBench(Partitioner):
         beta: concentration, > 0.
         min_size: samples that the smallest client must have, >= 0; 10 in all of that code.
         max_tries: how often the split is drawn before giving up, >= 1.
+        cap_samples: N of the cap, the samples whose even share closes a client, >= 1; those that are split, by default. Under
+            ``LongTail`` FedDisco's code takes all that the set had before.
     """
 
     beta: float
     min_size: int = 10
     max_tries: int = 1000
+    cap_samples: int | None = None
 
     def __post_init__(self) -> None:
         _require_positive(beta=self.beta)
         _require_at_least(0, min_size=self.min_size)
-        _require_at_least(1, max_tries=self.max_tries)
+        _require_at_least(1, max_tries=self.max_tries, cap_samples=self.cap_samples)
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         _require_samples(len(samples), num_clients)
@@ -176,17 +179,18 @@ class NIIDBench(Partitioner):
                 return Partition.from_assignment(owner, num_clients)
         raise ValueError(
             f"NIIDBench(beta={self.beta}) left one of {num_clients} clients with fewer than {self.min_size} of {len(samples)} samples "
-            f"in each of {self.max_tries} draws: raise beta or max_tries, lower min_size or num_clients, or use Dirichlet, whose "
-            "top_up needs no luck"
+            f"in each of {self.max_tries} draws, or some to nobody: raise beta, max_tries or cap_samples, lower min_size or "
+            "num_clients, or use Dirichlet, whose top_up needs no luck"
         )
 
     def _draw(self, labels: np.ndarray, num_clients: int, stream: np.random.RandomState) -> np.ndarray:
         """Each sample's client, -1 where a class found no client."""
         owner, sizes = np.full(len(labels), -1), np.zeros(num_clients, dtype=np.int64)
+        cap = (self.cap_samples or len(labels)) / num_clients
         for label in range(labels.max() + 1):
             pool = np.flatnonzero(labels == label)
             stream.shuffle(pool)
-            shares = stream.dirichlet(np.full(num_clients, self.beta)) * (sizes < len(labels) / num_clients)
+            shares = stream.dirichlet(np.full(num_clients, self.beta)) * (sizes < cap)
             if shares.sum() > 0:  # NIID-Bench divides by 0 where all mass, in floating point, fell to closed clients
                 counts = _cut(len(pool), shares / shares.sum())
                 owner[pool] = np.repeat(np.arange(num_clients), counts)

@@ -336,7 +336,8 @@ def _scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]],
         return ["", "", ""]
     lower = lower_is_better(found)
     best = [min(values) if lower else max(values) for values in series]
-    scale = 1.0 if lower or max(abs(value) for values in series for value in values) > 1 else 100.0
+    share = not lower_is_better(found.removesuffix("_std"))  # how a share spreads is told in points
+    scale = 1.0 if not share or max(abs(value) for values in series for value in values) > 1 else 100.0
     return [
         _spread([scale * v for v in values])
         for values in (best, [s[-1] for s in series], [statistics.mean(s[-count:]) for s in series])

@@ -185,12 +185,17 @@ class Federation:
 
     @property
     def bin_edges(self) -> Tensor:
-        """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution."""
+        """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution.
+
+        They are quantiles over the whole training set, hence over all clients' targets, as if known beforehand: no exchange
+        provides them, and none is counted. Every bin holds a sample: repeated values stay in one, so tied targets have fewer bins
+        than ``num_classes``, the same as the splits by label see.
+        """
         if "edges" not in self.__dict__:
             quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
             # torch.quantile refuses more than 16 million values; numpy does not.
-            edges = np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())
-            self.__dict__["edges"] = torch.from_numpy(edges).to(self.train.targets)
+            edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.targets)
+            self.__dict__["edges"] = edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
         return self.__dict__["edges"]
 
 

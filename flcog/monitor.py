@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """What an evaluation is summed up by: the first of these that it reports."""
 
-LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "variance"}
+LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity"}
+LAST_WORD = {"std": True, "variance": True, "jain": False}
+"""What an ending says of scores and errors alike: whether lower is better of how they spread."""
 
 
 def main_metric(metrics: dict[str, float], selecting: bool = False) -> str | None:
@@ -29,8 +31,13 @@ def main_metric(metrics: dict[str, float], selecting: bool = False) -> str | Non
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric of this name is an error: ``test/mse``, ``test/client_accuracy_variance``, ``train/loss``."""
-    return not LOWER_IS_BETTER.isdisjoint(re.split(r"[/_\-]", name.lower()))
+    """Whether a metric of this name is an error or a spread: ``test/mse``, ``train/loss``, ``test/client_accuracy_variance``.
+
+    >>> lower_is_better("test/class_accuracy_std"), lower_is_better("test/client_mae_jain")
+    (True, False)
+    """
+    words = re.split(r"[/_\-]", name.lower())
+    return LAST_WORD.get(words[-1], not LOWER_IS_BETTER.isdisjoint(words))
 
 
 class Monitor:

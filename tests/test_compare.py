@@ -162,6 +162,8 @@ def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
     histories = [[{"time/error": 0.5}, {"time/error": 0.25}, {"time/error": 0.75}]]
     assert compare._scores(plan.metric, histories, 5) == ["0.25", "0.75", "0.50"]
     assert all(cell.history() == [] for cell in runs)
+    spreads = [[{"test/accuracy_std": 0.2}, {"test/accuracy_std": 0.3}]]
+    assert compare._scores("test/accuracy_std", spreads) == ["20.00", "30.00", "30.00"]
 
 
 def test_a_run_is_told_by_the_tables_metric(

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from harness import SGD, TinyData, assert_close, classifier, problem_of, train
-from reference import feddc, feddisco, feddyn, fednova, scaffold
+from reference import fedavgm, feddc, feddisco, feddyn, fednova, fedprox, moon, scaffold
 from reference.common import State
 from test_methods import CASES, METHODS, _client_states
 
 import flcog
-from flcog.callbacks import MOON, SCAFFOLD, FedDC, FedDisco, FedDyn, FedNova
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from flcog.executors import VmapExecutor
 from flcog.hooks import Method, Params, check_methods
 
@@ -128,11 +128,14 @@ def test_the_papers_own_combinations(paper: str) -> None:
         (FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
         (SCAFFOLD(), scaffold.run),
         (FedNova(), fednova.run),
+        (FedAvgM(beta=0.5, form="feddisco"), partial(fedavgm.run, beta=0.5, form="feddisco")),
+        (FedProx(mu=0.5), partial(fedprox.run, mu=0.5)),
+        (MOON(mu=0.5, projection=None), partial(moon.run, mu=0.5, temperature=0.5)),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: Callable[..., State]) -> None:
-    """FedDyn's and FedDC's means of the models alone, FedNova's both sums, SCAFFOLD's models and not its control."""
+    """FedDyn's and FedDC's means of the models alone, FedNova's both sums, SCAFFOLD's models and not its control, the others' mean."""
     disco = FedDisco(a=0.4, b=0.1)
     module, options = classifier(), {"data": DATA, "local_epochs": 1.5, "rounds": 3, "clients_per_round": 3}
     before = copy.deepcopy(module)

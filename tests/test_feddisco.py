@@ -17,11 +17,14 @@ from scipy.stats import chisquare, kstest
 import flcog
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedDisco, FedDyn, FineTune, Stragglers
 from flcog.callbacks.class_accuracy import frequency_groups
+from flcog.callbacks.feddisco import METRICS, discrepancy
 from flcog.callbacks.feddisco_bound import Bound, project_to_simplex
 from flcog.callbacks.secure_sum import masked
 from flcog.cli import main
+from flcog.data import Federation, Partition, Samples
 from flcog.datamodules import BiasedUnbiased, LongTail
-from flcog.hooks import Cohort
+from flcog.datamodules.partitioners import class_labels
+from flcog.hooks import ClientView, Cohort
 from flcog.models import MLP
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +33,76 @@ ROOT = Path(__file__).parent.parent
 def random_bound(seed: int, num_clients: int = 4, **options: Any) -> Bound:
     rng = np.random.default_rng(seed)
     return Bound(rng.dirichlet(np.full(num_clients, 3.0)), rng.uniform(0, 2, num_clients), **options)
+
+
+# Labels that are few, or none --------------------------------------------------------------------------------------------------------
+
+
+def regression(values: list[float], clients: list[list[int]] | None = None) -> Federation:
+    samples = Samples(torch.arange(len(values)), torch.tensor(values, dtype=torch.float32))
+    everybody = [list(range(len(values)))] if clients is None else clients
+    return Federation(samples, Partition.from_clients([np.array(client) for client in everybody]), "regression", 10, lambda x: x)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.0] * 70 + list(range(1, 31)),
+        [0.0] * 5 + [1.0] * 5,  # the median lies between, and no value below it but above 0
+        [float(x) for x in range(20)] + [30.0] * 80,  # an edge at the largest value, above which there is none
+        [2.0] * 12,
+        [float(x) for x in range(57)],
+    ],
+)
+def test_bins_of_a_tied_target_are_those_that_the_splits_see(values: list[float]) -> None:
+    federation = regression(values)
+    bins = np.bincount(class_labels(federation.train))
+    assert federation.label_counts(0).tolist() == [*bins, *[0] * (10 - len(bins))]
+    assert len(federation.bin_edges) + 1 == len(bins)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_uniform_means_over_the_bins_that_there_are(metric: Any) -> None:
+    values = [0.0] * 70 + [float(x) for x in range(1, 31)]  # bins of 0, 1 to 10, 11 to 20, 21 to 30
+    even, skewed = [0, 1, 70, 71, 80, 81, 90, 91], [0, 1, 2, 3]
+    federation = regression(values, [even, skewed])
+    reports = [FedDisco(metric=metric).report(ClientView(k, 8, 0, federation)) for k in range(2)]
+    assert reports[0] == pytest.approx(0, abs=1e-7)
+    assert reports[1] == pytest.approx({"kl": np.log(4), "l1": 1.5, "l2": 0.75**0.5, "cosine": 0.5}[metric])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("target", [[1, 1, 1], [6, 1, 3], [0.2, 0.3, 0.5]])
+def test_no_label_is_as_bad_as_one(metric: str, target: list[float]) -> None:
+    goal = torch.tensor(target)
+    none = discrepancy(torch.zeros(3), goal, metric)
+    assert none == pytest.approx(max(discrepancy(alone, goal, metric) for alone in torch.eye(3)))
+    assert all(discrepancy(counts, goal, metric) <= none + 1e-12 for counts in torch.rand(50, 3).pow(4))
+    if metric == "kl":
+        assert none == pytest.approx(-np.log(min(target) / sum(target)))
+
+
+def test_no_label_where_some_labels_do_not_occur() -> None:
+    target = torch.tensor([3, 1, 0])  # KL to what nobody has would be infinite
+    assert discrepancy(torch.zeros(3), target) == pytest.approx(np.log(4))
+    assert discrepancy(torch.zeros(3), target, "cosine") == 1
+    assert discrepancy(torch.zeros(3), torch.zeros(3)) == 0
+
+
+@pytest.mark.parametrize("target", ["uniform", "global"])
+def test_a_client_without_labels_does_not_count_most(target: Any) -> None:
+    class Unlabelled(TinyData):
+        """Client 0's samples carry no label."""
+
+        def load(self) -> Any:
+            splits = super().load()
+            splits.train.targets[:6] = 0
+            return splits
+
+    module = flcog.MultiLabelClassifier(MLP(6, (8,), 3), optimizer=partial(torch.optim.SGD, lr=0.1))
+    trainer = train(FedDisco(target=target), module=module, data=Unlabelled(targets="multilabel"), clients_per_round=8, rounds=1)
+    reports = trainer._reports["FedDisco"]
+    assert reports[0] == max(reports.values()) > min(reports.values())
 
 
 # The bound --------------------------------------------------------------------------------------------------------------------------
@@ -193,7 +266,14 @@ def test_descent_ends_at_the_closed_form() -> None:
         (lambda: Bound([1.0], [0.1], tau=0), "tau must be at least 1; got 0"),
         (lambda: Bound([1.0], [0.1], B=0.0), r"B must be positive; got 0\.0"),
         (lambda: Bound([1.0], [0.1], tau=20, eta=0.025), "eta L = 0.025 and 0.475 with tau = 20: lower eta or tau"),
-        (lambda: random_bound(0).minimiser(-1.0), r"lambda must be at least 0; got -1\.0"),
+        (lambda: random_bound(0).minimiser(-1.0), r"lambda must be at least 0 and finite; got -1\.0"),
+        (lambda: random_bound(0).minimiser(np.nan), "lambda must be at least 0 and finite; got nan"),
+        (lambda: random_bound(0).coefficients(np.inf), "lambda must be at least 0 and finite; got inf"),
+        (lambda: Bound([np.nan, 1.0], [0.1, 0.1]), "n must be finite; got nan"),
+        (lambda: Bound([0.5, 0.5], [0.1, np.inf]), "d must be finite; got inf"),
+        (lambda: Bound([1.0], [0.1], gap=np.inf), "gap must be finite; got inf"),
+        (lambda: Bound([1.0], [0.1], sigma=np.nan), "sigma must be finite; got nan"),
+        (lambda: Bound([1.0], [0.1], B=np.inf), "B must be finite; got inf"),
         (lambda: random_bound(0).descend(np.full(4, 0.25), 0.1, 3, lr=2.0), r"beyond which descent diverges; got 2\.0"),
     ],
 )
@@ -203,7 +283,17 @@ def test_bad_bounds(make: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"), [(["--steps", "0"], "--steps must be at least 1; got 0"), (["--eta", "1"], "lower eta or tau")]
+    ("argv", "message"),
+    [
+        (["--steps", "0"], "--steps must be at least 1; got 0"),
+        (["--eta", "1"], "lower eta or tau"),
+        (["--lambda", "nan"], "lambda must be at least 0 and finite; got nan"),
+        (["--lambda", "inf"], "lambda must be at least 0 and finite; got inf"),
+        (["--gap", "inf"], "gap must be finite; got inf"),
+        (["--sigma", "nan"], "sigma must be finite; got nan"),
+        (["--beta", "nan"], "beta must be positive and finite; got nan"),
+        (["--lr", "nan"], "lr is a share of the inverse curvature"),
+    ],
 )
 def test_bad_commands(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -330,13 +420,15 @@ def test_the_papers_stragglers_run() -> None:
     assert len({len(client.batches) for client in trainer.recorded[0]}) == 2
 
 
-def test_the_papers_analysis_runs(tmp_path: Path) -> None:
-    config = configured("feddisco-analysis")
-    assert config.data.client_test == 0.2 and isinstance(config.data.partitioner, LongTail)
+@pytest.mark.parametrize("name", ["feddisco-classes", "feddisco-fairness"])
+def test_the_papers_analyses_run(name: str, tmp_path: Path) -> None:
+    config, classes = configured(name), name == "feddisco-classes"
+    assert config.data.client_test == (0 if classes else 0.2) and isinstance(config.data.partitioner, LongTail) == classes
     module = flcog.Classifier(flcog.models.SoftmaxRegression(784, 10))
     options: dict[str, Any] = {"eval_every": 1, "rounds": 1, "clients_per_round": 2}
     row = fit(tmp_path, *config.trainer.callbacks, FedDisco(), module=module, data=config.data, **options).history[0]
-    assert {"test/class_accuracy_tail", "test/class_accuracy_9", "test/client_accuracy_variance"} <= row.keys()
+    columns = {"test/class_accuracy_tail", "test/class_accuracy_9"} if classes else {"test/client_accuracy_variance"}
+    assert columns <= row.keys()
 
 
 def test_the_global_distribution_is_a_sum_that_hides_its_terms() -> None:

@@ -24,7 +24,7 @@ from flcog.evaluation import spread
 from flcog.hooks import Callback, Cohort, Messages, Method, Params, Slot
 from flcog.ledger import human
 from flcog.models import MLP
-from flcog.monitor import main_metric
+from flcog.monitor import Monitor, lower_is_better, main_metric
 from flcog.observers import default_observers
 from flcog.progress import REFRESHES_PER_SECOND, ProgressBar
 from flcog.summary import Summary, describe
@@ -97,6 +97,26 @@ def test_the_best_checkpoint_is_the_best_rounds_model(
     best = trainer.run_dir / "checkpoints/best.ckpt"
     assert checkpoint.read(best)["round"] == 1 + values.index(better(values))
     assert trainer.test(client, data, str(best))[metric] == better(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [
+        ("test/mse", True),
+        ("train/loss", True),
+        ("test/client_mae_worst_decile", True),
+        ("test/accuracy", False),
+        ("test/class_accuracy_tail", False),
+        ("test/class_accuracy_std", True),
+        ("test/client_accuracy_std", True),
+        ("test/client_accuracy_variance", True),
+        ("test/client_accuracy_jain", False),
+        ("test/client_mae_jain", False),
+    ],
+)
+def test_which_way_is_up(name: str, lower: bool) -> None:
+    assert lower_is_better(name) == lower
+    assert Monitor(name, None).gain(name, 1.0, over=2.0) == (1 if lower else -1)
 
 
 def test_an_explicit_metric_decides_and_so_does_an_explicit_mode(tmp_path: Path) -> None:

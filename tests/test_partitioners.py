@@ -201,10 +201,12 @@ def summary(clients: list[np.ndarray], num_classes: int) -> np.ndarray:
     return np.array([sizes.std(), (counts > 0).sum(axis=1).mean(), dominance.mean(), dominance[-1], dominance[0]])
 
 
-@pytest.mark.parametrize(("seed", "draws"), [(0, 2), (1, 1), (5, 5)])
-def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_it(seed: int, draws: int) -> None:
+@pytest.mark.parametrize(("seed", "draws", "cap_samples"), [(0, 2, None), (1, 1, None), (5, 5, None), (1, 1, 6000), (4, 1, 6000)])
+def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_it(
+    seed: int, draws: int, cap_samples: int | None
+) -> None:
     """Drawn from NumPy's global stream, list by list, as FedCOG's and FedDisco's programs do it."""
-    samples, clients, beta = balanced(3000, 10), 10, 0.05
+    samples, clients, beta, cap = balanced(3000, 10), 10, 0.05, (cap_samples or 3000) / 10
     labels = samples.targets.numpy()
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
@@ -216,12 +218,12 @@ def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_
             pool = np.where(labels == label)[0]
             np.random.shuffle(pool)  # noqa: NPY002
             shares = np.random.dirichlet(np.repeat(beta, clients))  # noqa: NPY002
-            shares = np.array([share if len(client) < 300 else 0.0 for share, client in zip(shares, held, strict=True)])
+            shares = np.array([share if len(client) < cap else 0.0 for share, client in zip(shares, held, strict=True)])
             until = (np.cumsum(shares / shares.sum()) * len(pool)).astype(int)
             for client, first, last in zip(held, [0, *until[:-1]], [*until[:-1], len(pool)], strict=True):
                 client.extend(pool[first:last])
     np.random.set_state(before)  # noqa: NPY002
-    partition = NIIDBench(beta)(samples, clients, seed)
+    partition = NIIDBench(beta, cap_samples=cap_samples)(samples, clients, seed)
     assert [partition.client(k).tolist() for k in range(clients)] == [sorted(client) for client in held]
 
 
@@ -369,6 +371,14 @@ def test_long_tail_formula(rho: float) -> None:
     assert partition.sizes.max() - partition.sizes.min() <= 1
 
 
+def test_a_client_of_a_long_tail_may_hold_an_even_share_of_the_whole_set() -> None:
+    """As FedDisco's code has it: 20,431 samples stay, and a client is closed by 5,000, not by 2,043."""
+    samples = balanced(50_000, 10)
+    sizes = [LongTail(10, NIIDBench(0.5, cap_samples=cap))(samples, 10, 0).sizes for cap in (None, 20_431, 50_000)]
+    assert (sizes[0] == sizes[1]).all() and sizes[2].max() > sizes[0].max()
+    assert all(part.sum() == 20_431 for part in sizes)
+
+
 def test_long_tail_comes_before_any_split() -> None:
     samples = replace(balanced(2000, 10), users=np.arange(2000) % 7)
     kept = set(LongTail(10)(samples, 5, 0).indices.tolist())
@@ -495,6 +505,7 @@ def test_hash_tells_partitions_apart() -> None:
         (lambda: ClientDirichlet(0), "beta must be positive"),
         (lambda: NIIDBench(0), "beta must be"),
         (lambda: NIIDBench(0.1, max_tries=0), "max_tries must be at least 1"),
+        (lambda: NIIDBench(0.1, cap_samples=0), "cap_samples must be at least 1; got 0"),
         (lambda: EqualDirichlet(0.1, group_size=0), "group_size must be at least 1"),
         (lambda: InnerDirichlet(0.1, sizes=(3, 0)), "each at least 1"),
         (lambda: InnerDirichlet(0.1, sizes=(3, 3), sigma=1), "not both"),
@@ -523,7 +534,8 @@ def test_bad_hyper_parameters(make: object, message: str) -> None:
         (Dirichlet(0.5, min_size=10), 7, "7 clients of at least 10 samples need 70, and the set has 60"),
         (Dirichlet(0.01, min_size=9, max_tries=5), 6, r"beta=0.01.*6 clients and 60 samples.*raise beta"),
         (NIIDBench(0.5), 7, "7 clients of at least 10 samples need 70, and the set has 60"),
-        (NIIDBench(0.001, min_size=1, max_tries=5), 20, "in each of 5 draws: raise beta"),
+        (NIIDBench(0.001, min_size=1, max_tries=5), 20, "in each of 5 draws, or some to nobody: raise beta"),
+        (NIIDBench(0.5, min_size=1, max_tries=5, cap_samples=1), 3, "some to nobody: raise beta, max_tries or cap_samples"),
         (EqualDirichlet(0.001, max_tries=5), 20, "found no draw.*raise beta"),
         (Quantity(0.5, min_size=10), 7, "need 70"),
         (LabelShards(7), 5, "labels_per_client goes from 2.*to 6"),

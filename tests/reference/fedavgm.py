@@ -3,14 +3,14 @@
 import copy
 
 import torch
-from reference.common import Problem, State, mean_update, move, parameters, shares, train
+from reference.common import Problem, State, Weights, mean_update, move, parameters, shares, train
 
 
-def run(problem: Problem, beta: float, form: str = "standard", lr: float = 1.0) -> State:
+def run(problem: Problem, beta: float, form: str = "standard", lr: float = 1.0, weights: Weights = shares) -> State:
     model = copy.deepcopy(problem.model)
     velocity = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
     for number, clients in enumerate(problem.rounds):
-        update = mean_update(model, [train(problem, model, client) for client in clients], shares(clients))
+        update = mean_update(model, [train(problem, model, client) for client in clients], weights(clients))
         for name, gradient in ((name, -value) for name, value in update.items()):
             if form == "feddisco":
                 gradient = (1 - beta) * gradient

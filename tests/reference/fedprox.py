@@ -2,10 +2,10 @@
 
 import copy
 
-from reference.common import Problem, State, average, parameters, shares, train
+from reference.common import Problem, State, Weights, average, parameters, shares, train
 
 
-def run(problem: Problem, mu: float) -> State:
+def run(problem: Problem, mu: float, weights: Weights = shares) -> State:
     model = copy.deepcopy(problem.model)
     for clients in problem.rounds:
         received = parameters(model)
@@ -13,5 +13,5 @@ def run(problem: Problem, mu: float) -> State:
         def proximal(local, received=received):
             return mu / 2 * sum((value - received[name]).pow(2).sum() for name, value in local.named_parameters())
 
-        model.load_state_dict(average([train(problem, model, client, penalty=proximal) for client in clients], shares(clients)))
+        model.load_state_dict(average([train(problem, model, client, penalty=proximal) for client in clients], weights(clients)))
     return model.state_dict()

@@ -7,10 +7,10 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from reference.common import Problem, State, average, shares
+from reference.common import Problem, State, Weights, average, shares
 
 
-def run(problem: Problem, mu: float, temperature: float) -> State:
+def run(problem: Problem, mu: float, temperature: float, weights: Weights = shares) -> State:
     model = copy.deepcopy(problem.model)
     previous = {}
     for clients in problem.rounds:
@@ -33,5 +33,5 @@ def run(problem: Problem, mu: float, temperature: float) -> State:
                 optimizer.step()
             previous[client.id] = copy.deepcopy(local).eval()
             locals_.append(local)
-        model.load_state_dict(average(locals_, shares(clients)))
+        model.load_state_dict(average(locals_, weights(clients)))
     return model.state_dict()
