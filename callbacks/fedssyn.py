@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcog import trackers
 from flcog.callbacks.beta_vae import BetaVAE
-from flcog.callbacks.shuffling import Exchange, add_samples, capacity, deal, mix_real, num_bytes
+from flcog.callbacks.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
 from flcog.callbacks.synthesis import DataGenerator, Form, check_generator
 from flcog.callbacks.synthesis_cache import Synthesis, synthetic_sets, training_logs
 from flcog.data import Federation, Partition
@@ -33,13 +33,14 @@ class Fedssyn(Method):
 
         D^_i = D_i + (D~_1 + ... + D~_N)_si,     |(.)_si| = n~,     p = n~ / (n_i + n~)
 
-    All rounds run on D^_i, whatever their methods; each client's gradient comes nearer to all others', by (1 - p)^2 of the squared
-    distance. What is sent is counted before round 1, images once up and once down: over R rounds a client and the server exchange
-    2 M_s + 2 R M_c bytes. The data come with a generator's privacy and no more: see :class:`PrivateTraining`, and
+    All rounds run on D^_i, whatever their methods; the mean squared distance of the clients' gradients from their average falls to
+    (1 - p)^2 of what it was. What is sent is counted before round 1, images once up and once down: over R rounds a client and the
+    server exchange 2 M_s + 2 R M_c bytes. The data come with a generator's privacy and no more: see :class:`PrivateTraining`, and
     ``flcog synthesize``, which stops when the images are made, for people to look at them and delete what must not be sent.
 
     Synthetic sets are kept under ``directory`` by all that they depend on, so a run that was killed goes on with the client it was
     at, and runs that differ in ``share`` or ``p`` alone share them. They depend on the seed and the client, not on the processes.
+    A checkpoint fixes who trains on what: a run does not go on from it after images were deleted or made anew.
 
     Li et al. 2024, Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity,
     https://arxiv.org/abs/2306.13263; https://github.com/lyn1874/fedssyn.
@@ -102,7 +103,7 @@ class Fedssyn(Method):
             kept, got = mix_real(federation.partition, fractions, rng)
             clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
             changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
-            return self._noted(changed, Exchange(kept, got, got.sizes), len(got.indices))
+            return self._noted(changed, Exchange(kept, got, got.sizes, digest_of(kept, got)), len(got.indices))
         synthesis = self._synthesis(federation, seed)
         check_generator(synthesis.generator, Form.of(federation.train).images)
         sets, folder = synthetic_sets(synthesis, federation, self._root(federation))
@@ -116,8 +117,11 @@ class Fedssyn(Method):
         else:
             received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), rng)
         changed, received = add_samples(federation, inputs, targets, received)
+        digest = digest_of(federation.partition, received, inputs, targets)
         return self._noted(
-            changed, Exchange(federation.partition, received, sent, folder), 0 if self.share == "local" else int(sent.sum())
+            changed,
+            Exchange(federation.partition, received, sent, digest, folder),
+            0 if self.share == "local" else int(sent.sum()),
         )
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:

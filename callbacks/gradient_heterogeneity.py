@@ -186,6 +186,8 @@ def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[
     def moments(rows: np.ndarray) -> Moments:
         mean = torch.zeros(sum(value.numel() for value in params.values()), dtype=torch.float64, device=device)
         square = 0.0
+        if not len(rows):
+            return Moments(mean, square, 0)  # as with p = 1, where a client keeps nothing: it counts for nothing in a mixture
         for part in torch.from_numpy(rows).to(device).split(chunk_size):
             inputs, targets = federation.load(federation.train, part, device)
             slopes = each(params, trainer._convert(inputs), targets)

@@ -1,5 +1,6 @@
 """Training a client's generator, with differential privacy where it is asked for."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,8 +27,14 @@ class PrivateTraining:
 
     so that all that is made with the generator is (epsilon, delta)-private in the client's samples: adding or removing one changes
     the distribution of what the client sends by a factor of at most e^epsilon, but for a chance of delta. Epsilon is Opacus'
-    Renyi accountant's, logged after every epoch. Two things are outside of it: how many samples of each class the client has,
-    which the synthetic labels follow, and the quality of torch's random numbers, which are not cryptographic.
+    Renyi accountant's, logged after every epoch. Outside of it are:
+
+    - how many samples of each class the client has, which the synthetic labels follow;
+    - the run's seed, from which the noise follows unless ``secret``, and which stands in config.yaml and at the trackers: who knows
+      it can take the noise away;
+    - the quality of torch's random numbers, which are not cryptographic;
+    - the loss of each epoch in synthetic.csv, which has no noise: keep it to yourself;
+    - which images people delete by hand, if they look at the samples to decide.
 
     Abadi et al. 2016 (https://arxiv.org/abs/1607.00133); Fedssyn's values, after Dockhorn et al. 2022
     (https://arxiv.org/abs/2210.09929), in section 6 of https://arxiv.org/abs/2306.13263; Opacus, https://arxiv.org/abs/2109.12298.
@@ -37,6 +44,8 @@ class PrivateTraining:
         max_grad_norm: longest gradient of one sample, > 0.
         delta: in (0, 1), well below 1 / n.
         max_epsilon: training ends before the epoch that would exceed it, > 0; None for never.
+        secret: whether noise and sampling come from the system's entropy (``os.urandom``) instead of the seed. The sets then can be
+            made only once: what lies in Fedssyn's ``directory`` is all there is of them.
         physical_batch_size: gradients of so many samples are in memory at once, >= 1; changes no result but by rounding.
 
     Example:
@@ -48,6 +57,7 @@ class PrivateTraining:
     max_grad_norm: float = 1.0
     delta: float = 1e-5
     max_epsilon: float | None = None
+    secret: bool = False
     physical_batch_size: int = 64
 
     def __post_init__(self) -> None:
@@ -55,6 +65,15 @@ class PrivateTraining:
         at_least(self, 1, "physical_batch_size")
         if not 0 < self.delta < 1:
             raise ValueError(f"PrivateTraining: delta must lie in (0, 1), well below 1 / samples; got {self.delta}")
+
+    def stream(self, device: torch.device | str = "cpu") -> torch.Generator | None:
+        """Where one draw of noise or samples comes from; None for torch's global stream, which follows the seed.
+
+        A new one for each draw: torch uses 32 bits of a seed on the CPU, few enough to be tried out were they a whole training's.
+        """
+        if not self.secret:
+            return None
+        return torch.Generator(device).manual_seed(int.from_bytes(os.urandom(8), "little"))
 
 
 class Budget:
@@ -106,7 +125,7 @@ class Budget:
         """The noisy sum of rows [n, ...] of which each has a norm of at most 1, and counts for that."""
         self.extra_releases -= 1
         self.spend(1.0)
-        noise = torch.randn(contributions.shape[1:]).to(contributions.device)
+        noise = torch.randn(contributions.shape[1:], generator=self.privacy.stream()).to(contributions.device)
         return contributions.sum(0) + self.privacy.noise_multiplier * noise
 
 
@@ -168,6 +187,13 @@ def _train_privately(
     steps = max(1, round(1 / rate))
     with _opacus_without_its_warnings():
         wrapped = require("opacus", "private training").GradSampleModule(network)
+        # Opacus 1.6 takes a convolution's inputs to lie in memory as N, C, H, W, and after attention they do not: it would clip and
+        # add up something else than gradients.
+        in_order = [
+            layer.register_forward_pre_hook(lambda _, given: tuple(value.contiguous() for value in given))
+            for layer in network.modules()
+            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+        ]
         private: Any = require("opacus.optimizers", "private training").DPOptimizer(
             optimizer,
             noise_multiplier=privacy.noise_multiplier,
@@ -186,8 +212,9 @@ def _train_privately(
             total, seen = torch.zeros((), device=inputs.device), 0
             for _ in range(steps):
                 # Poisson sampling, which the accountant presumes.
-                drawn = torch.nonzero(torch.rand(size) < rate).squeeze(1).to(inputs.device)
+                drawn = torch.nonzero(torch.rand(size, generator=privacy.stream()) < rate).squeeze(1).to(inputs.device)
                 parts = drawn.split(privacy.physical_batch_size)
+                private.generator = privacy.stream(inputs.device)
                 for i, rows in enumerate(parts):
                     private.zero_grad(set_to_none=True)
                     if len(rows):
@@ -205,6 +232,8 @@ def _train_privately(
             log(epoch + 1, {"loss": float(total) / max(1, seen), "epsilon": budget.epsilon()})
         private.zero_grad(set_to_none=True)
         wrapped.to_standard_module()
+        for handle in in_order:
+            handle.remove()
     return budget
 
 

@@ -1,5 +1,6 @@
 """The server's part in an exchange of data before the first round: mix what the clients sent, and deal it out."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,18 +19,33 @@ class Exchange:
         own: each client's own samples that it still trains on.
         received: what it got on top.
         sent: how many samples each client sent.
+        digest: fixes who trains on what (see :func:`digest_of`); checkpoints keep it, so that no run goes on with other data.
         folder: where synthetic sets are kept; None if they were not, or are real.
     """
 
     own: Partition
     received: Partition
     sent: np.ndarray
+    digest: str
     folder: Any = None
 
     @property
     def shares(self) -> np.ndarray:
         """p of each client: the part of its data that it received."""
         return self.received.sizes / (self.own.sizes + self.received.sizes)
+
+
+def digest_of(own: Partition, received: Partition, *added: Tensor) -> str:
+    """Eight hex digits of two partitions and of the samples that were added, which are on the CPU.
+
+    >>> nobody, all_ = Partition.from_clients([np.arange(0)]), Partition.from_clients([np.arange(2)])
+    >>> len({digest_of(nobody, all_), digest_of(all_, nobody), digest_of(nobody, all_, torch.zeros(2))})
+    3
+    """
+    digest = hashlib.sha256(f"{own.hash} {received.hash}".encode())
+    for part in added:
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()[:8]
 
 
 class Joined:

@@ -144,6 +144,10 @@ def study(shares: list[float], target: float, local_steps: int, start: float, **
             )
         slope, offset = fit_line(targets, rounds)
         if not rows:
+            if rounds[0] == rounds[-1]:
+                raise ValueError(
+                    f"--target {target:g} is reached after {rounds[0]:g} rounds, and so is four times that: lower it"
+                )
             slope_at_0, constant, drift_at_0 = slope, offset, problem.drift
         smoothness = (1 - p) * largest + p * mean
         ratio = (1 - p) * math.sqrt(smoothness / largest)
@@ -190,10 +194,10 @@ def main(argv: list[str]) -> None:
     """
     parser = argparse.ArgumentParser(prog="flcog shuffling-study", description=(main.__doc__ or "").split("\n")[0])
     parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
-    parser.add_argument("--clients", type=int, default=10, help="n")
+    parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
     parser.add_argument("--dimension", type=int, default=25, help="d")
     parser.add_argument("--samples", type=int, default=100, help="of each client, n_i")
-    parser.add_argument("--zeta", type=float, default=10.0, help="how far the clients differ")
+    parser.add_argument("--zeta", type=float, default=10.0, help="how far the clients differ, above 0")
     parser.add_argument("--sigma", type=float, default=1000**0.5, help="noise of the second part; 0 leaves it out")
     parser.add_argument("--local-steps", type=int, default=10, help="tau")
     parser.add_argument("--target", type=float, default=1.1e-6, help="squared distance to the optimum")
@@ -206,7 +210,9 @@ def main(argv: list[str]) -> None:
     shares = sorted({0.0, *given.p})
     if shares[0] < 0 or shares[-1] > 1:
         raise ValueError(f"--p are fractions from 0 to 1; got {given.p}")
-    for name in ("clients", "dimension", "samples", "local_steps", "target", "noise_rounds", "noise_lr"):
+    if given.clients < 2:
+        raise ValueError(f"--clients must be at least 2, for somebody to exchange with; got {given.clients}")
+    for name in ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr"):
         if getattr(given, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive; got {getattr(given, name)}")
     data = {

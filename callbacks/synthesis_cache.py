@@ -25,12 +25,15 @@ from flcog.text import clock
 Set = tuple[Tensor, Tensor]
 """Inputs as the data set stores them, and labels."""
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Synthesis:
-    """What the synthetic sets of a federation are made of, which fixes them to the bit.
+    """What the synthetic sets of a federation are made of.
+
+    It fixes them to the bit on one kind of device and version of torch; sets that were made on another, or with secret noise, are
+    taken as they lie there.
 
     Args:
         generator: the clients' generator.
@@ -43,10 +46,6 @@ class Synthesis:
     rho: float
     count: int
     seed: int
-
-    def folder(self, root: Path, federation: Federation) -> Path:
-        """Where the sets of this setting and these data lie."""
-        return root / hashlib.sha256(repr(sorted(self.about(federation).items())).encode()).hexdigest()[:12]
 
     def about(self, federation: Federation) -> dict[str, Any]:
         """All that the sets depend on."""
@@ -63,14 +62,28 @@ class Synthesis:
 
 
 def fingerprint(federation: Federation) -> str:
-    """Eight hex digits of a training set: its shape, all of its targets, and a hundred of its inputs."""
-    train = federation.train
-    rows = torch.linspace(0, len(train) - 1, 100, dtype=torch.float64).long().unique()
-    inputs = train.gather(rows.to(train.targets.device)).cpu()
-    digest = hashlib.sha256(f"{tuple(train.inputs.shape)} {inputs.dtype}".encode())
-    for part in (inputs, train.targets.cpu()):
-        digest.update(part.contiguous().numpy().tobytes())
+    """Eight hex digits of a training set: its shape, its targets and its inputs.
+
+    Inputs on disk may take an hour to read: of those it is a hundred, and when the file was last written.
+    """
+    train, inputs = federation.train, federation.train.inputs
+    digest = hashlib.sha256(f"{tuple(inputs.shape)} {inputs.dtype}".encode())
+    file = getattr(inputs, "filename", None)  # of a memory map
+    if file is not None:
+        digest.update(str(os.stat(file).st_mtime_ns).encode())
+        rows = torch.linspace(0, len(train) - 1, 100, dtype=torch.float64).long().unique()
+        inputs = train.gather(rows)
+    for values in (inputs, train.targets):
+        for first in range(0, len(values), 10000):
+            part = values[first : first + 10000]
+            array = part.cpu().numpy() if isinstance(part, Tensor) else part
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:8]
+
+
+def folder_of(about: dict[str, Any], root: Path) -> Path:
+    """Where the sets lie that depend on this."""
+    return root / hashlib.sha256(repr(sorted(about.items())).encode()).hexdigest()[:12]
 
 
 def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | None) -> tuple[list[Set], Path | None]:
@@ -80,11 +93,12 @@ def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | No
     Processes share out the clients; two runs that want the same sets at once wait for one another instead of making them twice.
     """
     rank, world_size = _process()
-    folder = None if root is None else synthesis.folder(root, federation)
+    about = {} if root is None else synthesis.about(federation)
+    folder = None if root is None else folder_of(about, root)
     report = _Reporter(federation.num_clients, folder, rank)
     if folder is not None:
         _make_folder(folder)
-        write_yaml(folder / f".about-{os.getpid()}", synthesis.about(federation))
+        write_yaml(folder / f".about-{os.getpid()}", about)
         os.replace(folder / f".about-{os.getpid()}", folder / "about.yaml")
     sets: dict[int, Set] = {}
     for client in range(rank, federation.num_clients, world_size):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from flcog.run_directory import short
+
 FORMAT = 1
 
 
@@ -56,6 +58,24 @@ def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[s
         raise ValueError(
             f"{path} holds another model: {'; '.join(differences[:3])}{more}. Use the model and the methods of the run that wrote it"
         )
+
+
+def digests(exchanged: dict[str, Any]) -> dict[str, str]:
+    """What fixes the data that methods exchanged before round 1, where they say so."""
+    return {name: value.digest for name, value in exchanged.items() if hasattr(value, "digest")}
+
+
+def check_same_exchange(path: Path, saved: dict[str, str], exchanged: dict[str, Any]) -> None:
+    """Refuse to go on where the clients' data are no longer those that the run began with."""
+    present = digests(exchanged)
+    for name in sorted(saved.keys() | present.keys()):
+        if saved.get(name) != present.get(name):
+            folder = getattr(exchanged.get(name), "folder", None)
+            where = "" if folder is None else f"what lies in {short(folder)} was changed or made anew, or "
+            raise ValueError(
+                f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "
+                "put that back, or start a new run"
+            )
 
 
 class ClientStates:

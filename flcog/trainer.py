@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import time
 import warnings
@@ -27,7 +28,19 @@ from flcog.data import FederatedDataModule, Partition
 from flcog.evaluation import Evaluator, spread
 from flcog.executor_choice import Job, choose_executor, loop
 from flcog.executors import LoopExecutor, Result, Round
-from flcog.hooks import Callback, ClientView, Cohort, Messages, Method, Optimisation, Params, Plan, Slot, check_methods
+from flcog.hooks import (
+    CLIENT_HOOKS,
+    Callback,
+    ClientView,
+    Cohort,
+    Messages,
+    Method,
+    Optimisation,
+    Params,
+    Plan,
+    Slot,
+    check_methods,
+)
 from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
 from flcog.partition_report import partition_report
@@ -647,6 +660,13 @@ class FederatedTrainer:
         for method in self.methods:
             if method.start_round >= self.rounds:
                 self.notes.append(f"note: {method.name} starts after {method.start_round} rounds, so it never acts in this run")
+        for earlier, later in itertools.combinations([method for method in self.methods if method.overrides("weights")], 2):
+            # FedDyn goes on without its weights; what does nothing but weigh is lost.
+            only_weighs = not any(earlier.overrides(hook) for hook in (*CLIENT_HOOKS, "server_step"))
+            if only_weighs and (earlier.active(later.start_round) or later.active(earlier.start_round)):
+                self.notes.append(
+                    f"note: {later.name} is listed after {earlier.name} and sets the weights: swap them to weigh by {earlier.name}"
+                )
         self.model = ModelFunction(model, self.fabric.autocast if self.precision.endswith("mixed") else nullcontext)
         self.params = {name: p.detach().clone() for name, p in self.model.params.items()}
         self.buffers = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
@@ -827,6 +847,7 @@ class FederatedTrainer:
             "servers": self.servers,
             "reported": {name: sorted(clients) for name, clients in self._reported.items()},
             "ledger": self.ledger.state_dict(),
+            "exchanged": checkpoint.digests(self.federation.exchanged),
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": trackers.run_id(self.loggers),
             "resumable": resumable,
@@ -867,6 +888,8 @@ class FederatedTrainer:
             raise ValueError(
                 f"{path} was written by a run with seed {saved['seed']}; this one has {self.seed}: use the same seed"
             )
+        if "exchanged" in saved:  # older checkpoints have none
+            checkpoint.check_same_exchange(path, saved["exchanged"], self.federation.exchanged)
         self.round = saved["round"]
         self._reported = {name: set(clients) for name, clients in saved["reported"].items()}
         self.ledger = Ledger.from_state(saved["ledger"])

@@ -109,7 +109,10 @@ def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ("arguments", "message"),
     [
         (["--p", "1.5"], "--p are fractions from 0 to 1; got [1.5]"),
-        (["--clients", "0"], "--clients must be positive; got 0"),
+        (["--clients", "1"], "--clients must be at least 2, for somebody to exchange with; got 1"),
+        (["--zeta", "0"], "--zeta must be positive; got 0.0"),
+        (["--dimension", "0"], "--dimension must be positive; got 0"),
+        (["--target", "1e3"], "--target 1000 is reached after 0 rounds, and so is four times that: lower it"),
         (["--target", "1e-30"], "no step size reaches 1e-30 with 0% shuffled: raise --target, or lower --zeta or --local-steps"),
     ],
 )

@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from harness import TinyData, classifier, fit, make_trainer
+from harness import SIZES, TinyData, classifier, fit, make_trainer
 from methods_fedssyn import TINY_VAE
 from torch import nn
 
@@ -53,6 +53,22 @@ def test_against_numpy() -> None:
         (1 - p) * expected["noise_before"] + p * expected["noise_shared"] + p * (1 - p) * (zeta + expected["shift"])
     )
     assert figures == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("p", "received"), [(1.0, SIZES), (0.06, (0, 1, 1, 1, 0, 1, 0, 1)), (1e-3, (0,) * 8)])
+def test_clients_that_keep_or_get_nothing(p: float, received: tuple[int, ...]) -> None:
+    module = classifier()
+    trainer = make_trainer(None, Fedssyn(share="real", p=p))
+    trainer.prepare(module, TinyData())
+    federation = trainer.federation
+    assert tuple(federation.exchanged["Fedssyn"].received.sizes) == received
+    figures = measure(trainer)
+    clients = [gradients(module, federation, federation.partition.client(k)) for k in range(8)]
+    assert figures["noise"] == pytest.approx(np.mean([g.var(0).sum() for g in clients]), rel=1e-9)
+    assert figures["dissimilarity"] == pytest.approx(np.array([g.mean(0) for g in clients]).var(0).sum(), rel=1e-9)
+    assert np.isfinite(list(figures.values())).all() and ("noise_bound" in figures) == any(received)
+    if p == 1:
+        assert figures["dissimilarity_bound"] == 0 and figures["noise_bound"] == pytest.approx(figures["noise_shared"])
 
 
 def quadratics(**options: Any) -> Quadratics:
