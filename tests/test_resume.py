@@ -62,7 +62,7 @@ def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     ]
 
 
-def test_a_killed_run_resumes_bitwise_and_other_process_counts_go_on(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     here(whole, rounds=8)
     process = start(killed, rounds=8, sleep=0.15)
@@ -80,8 +80,12 @@ def test_a_killed_run_resumes_bitwise_and_other_process_counts_go_on(tmp_path: P
     assert rows == resumed_rows
     assert all(torch.equal(params[name], resumed_params[name]) for name in params)
 
-    # Two processes from the start, and one process's checkpoint continued by two.
-    double, mixed = tmp_path / "double", tmp_path / "mixed"
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does_from_the_start_and_from_its_checkpoint(tmp_path: Path) -> None:
+    whole, double, mixed = tmp_path / "whole", tmp_path / "double", tmp_path / "mixed"
+    here(whole, rounds=8)
+    params, rows = outcome(whole)
     finish(start(double, rounds=8, devices=2))
     here(mixed, rounds=3)
     finish(start(mixed, rounds=8, devices=2, ckpt="last"))
