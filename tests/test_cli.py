@@ -139,6 +139,7 @@ def test_a_mistake_gets_one_line(arguments: list[str], message: str, capsys: pyt
     assert len(error) == 1 and error[0].startswith("flcog: error: ") and message in error[0], error
 
 
+@pytest.mark.slow
 def test_python_m_flcog() -> None:
     result = subprocess.run([sys.executable, "-m", "flcog", "--help"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and "Federated learning for PyTorch Lightning" in result.stdout

@@ -147,6 +147,7 @@ def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, A
     assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("entries", "command_line")
 def test_fedcogs_setting_runs_from_its_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configs = Path(__file__).parent.parent / "configs"
