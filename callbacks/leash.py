@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from flcog.client import Apply, ClientModule
 from flcog.data import FederatedDataModule
 from flcog.hooks import Params
-from flcog.randomness import fold, fold_each, generator
+from flcog.randomness import fold, fold_each, generator, seeded
 from flcog.ranges import one_of, positive
 from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
 
@@ -44,14 +44,6 @@ def check_lr(owner: Any) -> None:
         )
     if isinstance(owner.lr, Piecewise) and not all(0 <= value < math.inf for value in owner.lr.values):
         raise ValueError(f"{owner.name}: lr's values must be finite and at least 0; got {owner.lr.values}")
-
-
-@contextmanager
-def seeded(key: int, device: torch.device) -> Iterator[None]:
-    """Torch's global streams start from ``key`` inside and are as they were after."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(key)
-        yield
 
 
 def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: int) -> Iterator[tuple[int, Tensor]]:

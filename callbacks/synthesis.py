@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.data import Federation, Samples
-from flcog.randomness import fold
+from flcog.randomness import fold, seeded
 
 Sampler = Callable[[Tensor], Tensor]
 """From labels [B] to inputs [B, ...] in the form in which the generator was given its own."""
@@ -109,12 +109,10 @@ class Form:
 
 
 @contextmanager
-def seeded(key: int, device: torch.device) -> Iterator[None]:
+def seeded_in_float32(key: int, device: torch.device) -> Iterator[None]:
     """Torch's global stream starts from ``key`` inside and is as it was after; new tensors are float32 whatever the run's precision."""
     precision = torch.get_default_dtype()
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(cuda):
-        torch.manual_seed(key & (2**63 - 1))
+    with seeded(key, device):
         torch.set_default_dtype(torch.float32)
         try:
             yield
@@ -155,7 +153,7 @@ def synthesise(
     form = Form.of(train)
     labels = train.targets[rows]
     wanted = matching_labels(labels, count, federation.num_classes)
-    with seeded(fold(seed, client, "generator"), device):
+    with seeded_in_float32(fold(seed, client, "generator"), device):
         sample = generator.train(form.encode(train.gather(rows).to(device)), labels, federation.num_classes, log)
         with torch.no_grad():
             parts = [form.decode(_finite(sample(part.to(device)), client)) for part in wanted.split(500)]

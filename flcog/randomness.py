@@ -6,7 +6,8 @@ Whole cohorts are drawn at once: a generator object per client would cost more t
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -77,3 +78,11 @@ def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarr
     draws = hash64(np.repeat(keys, lengths) + counter.astype(np.uint64) * np.uint64(_GOLDEN))
     segment = epoch + np.repeat(np.cumsum(num_epochs) - num_epochs, lengths)
     return position[np.lexsort((draws, segment))], offsets
+
+
+@contextmanager
+def seeded(key: int, device: torch.device) -> Iterator[None]:
+    """For code that draws from torch's global streams: they start from ``key`` inside and are as they were after."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(key & (2**63 - 1))
+        yield
