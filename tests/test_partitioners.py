@@ -68,6 +68,7 @@ SPLITS: dict[str, tuple[Partitioner, str]] = {
     "equal": (EqualDirichlet(0.3), "696f2c38"),
     "equal in groups": (EqualDirichlet(0.3, group_size=4), "c4469881"),
     "shards": (LabelShards(2), "52c6d31c"),
+    "random shards": (LabelShards(2, random_labels=True), "687d418b"),
     "by class": (ByClass(), "92e6099c"),
     "biased": (BiasedUnbiased(5, 5), "40394a56"),
     "quantity": (Quantity(0.5), "ad990aa4"),
@@ -350,6 +351,26 @@ def test_fedcogs_published_shapes(classes: int, per_client: int, each: int) -> N
     assert set(counts[counts > 0]) == {each}
 
 
+@pytest.mark.parametrize("per_client", [1, 2, 3])
+def test_niid_benchs_labels_per_client(per_client: int) -> None:
+    """Each client: label k mod C, and every other label as often as the next; each label: even parts for whoever holds it."""
+    samples = balanced(600, 6)
+    pairs = np.zeros((6, 6))
+    for seed in range(200):
+        counts = table(LabelShards(per_client, random_labels=True)(samples, 12, seed), class_labels(samples))
+        held = counts > 0
+        assert (held.sum(axis=1) == per_client).all()
+        assert held[np.arange(12), np.arange(12) % 6].all()
+        for label in range(6):
+            parts = counts[held[:, label], label]
+            assert parts.sum() == 100
+            assert np.ptp(parts) <= 1
+        pairs += held.reshape(2, 6, 6).sum(axis=0)
+    chance = (per_client - 1) / 5
+    expected = np.where(np.eye(6), 1, chance) * 400
+    np.testing.assert_allclose(pairs, expected, atol=5 * np.sqrt(400 * chance * (1 - chance)))
+
+
 @pytest.mark.parametrize(("num_clients", "beta", "group_size", "size"), [(10, 0.1, None, 4500), (100, 0.1, 10, 450)])
 def test_fedssyns_published_shapes(num_clients: int, beta: float, group_size: int | None, size: int) -> None:
     samples = balanced(45_000, 10)
@@ -540,6 +561,7 @@ def test_bad_hyper_parameters(make: object, message: str) -> None:
         (Quantity(0.5, min_size=10), 7, "need 70"),
         (LabelShards(7), 5, "labels_per_client goes from 2.*to 6"),
         (LabelShards(1), 5, "labels_per_client goes from 2"),
+        (LabelShards(2, random_labels=True), 5, "5 clients one label of its own, and there are 6 classes: set num_clients to 6"),
         (LabelShards(6), 11, "11 clients share class 0, which has 10 samples"),
         (ByClass(), 5, "set num_clients to 6"),
         (BiasedUnbiased(5, 1), 6, "6 classes do not fall into five equal groups"),
