@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,8 +44,7 @@ class LeashPretraining(Method):
         lr: their step size, > 0, or its schedule by step, counted from 0.
         head: ``own`` or ``shared``, as in FedWalk.
         mode: ``eval`` or ``train``, as in FedWalk.
-        seed: of the batches and the head; None is the run's, as ``--seed_everything`` or Lightning's ``seed_everything`` set it, else
-            0. A trainer that is made in Python with a ``seed`` of its own does not hand it to the model: give it here too.
+        seed: of the batches and the head; None draws it from the run's.
 
     Example:
         >>> from flcog.datamodules import Digits
@@ -76,7 +74,7 @@ class LeashPretraining(Method):
     def configure_model(self, model: ClientModule) -> ClientModule:
         if not self.active(0):
             return model
-        task, seed = self._task, _run_seed() if self.seed is None else self.seed
+        task, seed = self._task, int(torch.randint(2**62, ())) if self.seed is None else self.seed
         task.check(model)
         # A copy: the user's module may serve another run, which trains it anew.
         function = ModelFunction(copy.deepcopy(model))
@@ -92,8 +90,3 @@ class LeashPretraining(Method):
             _log.info("the leash's loss is %.4g after %d steps of pre-training", task.loss(apply, params, head), self.num_steps)
         assert isinstance(function.module, ClientModule)
         return function.module
-
-
-def _run_seed() -> int:
-    """What ``seed_everything`` leaves in the environment: a model is changed before its trainer's seed is at hand."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))

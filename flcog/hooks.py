@@ -282,7 +282,7 @@ class Method(Callback):
     # Before the first round -------------------------------------------------------------------------------------------------------
 
     def configure_model(self, model: "ClientModule") -> "ClientModule":
-        """Extra heads or logits. *Chain, once; plain Python.*"""
+        """Extra heads or logits, drawn from torch's global streams, which the run has seeded. *Chain, once; plain Python.*"""
         return model
 
     def prepare_data(self, federation: "Federation", generator: torch.Generator) -> "Federation":

@@ -45,7 +45,7 @@ from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
 from flcog.partition_report import partition_report
 from flcog.program import Local, Program, num_bytes
-from flcog.randomness import fold, generator, sample_without_replacement
+from flcog.randomness import fold, generator, sample_without_replacement, seeded
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
 from flcog.work import Batching, Work, make_work
 
@@ -482,6 +482,10 @@ class FederatedTrainer:
             messages = Messages(aggregate.mean(f"mean/{i}"), aggregate.total(f"sum/{i}"), individual)
             delta, self.servers[method.name] = method.server_step(self.servers[method.name], self.params, delta, messages, cohort)
         self.params = {name: (value + delta[name]).detach() for name, value in self.params.items()}
+        if self.fabric.world_size > 1 and any(method.overrides("server_step") for method in methods):
+            # Every process takes the server's step. Where it trains there (FedWalk), an accelerator's kernels may differ in the last
+            # digits, and processes would drift apart.
+            self.params, self.servers = _from_the_first((self.params, self.servers), self.fabric.device)
 
     def _add_slots(self, methods: Sequence[Method], works: Sequence[Work], round: int) -> None:
         """Each client's state (made when first needed) and this round's draws."""
@@ -650,7 +654,8 @@ class FederatedTrainer:
                     raise ValueError(
                         f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
                     )
-                model = _in_float32(method.configure_model, model)
+                with seeded(fold(self.seed, "configure_model", method.name), self.fabric.device):
+                    model = _in_float32(method.configure_model, model)
             if (method.overrides("personal") or method.personal_steps) and federation.client_test is None:
                 self.notes.append(f"note: the personal models of {method.name} are measured only with data.client_test above 0")
         model = model.to(self.fabric.device, DTYPES[self.precision])
@@ -938,6 +943,19 @@ def _in_float32(function: Callable[..., Any], *args: Any) -> Any:
 def _all_reduce(tensor: Tensor) -> Tensor:
     torch.distributed.all_reduce(tensor)
     return tensor
+
+
+def _from_the_first(tree: Any, device: torch.device) -> Any:
+    """The first process's tensors for everybody, one message for each type of number."""
+    leaves, spec = pytree.tree_flatten(tree)
+    received: list[Any] = list(leaves)
+    for dtype in {leaf.dtype: None for leaf in leaves}:
+        places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        vector = torch.cat([leaves[i].detach().reshape(-1).to(device) for i in places])
+        torch.distributed.broadcast(vector, 0)
+        for i, part in zip(places, vector.split([leaves[i].numel() for i in places]), strict=True):
+            received[i] = part.view(leaves[i].shape).to(leaves[i].device, copy=True)  # not a view, which would keep them all
+    return pytree.tree_unflatten(received, spec)
 
 
 def _make_fabric(

@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
         neutral=FedWalk(leash=tiny_leash(NUM_CLASSES), tau=-float("inf"), head="shared"),
     ),
     "LeashPretraining": Case(
-        LeashPretraining(leash=tiny_leash(), num_steps=7, lr=Piecewise([0.3, 0.1], [3])),
+        LeashPretraining(leash=tiny_leash(), num_steps=7, lr=Piecewise([0.3, 0.1], [3]), seed=0),
         pretraining(5, shared=False, lr=[0.3] * 3 + [0.1] * 4),
         module=double_classifier,
     ),

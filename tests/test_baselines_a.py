@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import NUM_FEATURES, SGD, TinyData, assert_close, classifier, distance, fit, train
+from harness import NUM_FEATURES, SGD, TinyData, assert_close, classifier, distance, fit, make_trainer, train
 from methods_baselines_a import BatchNormFeatures
 from torch import nn
 
@@ -24,6 +24,7 @@ from flcog.client import Apply, ModelFunction
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.hooks import Batch, Callback, Context, Params
 from flcog.models import MLP, SimpleCNN
+from flcog.randomness import fold, seeded
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -98,6 +99,18 @@ def test_moon_with_buffers_and_newcomers_under_vmap() -> None:
     assert_close(vmap.state, loop.state, 1e-11)
 
 
+def test_layers_that_a_method_adds_follow_the_runs_seed() -> None:
+    def projection(seed: int, elsewhere: int) -> Any:
+        torch.manual_seed(elsewhere)
+        trainer = make_trainer(None, MOON(), seed=seed)
+        trainer.prepare(module, TinyData())
+        return trainer.params["model.projection.0.weight"]
+
+    module = classifier()
+    assert torch.equal(projection(1, elsewhere=0), projection(1, elsewhere=1))
+    assert not torch.equal(projection(1, elsewhere=0), projection(2, elsewhere=0))
+
+
 def test_moon_projects_as_in_its_paper() -> None:
     module = flcog.Classifier(SimpleCNN(3, 10))
     projected = MOON().configure_model(module)
@@ -123,7 +136,9 @@ def test_moon_trains_the_projected_model() -> None:
     assert loop.state["head.weight"].shape == (3, 5)
     assert_close(vmap.state, loop.state, 1e-11)
     module = classifier()
-    features_only = train(MOON(mu=2.0, projection=None), module=method.configure_model(module))
+    with seeded(fold(0, "configure_model", "MOON"), torch.device("cpu")):
+        projected = method.configure_model(module)
+    features_only = train(MOON(mu=2.0, projection=None), module=projected)
     assert_close(loop.state, features_only.state, 1e-12)
     assert distance(loop.state, train(MOON(mu=0.0, projection=5)).state) > 1e-5
 

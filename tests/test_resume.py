@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,38 +15,52 @@ from harness import TinyData, classifier, make_trainer
 import flcog
 from flcog import checkpoint
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
+from flcog.hooks import Cohort, Messages, Params, Slot
 
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
-import torch, time
+import torch
 torch.set_num_threads(1)
-from harness import TinyData, classifier, make_trainer
-from flcog.callbacks import SCAFFOLD, FedAvgM
-import flcog
-
-class Slow(flcog.Callback):
-    def on_round_start(self, trainer, round, cohort):
-        time.sleep({sleep})
-
-trainer = make_trainer({root!r}, SCAFFOLD(), FedAvgM(), Slow(), rounds={rounds}, eval_every=1, devices={devices})
-trainer.fit(classifier(), TinyData(), ckpt_path={ckpt!r})
+from test_resume import run
+run({root!r}, {options})
 """
 
 
-def start(root: Path, rounds: int, devices: int = 1, ckpt: str | None = None, sleep: float = 0.0) -> subprocess.Popen[str]:
+class Drifts(flcog.Method):
+    """A server's step that comes out differently in every process but the first, as an accelerator's may; to each its own state."""
+
+    def init_server(self, params: Params) -> Slot:
+        return {"steps": torch.tensor(0), "sum": torch.zeros(())}
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        steps = server["steps"] + 1 + rank
+        return {name: value * (1 + steps * rank) for name, value in delta.items()}, {"steps": steps, "sum": server["sum"] + rank}
+
+
+class Slow(flcog.Callback):
+    def __init__(self, sleep: float) -> None:
+        self.sleep = sleep
+
+    def on_round_start(self, trainer: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+        time.sleep(self.sleep)
+
+
+def run(root: Path | str, rounds: int, ckpt: str | None = None, devices: int = 1, sleep: float = 0.0) -> None:
+    """A run in this process: every import of torch that can be spared is."""
+    callbacks = [SCAFFOLD(), FedAvgM(), Drifts(), Slow(sleep)]
+    trainer = make_trainer(Path(root) / "runs", *callbacks, rounds=rounds, eval_every=1, devices=devices)
+    trainer.fit(classifier(), TinyData(), ckpt_path=ckpt)
+
+
+def start(root: Path, rounds: int, **options: Any) -> subprocess.Popen[str]:
     """A run in a process of its own."""
     script = root / "script.py"
     root.mkdir(exist_ok=True)
-    tests = str(Path(__file__).parent)
-    script.write_text(SCRIPT.format(tests=tests, root=str(root / "runs"), rounds=rounds, devices=devices, ckpt=ckpt, sleep=sleep))
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {"rounds": rounds, **options}.items())
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), root=str(root), options=arguments))
     return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def here(root: Path, rounds: int, ckpt: str | None = None) -> None:
-    """The same run in this process: every import of torch that can be spared is."""
-    trainer = make_trainer(root / "runs", SCAFFOLD(), FedAvgM(), rounds=rounds, eval_every=1)
-    trainer.fit(classifier(), TinyData(), ckpt_path=ckpt)
 
 
 def finish(process: subprocess.Popen[str]) -> None:
@@ -64,7 +80,7 @@ def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
 
 def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    here(whole, rounds=8)
+    run(whole, rounds=8)
     process = start(killed, rounds=8, sleep=0.15)
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
@@ -75,7 +91,7 @@ def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
-    here(killed, rounds=8, ckpt="last")
+    run(killed, rounds=8, ckpt="last")
     (params, rows), (resumed_params, resumed_rows) = outcome(whole), outcome(killed)
     assert rows == resumed_rows
     assert all(torch.equal(params[name], resumed_params[name]) for name in params)
@@ -84,10 +100,10 @@ def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_train_as_one_does_from_the_start_and_from_its_checkpoint(tmp_path: Path) -> None:
     whole, double, mixed = tmp_path / "whole", tmp_path / "double", tmp_path / "mixed"
-    here(whole, rounds=8)
+    run(whole, rounds=8)
     params, rows = outcome(whole)
     finish(start(double, rounds=8, devices=2))
-    here(mixed, rounds=3)
+    run(mixed, rounds=3)
     finish(start(mixed, rounds=8, devices=2, ckpt="last"))
     for other in (double, mixed):
         other_params, other_rows = outcome(other)
