@@ -86,6 +86,26 @@ def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrai
     return train(*callbacks, **({"module": case.module(case.optimizer), "data": case.data()} | case.options | options))
 
 
+_started_from: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
+_idle: dict[int, RecordingTrainer] = {}
+
+
+def as_listed(case: Case) -> tuple[RecordingTrainer, flcog.ClientModule]:
+    """The case itself, run once for all tests that compare with it, and the module that it started from."""
+    if id(case) not in _started_from:
+        module = case.module(case.optimizer)
+        before = copy.deepcopy(module)
+        _started_from[id(case)] = run(case, case.method, module=module), before
+    return _started_from[id(case)]
+
+
+def before_it_starts(case: Case) -> RecordingTrainer:
+    """The case with its method waiting for a round that never comes, also run once."""
+    if id(case) not in _idle:
+        _idle[id(case)] = run(case, replace(case.method, start_round=3))
+    return _idle[id(case)]
+
+
 def run_on_all_samples(case: Case, order: Sequence[int]) -> RecordingTrainer:
     """The case with every client in every round and all of its samples in every step, so that no draw tells clients apart."""
     full = {"clients_per_round": 1.0, "local_steps": 3, "local_epochs": None}
@@ -96,15 +116,13 @@ def run_on_all_samples(case: Case, order: Sequence[int]) -> RecordingTrainer:
 def test_against_the_paper(case: Case) -> None:
     if case.reference is None:
         pytest.skip("it is compared with the paper piece by piece, in a file of its own")
-    module = case.module(case.optimizer)
-    before = copy.deepcopy(module)
-    trainer = run(case, case.method, module=module)
+    trainer, before = as_listed(case)
     assert_close(trainer.state, case.reference(problem_of(trainer, before, case.optimizer)), case.rtol)
 
 
 @each_case
 def test_executors_agree(case: Case) -> None:
-    loop = run(case, case.method)
+    loop, _ = as_listed(case)
     threads = run(case, case.method, chunk_size=2)
     assert isinstance(threads.executor, ThreadedLoop)
     assert_close(threads.state, loop.state, 0)
@@ -125,15 +143,15 @@ def _client_states(trainer: RecordingTrainer) -> Params:
 
 @each_case
 def test_before_its_first_round_it_does_nothing(case: Case) -> None:
-    idle = run(case, replace(case.method, start_round=3))
+    idle = before_it_starts(case)
     if not (case.method.overrides("configure_model") or case.method.overrides("prepare_data")):
         assert distance(idle.state, run(case).state) == 0
 
 
 @each_case
 def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
-    plain = run(case, replace(case.method, start_round=3))
-    difference = distance(run(case, case.method).state, plain.state)
+    plain, (trainer, _) = before_it_starts(case), as_listed(case)
+    difference = distance(trainer.state, plain.state)
     assert difference == 0 if case in LIKE_FEDAVG.values() else difference > 1e-5
     if case.neutral is not None:
         assert_close(run(case, case.neutral).state, plain.state, 1e-12)

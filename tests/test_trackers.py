@@ -106,6 +106,7 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 # The default ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> None:
     """No login, no standard input, an empty home: the run is tracked offline, and lies in one place."""
     script = "import flcog, harness; trainer = flcog.FederatedTrainer(rounds=2, local_steps=1, accelerator='cpu')\n"
