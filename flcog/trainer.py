@@ -961,7 +961,7 @@ def _from_the_first(tree: Any, device: torch.device) -> Any:
 def _make_fabric(
     accelerator: str, strategy: str, devices: int | str, num_nodes: int, precision: Any, callbacks: list[Callback]
 ) -> Fabric:
-    """Fabric with processes that stay independent: nothing is wrapped in DDP, only sums travel."""
+    """Fabric with processes that stay independent: nothing is wrapped in DDP, only sums and the server's step travel."""
     try:
         return Fabric(
             accelerator=accelerator,
