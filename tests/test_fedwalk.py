@@ -242,7 +242,7 @@ def test_dropout_of_a_leash_step_is_a_function_of_the_step() -> None:
 def test_leash_steps_leave_torchs_stream_as_it_was() -> None:
     module = classifier(network=NoisyNet)
     before = torch.get_rng_state()
-    LeashPretraining(leash=tiny_leash(), num_steps=2, mode="train").configure_model(module)
+    LeashPretraining(leash=tiny_leash(), num_steps=2, mode="train", seed=0).configure_model(module)
     assert torch.equal(torch.get_rng_state(), before)
 
 
