@@ -86,17 +86,17 @@ def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrai
     return train(*callbacks, **({"module": case.module(case.optimizer), "data": case.data()} | case.options | options))
 
 
-_started_from: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
+_listed: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
 _idle: dict[int, RecordingTrainer] = {}
 
 
 def as_listed(case: Case) -> tuple[RecordingTrainer, flcog.ClientModule]:
     """The case itself, run once for all tests that compare with it, and the module that it started from."""
-    if id(case) not in _started_from:
+    if id(case) not in _listed:
         module = case.module(case.optimizer)
         before = copy.deepcopy(module)
-        _started_from[id(case)] = run(case, case.method, module=module), before
-    return _started_from[id(case)]
+        _listed[id(case)] = run(case, case.method, module=module), before
+    return _listed[id(case)]
 
 
 def before_it_starts(case: Case) -> RecordingTrainer:
