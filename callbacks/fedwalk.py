@@ -13,6 +13,19 @@ from flcog.ranges import below_one
 from flcog.schedules import Schedule
 
 
+def compare(move: Params, other: Params) -> tuple[float, float]:
+    """The cosine between two moves of a model, and the first one's length over the second's; 0 where that is not defined.
+
+    >>> compare({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 10.0])})
+    (0.8, 0.5)
+    """
+    first, second = (torch.cat([part[name].flatten().double() for name in move]) for part in (move, other))
+    inner, length, other_length = first @ second, first.norm(), second.norm()
+    if not length or not other_length:
+        return 0.0, 0.0
+    return float(inner / (length * other_length)), float(length / other_length)
+
+
 def log_loss_ratio(client_loss: float, leash_loss: float) -> float:
     """``log2(L^c / L^s)``; -inf while the leash has never been measured.
 
@@ -49,7 +62,9 @@ class FedWalk(Method):
     of steps (for 5 steps by 5, by 13 with a momentum of 0.9), and before that shows the leash a model that has moved by less.
 
     Each round logs ``fedwalk/client_loss`` (L^c as compared), ``fedwalk/llr`` (the ratio's logarithm as compared),
-    ``fedwalk/applied``, ``fedwalk/leash_loss`` (L^s after the round) and ``fedwalk/steps`` (leash steps so far).
+    ``fedwalk/applied``, ``fedwalk/leash_loss`` (L^s after the round) and ``fedwalk/steps`` (leash steps so far); and what tells
+    whether the leash leads where the clients go: ``fedwalk/cosine`` between its move of the model and the clients' aggregated
+    one, and ``fedwalk/length`` of the first over the second, both 0 in rounds that do not leash.
 
     Zhai et al., The Dog Walking Theory: Rethinking Convergence in Federated Learning, 2024, https://arxiv.org/abs/2404.11888.
 
@@ -123,6 +138,7 @@ class FedWalk(Method):
         llr = log_loss_ratio(client_loss, leash_loss)
         # A loss that is not a number never leashes.
         applied = llr < value_at(self.tau, cohort.round)
+        cosine = length = 0.0
         if applied:
             apply = Apply(cohort.apply.model, cohort.buffers)
             aggregated = {name: value + delta[name] for name, value in params.items()}
@@ -130,6 +146,7 @@ class FedWalk(Method):
             lr = cohort.optimisation.lr if self.lr is None else value_at(self.lr, cohort.round)
             new, head = task.walk(apply, aggregated, head, lr, steps, self.num_steps, cohort.seed)
             leash_loss, steps = task.loss(apply, new, head), steps + self.num_steps
+            cosine, length = compare({name: value - aggregated[name] for name, value in new.items()}, delta)
             delta = {name: value - params[name] for name, value in new.items()}
         for name, value in (
             ("client_loss", client_loss),
@@ -137,6 +154,8 @@ class FedWalk(Method):
             ("llr", llr),
             ("applied", float(applied)),
             ("steps", float(steps)),
+            ("cosine", cosine),
+            ("length", length),
         ):
             cohort.log(f"fedwalk/{name}", value)
         losses = {

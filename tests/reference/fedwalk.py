@@ -29,6 +29,14 @@ def leash_steps(
         optimizer.step()
 
 
+def compare(model: nn.Module, before: State, aggregated: State) -> tuple[float, float]:
+    """How the leash's move of the parameters, since the aggregation, relates to the clients': cosine, and length."""
+    named = dict(model.named_parameters())
+    leash = torch.cat([(value.detach() - aggregated[name]).flatten() for name, value in named.items()])
+    clients = torch.cat([(aggregated[name] - before[name]).flatten() for name in named])
+    return float(F.cosine_similarity(leash, clients, dim=0)), float(leash.norm() / clients.norm())
+
+
 def mean_loss(model: nn.Module, head: nn.Linear | None, data: Data, loss: Callable = F.cross_entropy) -> float:
     with torch.no_grad():
         model.eval()
@@ -57,18 +65,23 @@ def run(
     for number, clients in enumerate(problem.rounds):
         weights = [1 / len(clients)] * len(clients) if uniform else shares(clients)
         locals_ = [train(problem, model, client) for client in clients]
+        before = copy.deepcopy(model.state_dict())
         losses = [mean_loss(local, None, data(client.id), problem.loss) for local, client in zip(locals_, clients, strict=True)]
         model.load_state_dict(average(locals_, weights))
         client_loss = beta * client_loss + (1 - beta) * sum(w * value for w, value in zip(weights, losses, strict=True))
         compared = client_loss / (1 - beta ** (number + 1)) if correction else client_loss
         llr = -math.inf if leash_loss == math.inf else math.log2(compared / leash_loss)
         applied = llr < (tau[number] if isinstance(tau, list) else tau)
+        cosine, length = 0.0, 0.0
         if applied:
+            aggregated = copy.deepcopy(model.state_dict())
             batches = [(leash[0][batch(i)], leash[1][batch(i)]) for i in range(taken, taken + steps)]
             leash_steps(model, head, batches, problem.lr if lr is None else lr[number], mode, loss)
             leash_loss, taken = mean_loss(model, head, leash, loss), taken + steps
+            cosine, length = compare(model, before, aggregated)
         if trace is not None:
             row = {"client_loss": compared, "leash_loss": leash_loss, "llr": llr, "applied": applied, "steps": taken}
+            row |= {"cosine": cosine, "length": length}
             trace.append({f"fedwalk/{name}": float(value) for name, value in row.items()})
     return model.state_dict()
 
