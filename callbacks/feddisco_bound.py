@@ -60,8 +60,10 @@ class Bound:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
         for name, value in vars(self).items():
             values = np.ravel(value)
-            if not np.isfinite(values).all():
-                raise ValueError(f"Bound: {name} must be finite; got {values[~np.isfinite(values)][0]}")
+            # So far that squares and products, of which the bound is made, stay finite.
+            bad = ~(np.abs(values) < 1e75)
+            if bad.any():
+                raise ValueError(f"Bound: {name} must be finite, and below 1e75; got {values[bad][0]}")
         if self.n.ndim != 1 or self.n.shape != self.d.shape or not len(self.n):
             raise ValueError(f"Bound: n and d hold one number per client; got shapes {self.n.shape} and {self.d.shape}")
         if self.n.min() < 0 or abs(self.n.sum() - 1) > 1e-6 or self.d.min() < 0:
@@ -153,8 +155,8 @@ class Bound:
 
     def _pull(self, weight: float) -> float:
         """How strongly the reformulation draws p_k to n_k."""
-        if not 0 <= weight < np.inf:
-            raise ValueError(f"Bound: lambda must be at least 0 and finite; got {weight}")
+        if not 0 <= weight < 1e150:
+            raise ValueError(f"Bound: lambda must be at least 0 and finite, and below 1e150; got {weight}")
         return 4 * (1 - self.A) * (self.B * self.d.sum() + len(self.n) * weight)
 
     def _curvature(self, weight: float) -> float:
