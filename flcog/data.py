@@ -203,7 +203,7 @@ class Preprocess:
     """Stored inputs to what a model eats: uint8 to [0, 1], per-channel normalisation, channels first (in channels-last memory).
 
     Args:
-        mean, std: per channel, on the [0, 1] scale; None leaves values as they are (after the uint8 scaling).
+        mean, std: per channel, or one for all, on the [0, 1] scale; None leaves values as they are (after the uint8 scaling).
     """
 
     def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
@@ -217,6 +217,11 @@ class Preprocess:
     def __call__(self, inputs: Tensor) -> Tensor:
         if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
             return inputs  # token ids
+        if self.mean is not None and len(self.mean) not in (1, inputs.shape[-1]):
+            raise ValueError(
+                f"mean and std have {len(self.mean)} values, and samples of shape {tuple(inputs.shape[1:])} have {inputs.shape[-1]} "
+                "channels: give one value per channel, or one for all"
+            )
         outputs = inputs.to(torch.get_default_dtype())
         if inputs.dtype == torch.uint8 or self.mean is not None:
             scale, shift = self._scale_and_shift(inputs)

@@ -313,6 +313,19 @@ def test_medmnist_layout(tmp_path: Path) -> None:
     np.testing.assert_allclose(inputs.permute(0, 2, 3, 1), (colour / 255 - 0.5) / 0.2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(6, 8, 8), (6, 8, 8, 5), (6, 4)])
+def test_statistics_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
+    """Three values would make a grey image three channels, without a word."""
+    data = ArrayData(
+        train_inputs=np.zeros(shape, np.uint8), train_targets=np.arange(6), mean=[0.5] * 3, std=[0.2] * 3, num_clients=2
+    )
+    channels = shape[-1] if len(shape) != 3 else 1
+    with one_line(ValueError, rf"mean and std have 3 values, and samples of shape .* have {channels} channels"):
+        everything(data.federation, data.federation.train)
+    one = ArrayData(train_inputs=np.zeros(shape, np.uint8), train_targets=np.arange(6), mean=[0.5], std=[0.25], num_clients=2)
+    assert everything(one.federation, one.federation.train)[0].unique().tolist() == [-2]
+
+
 def test_task_and_classes_are_read_from_the_targets() -> None:
     rng = np.random.default_rng(0)
     features = rng.random((12, 5))
