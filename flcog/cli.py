@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,6 +64,13 @@ class Commands(FederatedTrainer):
 
 class Parser(LightningArgumentParser):
     """Says what is wrong in one line, and what was probably meant."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+        # jsonargparse hands `--model.model.weights null` on to the class's own parser as Python writes it, `--weights=None`, which
+        # that reads as a string.
+        if args is not None:
+            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
+        return super().parse_args(args, *rest, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         complain(_explain(message))

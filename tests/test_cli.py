@@ -114,6 +114,17 @@ def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"flcog {flcog.__version__}\n"
 
 
+def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """However deep: an argument of a model inside the model, or of a method's data."""
+    study, leash = str(METHODS.parent / "studies" / "fedwalk.yaml"), str(METHODS / "fedwalk-lh.yaml")
+    options = ["--model.model.weights", "null", "--trainer.callbacks.leash.mean=null", "--trainer.callbacks.leash.std", "null"]
+    assert run("fit", "-c", study, "-c", leash, *options, "--print_config") == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["init_args"]["model"]["init_args"]["weights"] is None
+    data = config["trainer"]["callbacks"][-1]["init_args"]["leash"]["init_args"]
+    assert data["mean"] is None and data["std"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
