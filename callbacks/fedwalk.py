@@ -13,10 +13,10 @@ from flcog.ranges import below_one
 from flcog.schedules import Schedule
 
 
-def compare(move: Params, other: Params) -> tuple[float, float]:
+def cosine_and_length(move: Params, other: Params) -> tuple[float, float]:
     """The cosine between two moves of a model, and the first one's length over the second's; 0 where that is not defined.
 
-    >>> compare({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 10.0])})
+    >>> cosine_and_length({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 10.0])})
     (0.8, 0.5)
     """
     first, second = (torch.cat([part[name].flatten().double() for name in move]) for part in (move, other))
@@ -146,7 +146,7 @@ class FedWalk(Method):
             lr = cohort.optimisation.lr if self.lr is None else value_at(self.lr, cohort.round)
             new, head = task.walk(apply, aggregated, head, lr, steps, self.num_steps, cohort.seed)
             leash_loss, steps = task.loss(apply, new, head), steps + self.num_steps
-            cosine, length = compare({name: value - aggregated[name] for name, value in new.items()}, delta)
+            cosine, length = cosine_and_length({name: value - aggregated[name] for name, value in new.items()}, delta)
             delta = {name: value - params[name] for name, value in new.items()}
         for name, value in (
             ("client_loss", client_loss),
