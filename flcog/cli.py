@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import inspect
+import os
 import re
 import shutil
 import sys
@@ -81,6 +82,7 @@ class FederatedCLI(LightningCLI):
     """LightningCLI around the federated trainer; model and data are chosen by class path."""
 
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
+        _find_modules_here()
         super().__init__(
             datamodule_class=FederatedDataModule,
             subclass_mode_data=True,
@@ -130,6 +132,15 @@ class FederatedCLI(LightningCLI):
         if result is not None and cast(Commands, self.trainer).is_first:
             for name, value in result.items():
                 print(f"{name:<32} {value:.6g}")
+
+
+def _find_modules_here() -> None:
+    """Let class paths name modules in the working directory, as ``python -m flcog`` does and an installed script does not.
+
+    Last on the path: a file called random.py or torch.py there must not stand in for the module that everybody else means.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
 
 
 def complain(message: str) -> None:

@@ -189,7 +189,8 @@ class Runner:
         started = time.monotonic()
         begun = any(cell.folder.glob(f"*/{LAST}"))
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
-        command = [sys.executable, "-m", "flcog", *cell.arguments, *(["--ckpt_path", "last"] if begun else [])]
+        # -P: else Python looks for every module in the working directory first, where a random.py may lie.
+        command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *(["--ckpt_path", "last"] if begun else [])]
         with (cell.folder / "output.txt").open("ab") as output:
             with self._lock:
                 if self._stopped:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def _same_start() -> Iterator[None]:
 def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that call ``flcog.cli.main``."""
     monkeypatch.setattr("sys.argv", ["flcog"])  # LightningCLI warns of arguments given twice
+    monkeypatch.setattr("sys.path", sys.path.copy())  # the working directory is added
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(name, "0")  # seed_everything leaves them set
 
