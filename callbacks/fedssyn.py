@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flcog import trackers
 from flcog.callbacks.beta_vae import BetaVAE
+from flcog.callbacks.private_training import PrivateTraining
 from flcog.callbacks.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
 from flcog.callbacks.synthesis import DataGenerator, Form, check_generator
 from flcog.callbacks.synthesis_cache import Synthesis, synthetic_sets, training_logs
@@ -138,9 +139,12 @@ class Fedssyn(Method):
             _write_rows(trainer.run_dir / "synthetic.csv", rows)
             spent = [row["epsilon"] for row in rows if "epsilon" in row]
             if spent:
-                delta = self.generator.privacy.delta  # type: ignore[union-attr]
-                print(f"{self.name}: privacy spent on a client: epsilon {max(spent):.4g} at most, delta {delta:g}", flush=True)
-                trackers.log_figure(trainer.loggers, "synthetic/epsilon", epsilon_figure(rows), trainer.round, trainer.run_dir)
+                privacy = self.generator.privacy  # type: ignore[union-attr]
+                assert privacy is not None
+                print(f"{self.name}: privacy spent on a client: {privacy.told(max(spent))}", flush=True)
+                trackers.log_figure(
+                    trainer.loggers, "synthetic/epsilon", epsilon_figure(rows, privacy), trainer.round, trainer.run_dir
+                )
         if trainer.federation.train.inputs.ndim == 4:
             figure = received_figure(trainer.federation, exchange)
             trackers.log_figure(trainer.loggers, "synthetic/images", figure, trainer.round, trainer.run_dir)
@@ -186,14 +190,15 @@ def received_figure(federation: Federation, exchange: Exchange, max_clients: int
     return figure
 
 
-def epsilon_figure(rows: list[dict[str, float]]) -> Figure:
+def epsilon_figure(rows: list[dict[str, float]], privacy: PrivateTraining) -> Figure:
     """What each client's training spent, by epoch."""
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
     for client in sorted({row["client"] for row in rows}):
         own = [row for row in rows if row["client"] == client and "epsilon" in row]
         axes.plot([row["epoch"] for row in own], [row["epsilon"] for row in own], linewidth=1)
-    axes.set(xlabel="epoch", ylabel="epsilon")
+    axes.set(xlabel="epoch", ylabel="epsilon, by Opacus' Renyi accountant")
+    axes.set_title("" if privacy.secret else "seeded noise: it protects nothing", fontsize=9)
     return figure
 
 

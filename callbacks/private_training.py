@@ -66,6 +66,19 @@ class PrivateTraining:
         if not 0 < self.delta < 1:
             raise ValueError(f"PrivateTraining: delta must lie in (0, 1), well below 1 / samples; got {self.delta}")
 
+    def told(self, epsilon: float) -> str:
+        """Epsilon as it may be reported: with delta, who computed it, and when it protects nothing.
+
+        >>> PrivateTraining(secret=True).told(9.8765)
+        "epsilon 9.877 at most, delta 1e-05, by Opacus' Renyi accountant; noise from the system's entropy"
+        """
+        noise = (
+            "noise from the system's entropy"
+            if self.secret
+            else "its noise follows the run's seed, with which anybody can take it away: it protects nothing (generator.privacy.secret)"
+        )
+        return f"epsilon {epsilon:.4g} at most, delta {self.delta:g}, by Opacus' Renyi accountant; {noise}"
+
     def stream(self, device: torch.device | str = "cpu") -> torch.Generator | None:
         """Where one draw of noise or samples comes from; None for torch's global stream, which follows the seed.
 

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from flcog.git import git_commit
 
 LAST = "checkpoints/last.ckpt"
 
@@ -148,20 +149,6 @@ def environment() -> dict[str, Any]:
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
     }
-
-
-def git_commit() -> str | None:
-    """The commit of the working directory, with "+changes" if files differ from it; None outside a repository."""
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
-        status = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+changes" if status.strip() else "")
 
 
 def write_yaml(path: Path, content: Any) -> None:

@@ -324,20 +324,3 @@ def test_a_run_says_what_it_was() -> None:
     assert (run["executor"], run["threads"], run["processes"]) == ("vmap", 1, 1) and run["clients_at_once"] >= 1
     hparams = yaml.safe_load((trainer.run_dir / "logs/lightning_logs/version_0/hparams.yaml").read_text())
     assert hparams["run"] == run and hparams["config"] == trainer.config
-
-
-def test_the_git_commit_is_the_working_directorys(monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=me", "-c", "user.email=me@example.com"]
-        return subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True).stdout.strip()
-
-    from flcog.run_directory import git_commit
-
-    assert git_commit() is None
-    git("init")
-    Path("file").write_text("1")
-    git("add", "file")
-    git("commit", "-m", "first")
-    assert git_commit() == git("rev-parse", "HEAD")
-    Path("file").write_text("2")
-    assert git_commit() == git("rev-parse", "HEAD") + "+changes"

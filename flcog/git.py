@@ -1,0 +1,48 @@
+"""The commit that a result was made with, asked of git in a way that leaves the repository no say."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def git_commit() -> str | None:
+    """The commit of the working directory, with "+changes" if files differ from it; None outside a repository."""
+    try:
+        asked = _git("rev-parse", "--show-toplevel", "--git-path", "objects", "--git-path", "index", "HEAD", env=os.environ)
+        root, objects, index, commit = asked.splitlines()
+        return commit + ("+changes" if _differs(Path(root), Path(objects), Path(index), commit) else "")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
+    """Whether files differ from the commit.
+
+    A repository's configuration names programs that ``git status`` runs: filters, a monitor of its files, hooks, a way to fetch what
+    is missing. A working directory may be a stranger's, who then would be let in. So git is given the repository's files, its index
+    and its objects, beside a configuration of our own, which is empty; submodules, which have their own, are left out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder)
+        (empty / "refs").mkdir()
+        (empty / "HEAD").write_text(f"{commit}\n")
+        ours = {
+            "GIT_DIR": folder,
+            "GIT_WORK_TREE": str(root),
+            "GIT_INDEX_FILE": str(index.absolute()),
+            "GIT_OBJECT_DIRECTORY": str(objects.absolute()),
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_ATTR_NOSYSTEM": "1",
+            "HOME": folder,  # where git looks for the user's configuration, whose filters a stranger's .gitattributes may call
+            "XDG_CONFIG_HOME": folder,
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        # Whether a file may be executed is not told by every file system, which only the repository's configuration would know.
+        status = ("-c", "core.fileMode=false", "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+        return bool(_git(*status, env=kept | ours).strip())
+
+
+def _git(*arguments: str, env: os._Environ[str] | dict[str, str]) -> str:
+    return subprocess.run(["git", *arguments], env=env, capture_output=True, text=True, timeout=5, check=True).stdout
