@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.executors import Result
-from flcog.hooks import ClientUpload, Params
-from flcog.work import Work
+from flcog.hooks import ClientUpload, Method, Params, Slot
 
 
 class BadUpdate(ValueError):
-    """A client's update is NaN or infinite."""
+    """Something that a client sends or keeps is NaN or infinite."""
 
 
 class Aggregate:
@@ -21,38 +20,40 @@ class Aggregate:
 
     Sums are kept in float64, so that their order, and hence the number of processes, shows only in the last bit of a float32.
 
+    Where a client is dropped these are not the sums of the others: its round is to be run again without it.
+
     Args:
-        num_methods: how many methods send messages.
-        keep_individual: for which of them single uploads are kept.
+        methods: whose messages are summed up.
         directions: whether to accumulate unit deltas, for the cosine between clients' updates.
         on_bad_update: "raise", or "drop" the client and say so.
     """
 
-    def __init__(self, num_methods: int, keep_individual: Sequence[bool], directions: bool, on_bad_update: str) -> None:
+    def __init__(self, methods: Sequence[Method], directions: bool, on_bad_update: str) -> None:
         self.sums: dict[str, Any] = {}
-        self.individual: list[list[ClientUpload]] = [[] for _ in range(num_methods)]
-        self.kept: list[Work] = []
+        self.individual: list[list[ClientUpload]] = [[] for _ in methods]
+        self.slots: dict[int, list[Slot]] = {}
+        """What each client will keep, by method."""
         self.dropped: list[int] = []
-        self.up_bytes: list[int] = [0] * (num_methods + 1)
-        self._keep_individual, self._directions, self._on_bad_update = keep_individual, directions, on_bad_update
+        self.up_bytes: list[int] = [0] * (len(methods) + 1)
+        """What the clients sent: the model, then by method."""
+        self.down_bytes: list[int] = [0] * len(methods)
+        """What one client got beside the model, by method."""
+        self._methods, self._directions, self._on_bad_update = methods, directions, on_bad_update
 
-    def add(self, result: Result, global_buffers: Params, round: int) -> list[int]:
-        """Add some clients; returns the positions of those that count."""
+    def add(self, result: Result, global_buffers: Params, round: int) -> None:
+        """Add some clients, if all that they send and keep are numbers."""
         updates = result.delta if result.delta is not None else {}
         norms = _norms(updates, len(result.works)) if updates else torch.zeros_like(result.losses)
-        finite = (torch.isfinite(norms) & torch.isfinite(result.losses) & _finite([result.mean, result.sum], norms)).tolist()
-        good = [k for k, ok in enumerate(finite) if ok]
-        if len(good) < len(result.works):
-            bad = [work.client for work, ok in zip(result.works, finite, strict=True) if not ok]
-            if self._on_bad_update == "raise":
-                raise BadUpdate(
-                    f"the update of client {bad[0]} in round {round + 1} is NaN or infinite: lower the learning rate or clip gradients "
-                    "(flcog.callbacks.ClipGradient), or set trainer.on_bad_update=drop to go on without such clients"
-                )
-            self.dropped += bad
-            if not good:
-                return good
-            result, norms = _select(result, good), norms[good]
+        bad = self._bad(result, norms)
+        if bad and self._on_bad_update == "raise":
+            client, where = next(iter(bad.items()))
+            raise BadUpdate(
+                f"the update of client {client} in round {round + 1} is NaN or infinite{where}: lower the learning rate or clip "
+                "gradients (flcog.callbacks.ClipGradient), or set trainer.on_bad_update=drop to go on without such clients"
+            )
+        self.dropped += bad
+        if self.dropped:
+            return
         weights = torch.tensor([work.weight for work in result.works], dtype=torch.float64, device=norms.device)
         buffers = {name: value - global_buffers[name] for name, value in result.buffers.items()}
         self._accumulate("delta", result.delta or {}, weights)
@@ -60,7 +61,7 @@ class Aggregate:
         for i, (mean, total) in enumerate(zip(result.mean, result.sum, strict=True)):
             self._accumulate(f"mean/{i}", mean, weights)
             self._accumulate(f"sum/{i}", total, None)
-            if self._keep_individual[i]:
+            if self._methods[i].individual_uploads:
                 self.individual[i] += _individual(result, mean, total)
         scalars = {"weight": torch.ones_like(weights), "loss": result.losses}
         self._accumulate("weighted", scalars, weights)
@@ -69,8 +70,26 @@ class Aggregate:
             self._accumulate("direction", updates, 1 / norms.double().clamp(min=1e-30))
         for i, count in enumerate(result.up_bytes):
             self.up_bytes[i] += count * len(result.works)
-        self.kept += result.works
-        return good
+        for k, work in enumerate(result.works):
+            self.slots[work.client] = _of_client(result.slots, k)
+
+    def _bad(self, result: Result, norms: Tensor) -> dict[int, str]:
+        """The clients of whom something is no number, and where it stands."""
+        rest = [result.losses, result.buffers, result.slots, result.mean, result.sum]
+        suspects = (~(torch.isfinite(norms) & _finite_sums(rest, norms))).nonzero().flatten().tolist()
+        found = {result.works[k].client: self._where(result, norms, k) for k in suspects}
+        return {client: where for client, where in found.items() if where is not None}
+
+    def _where(self, result: Result, norms: Tensor, k: int) -> str | None:
+        """Where one client's first bad value stands; None if a sum of good ones was too large."""
+        parts: list[tuple[str, Any]] = [("", [norms, result.losses]), (" (in the model's buffers)", result.buffers)]
+        for i, method in enumerate(self._methods):
+            parts.append((f" (in what {method.name} sends)", [result.mean[i], result.sum[i]]))
+            parts.append((f" (in what {method.name} keeps of the client)", result.slots[i]))
+        for where, tree in parts:
+            if not all(torch.isfinite(value[k]).all() for value in _floats(tree)):
+                return where
+        return None
 
     def _accumulate(self, key: str, tree: Any, weights: Tensor | None) -> None:
         if not tree:
@@ -142,36 +161,24 @@ def _norms(delta: Params, num_clients: int) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
 
 
-def _finite(messages: Any, like: Tensor) -> Tensor:
-    """Which clients' messages hold only numbers."""
-    verdict = torch.ones_like(like, dtype=torch.bool)
-    for value in pytree.tree_leaves(messages):
-        if value.is_floating_point():
-            # A sum is NaN or infinite if one of its terms is, and costs one pass without a temporary.
-            verdict &= torch.isfinite(value.view(len(value), -1).sum(1, dtype=torch.float64))
-    return verdict
+def _floats(tree: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor) and value.is_floating_point()]
 
 
-def _select(result: Result, good: list[int]) -> Result:
-    def pick(tree: Any) -> Any:
-        return pytree.tree_map(lambda t: t[good], tree)
+def _finite_sums(tree: Any, like: Tensor) -> Tensor:
+    """Whose values add up to a number, as they do not where one is NaN or infinite: one pass, and no temporary."""
+    sums = [value.reshape(len(value), -1).sum(1).to(like) for value in _floats(tree)]
+    return torch.isfinite(torch.stack(sums)).all(0)
 
-    return result._replace(
-        works=[result.works[k] for k in good],
-        delta=None if result.delta is None else pick(result.delta),
-        buffers=pick(result.buffers),
-        slots=[result.slots[k] for k in good],
-        mean=pick(result.mean),
-        sum=pick(result.sum),
-        losses=result.losses[good],
-    )
+
+def _of_client(tree: Any, k: int) -> Any:
+    """One client's part; its own memory, so that it does not hold the others'."""
+    return pytree.tree_map(lambda t: t[k].clone() if len(t) > 1 else t[k], tree)
 
 
 def _individual(result: Result, mean: Any, total: Any) -> list[ClientUpload]:
-    def of(tree: Any, k: int) -> Any:
-        return pytree.tree_map(lambda t: t[k].clone(), tree)
-
+    delta, buffers = result.delta or {}, result.buffers
     return [
-        ClientUpload(work.client, work.weight, of(result.delta or {}, k), of(result.buffers, k), of(mean, k), of(total, k))
+        ClientUpload(work.client, work.weight, *(_of_client(tree, k) for tree in (delta, buffers, mean, total)))
         for k, work in enumerate(result.works)
     ]

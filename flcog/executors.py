@@ -25,8 +25,8 @@ class Result(NamedTuple):
     works: Sequence[Work]
     delta: Params | None
     buffers: Params
-    slots: list[list[Slot]]
-    """New slots, by client and method."""
+    slots: list[Slot]
+    """New slots, by method."""
     mean: list[dict[str, Any]]
     sum: list[dict[str, Any]]
     """Messages, by method."""
@@ -75,7 +75,7 @@ def rows_per_pass(round: Round) -> int:
 
 
 def _with_axis(tree: Any) -> Any:
-    """A message's values as tensors with a client axis of one."""
+    """Values as tensors with a client axis of one."""
     return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
 
 
@@ -153,7 +153,7 @@ class LoopExecutor:
             works=[work],
             delta=None if delta is None else {name: value.unsqueeze(0) for name, value in delta.items()},
             buffers={} if delta is None else {name: buffers[name].unsqueeze(0) for name in self.model.shared_buffers},
-            slots=[slots],
+            slots=[_with_axis(slot) for slot in slots],
             mean=[_with_axis(message.mean) for message in messages],
             sum=[_with_axis(message.sum) for message in messages],
             losses=(total / work.num_steps).unsqueeze(0),
@@ -303,9 +303,7 @@ class VmapExecutor:
             works=works,
             delta=delta or None,
             buffers={name: buffers[name] for name in self.model.shared_buffers} if delta else {},
-            slots=[pytree.tree_map(lambda t: t[k].clone(), slots) for k in range(num_clients)]  # noqa: B023 - called at once
-            if any(slots)
-            else [[{} for _ in program.methods]] * num_clients,
+            slots=slots,
             mean=messages[0::2],
             sum=messages[1::2],
             losses=total / local.num_steps,

@@ -86,7 +86,8 @@ class FederatedTrainer:
         default_root_dir: where runs get their directories.
         accelerator, strategy, devices, num_nodes, precision: as Fabric has them; processes share out the clients of a round.
         seed: fixes cohorts, batches, noise: the same at any executor and number of processes.
-        on_bad_update: what to do about a client whose update is NaN or infinite: ``raise``, or ``drop`` it.
+        on_bad_update: what to do about a client of which something that it sends or keeps is NaN or infinite: ``raise``, or ``drop``
+            it, which runs the round again as if it had stayed away: that takes time, and no memory for single clients' updates.
 
     Example:
         >>> import flcog
@@ -324,7 +325,7 @@ class FederatedTrainer:
         """One round's client side alone, after :meth:`prepare`: what the server would receive. The model stays as it is."""
         methods = [method for method in self.methods if method.active(self.round)]
         clients, steps = self._plan(methods, self.sample(self.round), self.round)
-        return self._train_clients(methods, self._make_cohort(methods, clients, self.round, {}), steps, directions=False)
+        return self._train_cohort(methods, clients, steps, {}, directions=False)[1]
 
     # A round ----------------------------------------------------------------------------------------------------------------------
 
@@ -356,12 +357,9 @@ class FederatedTrainer:
         clients, steps = self._plan(methods, clients, round)
         metrics: dict[str, float] = {"round": round + 1}
         if clients:
-            cohort = self._make_cohort(methods, clients, round, metrics)
-            aggregate = self._train_clients(methods, cohort, steps, directions)
+            cohort, aggregate = self._train_cohort(methods, clients, steps, metrics, directions)
             self._server_step(methods, cohort, aggregate)
             metrics |= aggregate.figures()
-            if aggregate.dropped:
-                metrics["clients/dropped"] = len(aggregate.dropped)
         else:
             warnings.warn(f"round {round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
         self.round += 1
@@ -429,26 +427,55 @@ class FederatedTrainer:
             cohort.weights = proposed / proposed.sum()
         return cohort
 
+    def _train_cohort(
+        self, methods: Sequence[Method], clients: list[int], steps: list[int], metrics: dict[str, float], directions: bool
+    ) -> tuple[Cohort, Aggregate]:
+        """The clients' side of a round, counted and kept.
+
+        Where a client's update is dropped, all is run again without it. Weights, sums and what the server knows of the cohort are then
+        what they were had it stayed away, and as draws are keyed the other clients do the same, to the last bit.
+        """
+        plans = dict(zip(clients, steps, strict=True))
+        while True:
+            cohort = self._make_cohort(methods, list(plans), self.round, metrics)
+            aggregate = self._train_clients(methods, cohort, list(plans.values()), directions)
+            if not aggregate.dropped:
+                break
+            metrics["clients/dropped"] = metrics.get("clients/dropped", 0) + len(aggregate.dropped)
+            plans = {client: count for client, count in plans.items() if client not in aggregate.dropped}
+            if not plans:
+                break
+        self._count_bytes(methods, len(clients), aggregate)
+        for client, slots in aggregate.slots.items():
+            self._keep(methods, client, slots)
+        return cohort, aggregate
+
     def _train_clients(self, methods: Sequence[Method], cohort: Cohort, steps: list[int], directions: bool) -> Aggregate:
         """Broadcast, run this process's share of the clients, and add up over processes."""
-        clients = cohort.clients
-        shares = self._share_out(clients, steps)
+        shares = self._share_out(cohort.clients, steps)
         task = self._make_task(methods, cohort, steps, shares[self.fabric.global_rank])
-        for method, slot in zip(methods, task.program.servers, strict=True):
-            self.ledger.add(method.name, down=len(clients) * sum(map(num_bytes, pytree.tree_leaves(slot))))
-        aggregate = Aggregate(len(methods), [m.individual_uploads for m in methods], directions, self.on_bad_update)
+        aggregate = Aggregate(methods, directions, self.on_bad_update)
+        aggregate.down_bytes = [sum(map(num_bytes, pytree.tree_leaves(slot))) for slot in task.program.servers]
         with closing(self._executor_results(task)) as results:
             for result in results:
-                for k in aggregate.add(result, self.buffers, cohort.round):
-                    self._keep(methods, result.works[k].client, result.slots[k])
+                aggregate.add(result, self.buffers, cohort.round)
         if self.fabric.world_size > 1:
-            self._reduce(aggregate, somebody_idle=any(not share for share in shares))
+            if self.on_bad_update == "drop":
+                dropped = torch.tensor([int(client in aggregate.dropped) for client in cohort.clients], device=self.fabric.device)
+                aggregate.dropped = [client for client, bad in zip(cohort.clients, _all_reduce(dropped), strict=True) if bad]
+            if not aggregate.dropped:
+                self._reduce(aggregate, somebody_idle=any(not share for share in shares))
+        return aggregate
+
+    def _count_bytes(self, methods: Sequence[Method], num_clients: int, aggregate: Aggregate) -> None:
+        """What went down to so many clients, and what came up from those that count."""
+        for method, count in zip(methods, aggregate.down_bytes, strict=True):
+            self.ledger.add(method.name, down=num_clients * count)
         # What no client sends is every client's own: after the first round it is not sent down either.
-        sent = {name: self.params[name] for name in aggregate.sums.get("delta", ())} if cohort.round else {}
-        self.ledger.add("model", down=len(clients) * model_bytes(sent or self.params, self.buffers))
+        sent = {name: self.params[name] for name in aggregate.sums.get("delta", ())} if self.round else {}
+        self.ledger.add("model", down=num_clients * model_bytes(sent or self.params, self.buffers))
         for name, count in zip(["model", *(method.name for method in methods)], aggregate.up_bytes, strict=True):
             self.ledger.add(name, up=count)
-        return aggregate
 
     def _make_task(self, methods: Sequence[Method], cohort: Cohort, steps: list[int], positions: list[int]) -> Round:
         """What the executor needs to run the clients at these positions of the cohort."""
@@ -532,10 +559,8 @@ class FederatedTrainer:
 
     def _reduce(self, aggregate: Aggregate, somebody_idle: bool) -> None:
         aggregate.reduce(_all_reduce, self.fabric.broadcast, somebody_idle, self.fabric.device)
-        counts = _all_reduce(
-            torch.tensor([*aggregate.up_bytes, len(aggregate.dropped)], dtype=torch.int64, device=self.fabric.device)
-        )
-        aggregate.up_bytes = counts[:-1].tolist()
+        counts = torch.tensor(aggregate.up_bytes, dtype=torch.int64, device=self.fabric.device)
+        aggregate.up_bytes = _all_reduce(counts).tolist()
         if any(method.individual_uploads for method in self.methods):
             gathered: list[Any] = [None] * self.fabric.world_size
             torch.distributed.all_gather_object(gathered, aggregate.individual)
