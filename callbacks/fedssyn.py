@@ -1,6 +1,5 @@
 """Fedssyn: clients share synthetic data once, shuffled, before the first round."""
 
-import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,9 +16,11 @@ from flcog.callbacks.shuffling import Exchange, add_samples, capacity, deal, dig
 from flcog.callbacks.synthesis import DataGenerator, Form, check_generator
 from flcog.callbacks.synthesis_cache import Synthesis, synthetic_sets, training_logs
 from flcog.data import Federation, Partition
+from flcog.files import write_table
 from flcog.hooks import Method
 from flcog.randomness import fold
 from flcog.ranges import at_least, one_of
+from flcog.run_directory import RUN_REMEDY
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -136,7 +137,7 @@ class Fedssyn(Method):
             return
         rows = [] if exchange.folder is None else training_logs(exchange.folder)
         if rows:
-            _write_rows(trainer.run_dir / "synthetic.csv", rows)
+            write_table(trainer.run_dir / "synthetic.csv", rows, remedy=RUN_REMEDY)
             spent = [row["epsilon"] for row in rows if "epsilon" in row]
             if spent:
                 privacy = self.generator.privacy  # type: ignore[union-attr]
@@ -200,11 +201,3 @@ def epsilon_figure(rows: list[dict[str, float]], privacy: PrivateTraining) -> Fi
     axes.set(xlabel="epoch", ylabel="epsilon, by Opacus' Renyi accountant")
     axes.set_title("" if privacy.secret else "seeded noise: it protects nothing", fontsize=9)
     return figure
-
-
-def _write_rows(path: Path, rows: list[dict[str, float]]) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)

@@ -1,13 +1,14 @@
 """An observer that times FedCOG's generation."""
 
-import csv
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flcog.callbacks.fedcog import FedCOG
 from flcog.callbacks.generated_images import fedcog_of, generate_as_client
+from flcog.files import write_table
 from flcog.hooks import Callback
+from flcog.run_directory import RUN_REMEDY
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -41,8 +42,8 @@ class GenerationTime(Callback):
         if not trainer.is_first or trainer.run_dir is None or trainer.round <= method.start_round:
             return
         seconds = {count: min(self._time(trainer, method, count) for _ in range(self.repeats)) for count in self.num_samples}
-        with (trainer.run_dir / "generation_time.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("num_samples", "seconds"), *seconds.items()])
+        rows = [{"num_samples": count, "seconds": value} for count, value in seconds.items()]
+        write_table(trainer.run_dir / "generation_time.csv", rows, remedy=RUN_REMEDY)
         for count, value in seconds.items():
             print(f"FedCOG generates {count:>5} inputs in {value:.3g} s", flush=True)
 

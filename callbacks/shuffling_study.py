@@ -1,7 +1,6 @@
 """``flcog shuffling-study``: how many rounds shuffling saves on quadratics, counted and by the theory."""
 
 import argparse
-import csv
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from flcog.datamodules import Natural, Quadratics, Shuffled
+from flcog.files import write_figure, write_table
 
 
 @dataclass(frozen=True)
@@ -245,16 +245,16 @@ def main(argv: list[str]) -> None:
         for p in shares:
             print(f"{p:5.2f} " + "".join(f"   {curves[sigma, p][-20:].mean():<18.3e}" for sigma in (0.0, given.sigma)))
     out = Path(given.out)
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / "rounds.csv", [asdict(row) for row in rows])
+    remedy = "free space or choose another --out"
+    write_table(out / "rounds.csv", [asdict(row) for row in rows], remedy=remedy)
     if curves:
         table = [
             {"sigma2": sigma**2, "p": p, "round": i, "error": e}
             for (sigma, p), errors in curves.items()
             for i, e in enumerate(errors)
         ]
-        _write(out / "noise.csv", table)
-    study_figure(rows, curves).savefig(out / "figure.png", dpi=150, bbox_inches="tight")
+        write_table(out / "noise.csv", table, remedy=remedy)
+    write_figure(out / "figure.png", study_figure(rows, curves), remedy=remedy, bbox_inches="tight")
     print(f"tables and figure are in {out}")
 
 
@@ -280,10 +280,3 @@ def study_figure(rows: list[Row], curves: dict[tuple[float, float], np.ndarray])
     for axis in axes:
         axis.legend(fontsize=7)
     return figure
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flcog.callbacks.synthesis import DataGenerator, Form, synthesise
 from flcog.data import Federation
+from flcog.files import replacing, replacing_folder, write_table
 from flcog.run_directory import short, write_yaml
 from flcog.text import clock
 
@@ -26,6 +27,7 @@ Set = tuple[Tensor, Tensor]
 """Inputs as the data set stores them, and labels."""
 
 FORMAT = 2
+REMEDY = "free space or choose another directory"
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,7 @@ def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | No
     folder = None if root is None else folder_of(about, root)
     report = _Reporter(federation.num_clients, folder, rank)
     if folder is not None:
-        _make_folder(folder)
-        write_yaml(folder / f".about-{os.getpid()}", about)
-        os.replace(folder / f".about-{os.getpid()}", folder / "about.yaml")
+        write_yaml(folder / "about.yaml", about, REMEDY)
     sets: dict[int, Set] = {}
     for client in range(rank, federation.num_clients, world_size):
         if folder is None:
@@ -134,17 +134,16 @@ def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]
         return images, sum(1 for _ in images.glob("client-*/*/*.png")), total
     if sets[0][0].shape[-1] not in (1, 3, 4):
         raise ValueError(f"PNG images have 1, 3 or 4 channels; these have {sets[0][0].shape[-1]}: look at the .npz in {folder}")
-    aside = folder / f".images-{os.getpid()}"
     names = federation.class_names or tuple(map(str, range(federation.num_classes)))
-    for client, (inputs, labels) in enumerate(sets):
-        (aside / _name(client)).mkdir(parents=True)
-        for label in labels.unique().tolist():
-            (aside / _name(client) / _file_name(names[label])).mkdir()
-        for row, (pixels, label) in enumerate(zip(inputs, labels.tolist(), strict=True)):
-            values = (pixels.double() * (255 / form.white)).round().to(torch.uint8).numpy()
-            path = aside / _name(client) / _file_name(names[label]) / f"{row:05d}.png"
-            Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values).save(path)
-    os.replace(aside, images)
+    with replacing_folder(images, REMEDY) as aside:
+        for client, (inputs, labels) in enumerate(sets):
+            (aside / _name(client)).mkdir(parents=True)
+            for label in labels.unique().tolist():
+                (aside / _name(client) / _file_name(names[label])).mkdir()
+            for row, (pixels, label) in enumerate(zip(inputs, labels.tolist(), strict=True)):
+                values = (pixels.double() * (255 / form.white)).round().to(torch.uint8).numpy()
+                path = aside / _name(client) / _file_name(names[label]) / f"{row:05d}.png"
+                Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values).save(path)
     return images, total, total
 
 
@@ -180,15 +179,8 @@ def _file_name(class_name: str) -> str:
 
 
 def _write(path: Path, made: Set) -> None:
-    """Aside and renamed: a kill leaves the whole file or none."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            np.savez(file, inputs=made[0].numpy(), labels=made[1].numpy())
-        os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror or error}; free space or choose another directory") from error
+    with replacing(path, remedy=REMEDY) as file:
+        np.savez(file, inputs=made[0].numpy(), labels=made[1].numpy())
 
 
 def _read(path: Path) -> Set:
@@ -197,13 +189,6 @@ def _read(path: Path) -> Set:
             return torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is no readable synthetic set: delete it, and it is made again ({error})") from error
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot keep synthetic sets in {folder}: {error.strerror}; choose another directory") from error
 
 
 def _process() -> tuple[int, int]:
@@ -251,12 +236,8 @@ class _Reporter:
     def write_log(self, client: int) -> None:
         """The client's training, before its set: a set that is there has its log."""
         assert self.folder is not None
-        if not self.rows:
-            return
-        with (self.folder / f"{_name(client)}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            writer.writerows(self.rows)
+        if self.rows:
+            write_table(self.folder / f"{_name(client)}.csv", self.rows, remedy=REMEDY)
 
     def done(self, client: int, count: int) -> None:
         last = "".join(

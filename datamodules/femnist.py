@@ -1,7 +1,6 @@
 """FEMNIST: handwritten characters by writer, as LEAF prepares them."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import missing_files, reading
 from flcog.datamodules.partitioners import Natural
+from flcog.files import replacing
 
 _HOW_TO_GET = (
     "run preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of https://github.com/TalwalkarLab/leaf, and pass "
@@ -68,9 +68,8 @@ class FEMNIST(FederatedDataModule):
             arrays[f"{part}_images"] = np.concatenate([images for _, images, _ in writers])
             arrays[f"{part}_labels"] = np.concatenate([labels for _, _, labels in writers])
             arrays[f"{part}_sizes"] = np.array([len(labels) for _, _, labels in writers])
-        partial = self.data_dir / f"femnist.{os.getpid()}.npz"
-        np.savez(partial, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, self._converted)
+        with replacing(self._converted) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
     def load(self) -> Splits:
         self.prepare_data()

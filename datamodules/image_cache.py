@@ -19,9 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from flcog.datamodules.files import reading
+from flcog.files import clear_errors, make_folder, put_in_place, replacing
 
 IN_MEMORY_BYTES = 2 * 2**30
 """Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""
+
+REMEDY = "point cache_dir at a larger disk, or ask for fewer or smaller images"
 
 _CHUNK_BYTES = 64 * 2**20
 """So much is decoded between two marks of progress: what an interrupted run decodes again at most."""
@@ -75,7 +78,8 @@ class ImageCache:
         """Decode the images that are not in the cache yet."""
         if self.path.exists():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with clear_errors(self.folder, REMEDY):
+            make_folder(self.folder)
         # The processes of a run start together: one decodes, the others wait. The lock of a killed process is void.
         with FileLock(self.folder / ".lock"):
             if not self.path.exists():
@@ -102,7 +106,7 @@ class ImageCache:
                 done[rows] = 1
                 done.flush()
                 progress.advance(task, len(rows))
-        os.replace(partial, path)
+        put_in_place(partial, path, REMEDY)
         marks.unlink()
 
     def _create(self, partial: Path, marks: Path) -> None:
@@ -111,10 +115,12 @@ class ImageCache:
         if needed > free:
             raise ValueError(
                 f"decoding {len(self.files)} images takes {needed / 1e9:.1f} GB in {self.folder}, where {free / 1e9:.1f} GB are "
-                "free: point cache_dir at a larger disk, or ask for fewer or smaller images"
+                f"free: {REMEDY}"
             )
-        np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=self.shape)
-        marks.write_bytes(bytes(len(self.files)))
+        with clear_errors(partial, REMEDY):
+            np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=self.shape)
+        with replacing(marks, remedy=REMEDY) as file:
+            file.write(bytes(len(self.files)))
 
     def _decode(self, row: int) -> np.ndarray:
         file = self.root / self.files[row]

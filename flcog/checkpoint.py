@@ -1,28 +1,21 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flcog.run_directory import short
+from flcog.files import replacing
+from flcog.run_directory import RUN_REMEDY, short
 
 FORMAT = 1
 
 
 def write(path: Path, payload: dict[str, Any]) -> None:
     """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:  # our own, so that a full disk is an OSError
-            torch.save(payload, file)
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    with replacing(path, remedy=RUN_REMEDY) as file:
+        torch.save(payload, file)
 
 
 def read(path: Path) -> dict[str, Any]:

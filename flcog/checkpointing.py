@@ -69,15 +69,15 @@ class Checkpoint(Callback):
             return
         if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
             self.best_metric, self.best, self.best_round = name, metrics[name], round
-            _save(trainer, _directory(trainer) / "best.ckpt", resumable=False)
+            trainer.save_checkpoint(_directory(trainer) / "best.ckpt", resumable=False)
 
     def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
         if self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0:
-            _save(trainer, _kept(trainer, round))
+            trainer.save_checkpoint(_kept(trainer, round))
             self._pinned[_kept(trainer, round).name] = _state_files(trainer)
         is_last = round >= trainer.rounds or trainer.should_stop
         if is_last or (self.every_n_rounds and round % self.every_n_rounds == 0):
-            _save(trainer, _directory(trainer) / "last.ckpt")
+            trainer.save_checkpoint(_directory(trainer) / "last.ckpt")
             self._last_round = round
             if trainer.is_first:
                 pinned = {name for names in self._pinned.values() for name in names}
@@ -112,12 +112,3 @@ def _kept(trainer: "FederatedTrainer", round: int) -> Path:
 
 def _state_files(trainer: "FederatedTrainer") -> list[str]:
     return sorted(set(trainer.states.files.values()))
-
-
-def _save(trainer: "FederatedTrainer", path: Path, resumable: bool = True) -> None:
-    try:
-        trainer.save_checkpoint(path, resumable)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another trainer.default_root_dir"
-        ) from error

@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import flcog.callbacks
 import flcog.datamodules
 from flcog.data import FederatedDataModule
+from flcog.files import write_figure
 from flcog.hooks import Method
 from flcog.trainer import FederatedTrainer
 
@@ -41,7 +42,7 @@ class Commands(FederatedTrainer):
         federation = datamodule.federation
         Console().print(partition_report(federation)[0])
         if plot is not None:
-            partition_figure(federation).savefig(plot, dpi=200, bbox_inches="tight")
+            write_figure(plot, partition_figure(federation), dpi=200, bbox_inches="tight")
         if save is not None:
             federation.split.save(save)
 

@@ -21,12 +21,14 @@ from typing import Any, Literal
 
 import yaml
 
+from flcog.files import clear_errors, make_folder, replacing, write_figure
 from flcog.ledger import human
 from flcog.monitor import lower_is_better, main_metric
 from flcog.run_directory import LAST, write_yaml
 from flcog.tables import markdown
 from flcog.text import seconds
 
+OUT_REMEDY = "free space or choose another --out"
 KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "last", "published")
 
 
@@ -203,7 +205,8 @@ class Runner:
         with self._lock:
             self._children.discard(child)
         if code == 0:
-            (cell.folder / "finished").touch()
+            with replacing(cell.folder / "finished", remedy=OUT_REMEDY):
+                pass  # that it is there says it all
         else:
             lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
@@ -222,11 +225,9 @@ def claim(cell: Cell) -> None:
                 f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
             )
         return
-    try:
-        cell.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write {cell.folder}: {error.strerror}; choose another --out") from error
-    write_yaml(note, cell.arguments)
+    with clear_errors(cell.folder, OUT_REMEDY):
+        make_folder(cell.folder)
+    write_yaml(note, cell.arguments, OUT_REMEDY)
 
 
 def _settings(arguments: Sequence[str]) -> list[str]:
@@ -305,7 +306,7 @@ def curves(plan: Plan, runs: Sequence[Cell], path: Path) -> bool:
         return [values for values in evaluated if values]
 
     panels = {column: {row: series(column, row) for row in plan.rows} for column in plan.columns}
-    curves_figure(panels, metric).savefig(path, dpi=150)
+    write_figure(path, curves_figure(panels, metric), remedy=OUT_REMEDY)
     return True
 
 
@@ -389,12 +390,14 @@ def main(argv: Sequence[str]) -> None:
     failed = [] if options.show else _fill(runs, options.jobs, plan.metric)
     header, rows = table(plan, runs)
     text = markdown(header, rows)
+    print(f"\n{plan.title}\n\n{text}\n", flush=True)
     if out.is_dir():
-        (out / "table.md").write_text(f"{plan.title}\n\n{text}\n")
-        with (out / "table.csv").open("w", newline="") as file:
+        with replacing(out / "table.md", "w", OUT_REMEDY) as file:
+            file.write(f"{plan.title}\n\n{text}\n")
+        with replacing(out / "table.csv", "w", OUT_REMEDY) as file:
             csv.writer(file).writerows([header, *rows])
     drawn = out.is_dir() and curves(plan, runs, out / "curves.png")
-    print(f"\n{plan.title}\n\n{text}\n\n{out / 'table.md'}, {out / 'table.csv'}" + (f", {out / 'curves.png'}" if drawn else ""))
+    print(f"{out / 'table.md'}, {out / 'table.csv'}" + (f", {out / 'curves.png'}" if drawn else ""))
     _check_metric(plan.metric, [cell.history() for cell in runs if cell.finished])
     if failed:
         first = failed[0]

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.files import replacing
+
 Task = Literal["classification", "multilabel", "regression"]
 
 
@@ -64,7 +66,9 @@ class Partition:
         return digest.hexdigest()[:8]
 
     def save(self, path: str | Path) -> None:
-        np.savez_compressed(path, indices=self.indices, offsets=self.offsets)
+        path = Path(path)
+        with replacing(path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")) as file:
+            np.savez_compressed(file, indices=self.indices, offsets=self.offsets)
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":

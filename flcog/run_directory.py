@@ -2,21 +2,22 @@
 
 import csv
 import importlib.metadata
+import io
 import os
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flcog import files
 from flcog.git import git_commit
 
 LAST = "checkpoints/last.ckpt"
+RUN_REMEDY = "free space or choose another trainer.default_root_dir"
 
 
 def new_run_directory(root: str | Path) -> Path:
@@ -26,7 +27,8 @@ def new_run_directory(root: str | Path) -> Path:
     for attempt in range(1000):
         path = root / (stamp if attempt == 0 else f"{stamp}-{attempt}")
         try:
-            path.mkdir(parents=True)
+            files.make_folder(root)
+            path.mkdir()
         except FileExistsError:
             if path.is_dir():
                 continue
@@ -80,7 +82,7 @@ def short(path: Path) -> Path:
 
 
 class MetricsTable:
-    """``metrics.csv``: one row per round, flushed as it is written; a new column rewrites the file."""
+    """``metrics.csv``: one row per round, flushed to the disk as it is written; a new column rewrites the file."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.rows, self.columns = path, [], []  # type: tuple[Path | None, list[dict[str, float]], list[str]]
@@ -106,30 +108,13 @@ class MetricsTable:
             self.columns += new
             self._rewrite()
         elif self.path is not None:
-            with _clear_errors(self.path), self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self.columns).writerow(row)
+            line = io.StringIO()
+            csv.DictWriter(line, self.columns).writerow(row)
+            files.append(self.path, line.getvalue(), RUN_REMEDY)
 
     def _rewrite(self) -> None:
-        if self.path is None or not self.columns:
-            return
-        aside = self.path.with_name(".metrics.csv.new")
-        with _clear_errors(self.path):
-            with aside.open("w", newline="") as file:
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                writer.writerows(self.rows)
-            os.replace(aside, self.path)
-
-
-@contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
-    """A full disk or a missing permission, said in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another trainer.default_root_dir"
-        ) from error
+        if self.path is not None and self.columns:
+            files.write_table(self.path, self.rows, self.columns, RUN_REMEDY)
 
 
 def _number(text: str) -> float:
@@ -151,5 +136,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_yaml(path: Path, content: Any) -> None:
-    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY) -> None:
+    with files.replacing(path, "w", remedy) as file:
+        yaml.safe_dump(content, file, sort_keys=False, allow_unicode=True)

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from flcog.run_directory import short
+from flcog.files import write_figure
+from flcog.run_directory import RUN_REMEDY, short
 
 INIT_TIMEOUT = 30.0
 """Seconds that W&B's server may take to answer, after which a run is tracked offline."""
@@ -195,8 +196,7 @@ def log_figure(loggers: Sequence[Logger], name: str, figure: Any, step: int, dir
                 writer.add_figure(name, figure, global_step=step)
     if directory is not None:
         path = directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+        write_figure(path, figure, remedy=RUN_REMEDY, bbox_inches="tight")
 
 
 def run_id(loggers: Sequence[Logger]) -> str | None:

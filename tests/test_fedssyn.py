@@ -375,7 +375,7 @@ def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
         ),
         (
             lambda: fit(tmp_path, Fedssyn(generator=Stamp(), directory=str(tmp_path / "file"))),
-            f"cannot keep synthetic sets in {tmp_path / 'file'}",
+            f"cannot write {tmp_path / 'file'}",
         ),
         (lambda: BetaVAE(latent=0), "BetaVAE: latent must be at least 1; got 0"),
         (lambda: BetaVAE(std=0.0), "BetaVAE: std must be positive; got 0.0"),

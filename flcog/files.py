@@ -1,0 +1,146 @@
+"""Files that are whole or not there, whatever becomes of the process, the power or the disk."""
+
+import csv
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+REMEDY = "free space or choose another folder"
+
+
+@contextmanager
+def clear_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
+    """A full disk, a missing permission and the like, said in one line that names the file and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # On its way out of a failed write torch.save trips over its own archive, and that is what it raises.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise ValueError(f"cannot write {path}: {cause.strerror or cause}; {remedy}") from error
+
+
+@contextmanager
+def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb", remedy: str = REMEDY) -> Iterator[IO[Any]]:
+    """A file to write, which takes the place of ``path`` once all of it lies on the disk.
+
+    It is written beside, flushed to the disk, renamed, and then the folder is flushed: after a kill or a power cut there is the old
+    file or the new one, never half of one. Where writing fails, what was written is removed and the old file stays.
+    """
+    path = Path(path)
+    with clear_errors(path, remedy):
+        if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+            with _open(path, mode) as file:
+                yield file
+            return
+        path = Path(os.path.realpath(path))  # a link stays one
+        make_folder(path.parent)
+        aside = _aside(path)
+        try:
+            with _open(aside, mode) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        _flush_folder(path.parent)
+
+
+@contextmanager
+def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
+    """A folder to fill, which is called ``path`` once all that is in it lies on the disk."""
+    aside = _aside(path)
+    with clear_errors(path, remedy):
+        try:
+            make_folder(aside)
+            yield aside
+            for folder, _, names in os.walk(aside):
+                for name in names:
+                    _flush(Path(folder, name))
+                _flush_folder(Path(folder))
+            os.replace(aside, path)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        _flush_folder(path.parent)
+
+
+def put_in_place(finished: Path, path: Path, remedy: str = REMEDY) -> None:
+    """Give a file that was filled over a long time its name, once all of it lies on the disk."""
+    with clear_errors(path, remedy):
+        _flush(finished)
+        os.replace(finished, path)
+        _flush_folder(path.parent)
+
+
+def append(path: Path, text: str, remedy: str = REMEDY) -> None:
+    """Add to a file and flush it to the disk; where that fails the file is as long as it was."""
+    with clear_errors(path, remedy), path.open("ab") as file:
+        size = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, size)
+            raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, so that they outlive a power cut as the files in them do."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        _flush_folder(folder.parent)
+
+
+def write_table(
+    path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, remedy: str = REMEDY
+) -> None:
+    """Rows as CSV; by default with all columns that occur, in the order in which they first do."""
+    columns = columns or list(dict.fromkeys(name for row in rows for name in row))
+    with replacing(path, "w", remedy) as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_figure(path: str | Path, figure: Any, dpi: int = 150, remedy: str = REMEDY, **options: Any) -> None:
+    """A matplotlib figure, in the format that the file's name ends with (.png where it ends with none)."""
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".png")
+    form, known = path.suffix.lstrip(".").lower(), sorted(figure.canvas.get_supported_filetypes())
+    if form not in known:
+        raise ValueError(f"cannot draw {path}: a figure's name ends with .{', .'.join(known[:-1])} or .{known[-1]}")
+    with replacing(path, "wb", remedy) as file:
+        figure.savefig(file, format=form, dpi=dpi, **options)
+
+
+def _aside(path: Path) -> Path:
+    # The process's number, because two of them may write the same file, each the whole of it.
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _open(path: Path, mode: str) -> IO[Any]:
+    return path.open(mode) if "b" in mode else path.open(mode, newline="", encoding="utf-8")
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    # Some file systems and Windows cannot flush a folder: there a name is as safe as they make it.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
