@@ -8,13 +8,16 @@ import platform
 import shlex
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flcog import files
+from flcog.earlier_files import keep_earlier
 from flcog.git import git_commit
+from flcog.round_order import fault_in
 
 LAST = "checkpoints/last.ckpt"
 RUN_REMEDY = "free space or choose another trainer.default_root_dir"
@@ -88,16 +91,22 @@ class MetricsTable:
         self.path, self.rows, self.columns = path, [], []  # type: tuple[Path | None, list[dict[str, float]], list[str]]
 
     def load(self, rounds: int) -> None:
-        """Take over the rows of the first ``rounds`` rounds; later ones were not checkpointed and will be run again."""
+        """Take over the rows of the first ``rounds`` rounds; later ones were not checkpointed and will be run again.
+
+        Where rounds are missing or stand there twice it says so, keeps the file as it was beside the new one, and goes on with
+        the last row of each round.
+        """
         self.rows = []
         if self.path is not None and self.path.is_file():
             with self.path.open(newline="") as file:
-                for raw in csv.DictReader(file):
-                    row = {name: _number(value) for name, value in raw.items() if name and value not in ("", None)}
-                    # Rounds rise, unless a power cut left half a line.
-                    previous = self.rows[-1]["round"] if self.rows else 0
-                    if previous < row.get("round", 0) <= rounds:
-                        self.rows.append(row)
+                # A power cut may have left half a line.
+                for raw in csv.DictReader(line for line in file if line.endswith("\n")):
+                    self.rows.append({name: _number(value) for name, value in raw.items() if name and value not in ("", None)})
+        if self.path is not None and (fault := fault_in([row["round"] for row in self.rows], rounds)):
+            kept = f"; it is kept as {keep_earlier(self.path).name}" if self.path.is_file() else ""
+            warnings.warn(f"{short(self.path)}: {fault}{kept}, and the run goes on with the last row of each round", stacklevel=2)
+        last = {row["round"]: row for row in self.rows}
+        self.rows = [last[round] for round in sorted(last) if round <= rounds]
         self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
         self._rewrite()
 

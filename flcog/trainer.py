@@ -48,6 +48,7 @@ from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement, seeded
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
 from flcog.work import Batching, Work, make_work
+from flcog.writer_lock import WriterLock
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
 
@@ -164,6 +165,7 @@ class FederatedTrainer:
         self.config: dict[str, Any] | None = None
         """The full configuration, where the CLI knows it."""
         self.run_dir: Path | None = None
+        self._writer = WriterLock()
         self._loggers: list[Logger] = []
         self._log_setting_late: Callable[[], None] | None = None
         self.table = MetricsTable(None)
@@ -249,7 +251,10 @@ class FederatedTrainer:
             raise
         finally:
             self._log_setting_late = None
-            trackers.close(self._loggers, status)
+            try:
+                trackers.close(self._loggers, status)
+            finally:
+                self._writer.release()
 
     @_in_precision
     def validate(
@@ -640,6 +645,8 @@ class FederatedTrainer:
             torch.set_num_threads(max(1, num_cores() // max(1, here)))
         keep_allocations()
         found = None if ckpt_path is None else self.fabric.broadcast(find_checkpoint(ckpt_path, self.default_root_dir))
+        if stage == "fit" and found is not None and found.is_file():
+            self._claim(run_of(found))  # before anything is read, which another writer might be about to change
         saved = None if found is None else checkpoint.read(found)
         with self.fabric.rank_zero_first(local=True):
             for module in (datamodule, *_data_modules(self.methods)):
@@ -813,10 +820,17 @@ class FederatedTrainer:
         """Whether this process is the one that prints and writes."""
         return self.fabric.is_global_zero
 
+    def _claim(self, run: Path) -> None:
+        """Be the only one who writes into a run's directory: the first process, for all of this run."""
+        refused = self.fabric.broadcast(self._writer.take(run) if self.is_first else None)
+        if refused is not None:
+            raise ValueError(refused)
+
     def _open_run(self, found: Path | None, tracker_run: str | None) -> None:
         """A new run's directory, or the one of the run that goes on."""
         if found is None:
             self.run_dir = Path(self.fabric.broadcast(str(new_run_directory(self.default_root_dir)) if self.is_first else ""))
+            self._claim(self.run_dir)
         else:
             self.run_dir = run_of(found)
         self.table = MetricsTable(self.run_dir / "metrics.csv" if self.is_first else None)
