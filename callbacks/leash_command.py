@@ -20,7 +20,7 @@ def read_classes(source: str) -> list[str]:
     ['cat', 'polar bear']
     """
     # Not Path.is_file, to which many names are a path too long.
-    names = Path(source).read_text().splitlines() if os.path.isfile(source) else source.split(",")
+    names = _text_of(Path(source)).splitlines() if os.path.isfile(source) else source.split(",")
     classes = [name.strip() for name in names if name.strip()]
     if not classes or len({name.lower() for name in classes}) < len(classes):
         raise ValueError(f"--classes wants different names, separated by commas or one a line in a file; got {source!r}")
@@ -52,9 +52,16 @@ def read_reference(source: str) -> dict[str, str]:
 
 
 def _read_labels(path: Path) -> dict[str, str]:
-    lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    lines = [line.strip() for line in _text_of(path).splitlines() if line.strip()]
     pairs = [re.fullmatch(r"(n\d{8})[\s,:]+(.+)", line) for line in lines]
     return {pair[1] if pair else line: pair[2] if pair else line for line, pair in zip(lines, pairs, strict=True)}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
 
 
 def main(argv: list[str]) -> None:
@@ -94,7 +101,7 @@ def main(argv: list[str]) -> None:
     if given.command == "read":
         if not Path(given.answer).is_file():
             raise ValueError(f"there is no file {given.answer} with an answer")
-        ranking = read_answer(Path(given.answer).read_text(), classes, reference, given.count)
+        ranking = read_answer(_text_of(Path(given.answer)), classes, reference, given.count)
     else:
         similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
         unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]

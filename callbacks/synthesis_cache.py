@@ -20,6 +20,7 @@ from torch import Tensor
 from flcog.callbacks.synthesis import DataGenerator, Form, synthesise
 from flcog.data import Federation
 from flcog.files import replacing, replacing_folder, write_table
+from flcog.labels import require_labels
 from flcog.run_directory import short, write_yaml
 from flcog.text import clock
 
@@ -112,7 +113,7 @@ def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | No
                 report.write_log(client)
                 _write(folder / f"{_name(client)}.npz", made)
                 report.done(client, len(made[1]))
-        sets[client] = _keep_undeleted(_read(folder / f"{_name(client)}.npz"), folder, client)
+        sets[client] = _keep_undeleted(_read(folder / f"{_name(client)}.npz", federation), folder, client)
     if world_size > 1:
         parts: list[Any] = [None] * world_size
         torch.distributed.all_gather_object(parts, sets)
@@ -128,7 +129,7 @@ def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]
     form, images = Form.of(federation.train), folder / "images"
     if not form.images:
         raise ValueError(f"only images can be looked at, and the data holds rows of a table: they are in {folder}, as .npz")
-    sets = [_read(folder / f"{_name(client)}.npz") for client in range(federation.num_clients)]
+    sets = [_read(folder / f"{_name(client)}.npz", federation) for client in range(federation.num_clients)]
     total = sum(len(labels) for _, labels in sets)
     if images.is_dir():
         return images, sum(1 for _ in images.glob("client-*/*/*.png")), total
@@ -151,8 +152,13 @@ def training_logs(folder: Path) -> list[dict[str, float]]:
     """The rows of all clients' training: client, epoch, loss, and epsilon where training was private."""
     rows = []
     for path in sorted(folder.glob("client-*.csv")):
-        with path.open(newline="") as file:
-            rows += [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                rows += [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+            if not all({"client", "epoch"} <= row.keys() for row in rows):
+                raise ValueError("a row lacks its client or epoch")
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(f"{path} is no readable record of a generator's training: delete it ({error})") from error
     return rows
 
 
@@ -183,12 +189,31 @@ def _write(path: Path, made: Set) -> None:
         np.savez(file, inputs=made[0].numpy(), labels=made[1].numpy())
 
 
-def _read(path: Path) -> Set:
+def _read(path: Path, federation: Federation) -> Set:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is no readable synthetic set: delete it, and it is made again ({error})") from error
+            inputs, labels = torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
+        _check(inputs, labels, federation)
+        return inputs, labels
+    except Exception as error:  # a damaged archive raises nearly every kind
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is no readable synthetic set: delete it, and it is made again ({reason})") from error
+
+
+def _check(inputs: Tensor, labels: Tensor, federation: Federation) -> None:
+    """Complain of what no client of this federation can have made."""
+    train, dtype = federation.train.inputs, Form.of(federation.train).dtype
+    if inputs.shape[1:] != train.shape[1:] or inputs.dtype != dtype:
+        raise ValueError(
+            f"its inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, the data's {dtype} of {tuple(train.shape[1:])}"
+        )
+    if len(inputs) != len(labels):
+        raise ValueError(f"it has {len(inputs)} inputs and {len(labels)} labels")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"its labels are {labels.dtype}, not whole numbers of 64 bits")
+    require_labels(labels, federation.num_classes, "it")
+    if not inputs.isfinite().all():
+        raise ValueError("its inputs hold NaN or infinite values")
 
 
 def _process() -> tuple[int, int]:

@@ -12,6 +12,7 @@ import torch
 
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.datamodules.files import reading, require_files
+from flcog.labels import require_labels
 
 _HOW_TO_GET = (
     "get ag_news_csv of Zhang et al. (linked from https://github.com/zhangxiangxiao/Crepe), unpack it, and pass "
@@ -74,13 +75,18 @@ class AGNews(FederatedDataModule):
         parts = []
         for part in ("train", "test"):
             with reading(path), np.load(path, allow_pickle=False) as arrays:
-                inputs, targets = arrays[f"tokens_{part}"][:, : self.max_length], arrays[f"y_{part}"]
+                inputs, targets = arrays[f"tokens_{part}"], arrays[f"y_{part}"]
+                if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or len(inputs) != len(targets) or inputs.size == 0:
+                    raise ValueError(
+                        f"tokens_{part} has type {inputs.dtype} and shape {inputs.shape}, and y_{part} {len(targets)} labels: token "
+                        "ids are whole numbers [N, length], with a label for each row"
+                    )
+                inputs = inputs[:, : self.max_length]
             if inputs.min() < 0 or inputs.max() >= self.vocab_size:
                 raise ValueError(
                     f"{path}: tokens_{part} has id {inputs.max()}, vocab_size is {self.vocab_size}: ids must lie below it"
                 )
-            if targets.min() < 0 or targets.max() >= self.num_classes:
-                raise ValueError(f"{path}: y_{part} has label {targets.max()}: topics are numbered 0 to {self.num_classes - 1}")
+            require_labels(targets, self.num_classes, f"{path}: y_{part}")
             parts.append(Samples(torch.from_numpy(inputs.astype(np.int32)), torch.from_numpy(targets.astype(np.int64))))
         return Splits(*parts)
 

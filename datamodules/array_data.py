@@ -119,6 +119,11 @@ class ArrayData(FederatedDataModule):
         targets = {part: _check_targets(arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
         task = _task_of(targets["train"], f"{source}: {names['train'][1]}") if self._task == "auto" else self._task
         num_classes = self._num_classes if self._num_classes is not None else _count_classes(targets, task)
+        if self._num_classes is None and num_classes > _MOST_CLASSES:
+            raise ValueError(
+                f"{source}: {names['train'][1]} and its like hold labels up to {num_classes - 1}: number the classes from 0, or give "
+                "num_classes if there are so many"
+            )
         samples = {}
         for part, (inputs_name, targets_name) in names.items():
             inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}")
@@ -135,6 +140,8 @@ class ArrayData(FederatedDataModule):
 
 
 _PARTS = ("train", "test", "val")
+_MOST_CLASSES = 1_000_000
+"""More are taken for a mistake, where nobody gave their number: tables with a column for each would fill the memory."""
 
 
 def _read_archive(path: Path) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from torchvision.datasets.utils import check_integrity
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import require_files
+from flcog.datamodules.files import download, require_files
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CIFAR10(FederatedDataModule):
 
     def prepare_data(self) -> None:
         if self.download:
-            self._source(self.data_dir, download=True)
+            download(self._source, self.data_dir, f"get {self._source.url} yourself and unpack it there")
 
     def load(self) -> Splits:
         train, test = self._read(train=True), self._read(train=False)

@@ -12,6 +12,7 @@ from torch import Tensor
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
+from flcog.labels import require_labels
 
 _FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"
@@ -50,6 +51,9 @@ class DSprites(FederatedDataModule):
         with reading(path), np.load(path, allow_pickle=False) as arrays:
             # Columns: colour, shape, scale, orientation, x from left to right, y from top to bottom.
             factors = arrays["latents_classes"]
+            if factors.dtype.kind not in "iu" or factors.ndim != 2 or factors.shape[1] != 6 or len(factors) == 0:
+                raise ValueError(f"latents_classes has type {factors.dtype} and shape {factors.shape}, not whole numbers [N, 6]")
+            require_labels(factors[:, 1], self.num_classes, "latents_classes")
         shape, right, bottom = factors[:, 1], factors[:, 4] >= 16, factors[:, 5] >= 16
         clients = 4 * shape + 2 * bottom + right
         train, test = self._choose(clients)

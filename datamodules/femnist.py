@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.files import missing_files, reading
+from flcog.datamodules.files import MADE_AGAIN, missing_files, reading
 from flcog.datamodules.partitioners import Natural
 from flcog.files import replacing
+from flcog.labels import require_labels
 
 _HOW_TO_GET = (
     "run preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of https://github.com/TalwalkarLab/leaf, and pass "
@@ -58,13 +59,19 @@ class FEMNIST(FederatedDataModule):
         files = self._files()
         sources = [f"{path.parent.name}/{path.name} {path.stat().st_mtime_ns}" for paths in files.values() for path in paths]
         if self._converted.exists():
-            with reading(self._converted), np.load(self._converted) as arrays:
+            with reading(self._converted, MADE_AGAIN), np.load(self._converted) as arrays:
                 if arrays["sources"].tolist() == sources:
                     return
         arrays = {"sources": np.array(sources)}
         for part, paths in files.items():
             # LEAF deals the writers out to files; names bring them into one order however it did.
             writers = sorted((writer for path in paths for writer in _read_writers(path)), key=lambda writer: writer[0])
+            names = [name for name, _, _ in writers]
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(
+                    f"FEMNIST: two files in {self.data_dir / part} hold writer {twice!r}: keep one conversion's files"
+                )
             arrays[f"{part}_images"] = np.concatenate([images for _, images, _ in writers])
             arrays[f"{part}_labels"] = np.concatenate([labels for _, _, labels in writers])
             arrays[f"{part}_sizes"] = np.array([len(labels) for _, _, labels in writers])
@@ -73,9 +80,11 @@ class FEMNIST(FederatedDataModule):
 
     def load(self) -> Splits:
         self.prepare_data()
-        with reading(self._converted), np.load(self._converted) as archive:
+        with reading(self._converted, MADE_AGAIN), np.load(self._converted) as archive:
             arrays = dict(archive)
-        parts = {part: self._samples(arrays, part) for part in ("train", "test", "all_data") if f"{part}_images" in arrays}
+            parts = {part: _samples(arrays, part) for part in self._files()}
+        for part, samples in parts.items():
+            require_labels(samples.targets, self.num_classes, f"FEMNIST with num_classes {self.num_classes}: {part}")
         if "all_data" not in parts:
             return Splits(parts["train"], parts["test"])
         everyone = parts["all_data"]
@@ -96,28 +105,34 @@ class FEMNIST(FederatedDataModule):
             return {"all_data": files["all_data"]}
         raise missing_files("FEMNIST", [self.data_dir / part / "*.json" for part in files], _HOW_TO_GET)
 
-    def _samples(self, arrays: dict[str, np.ndarray], part: str) -> Samples:
-        labels, sizes = arrays[f"{part}_labels"], arrays[f"{part}_sizes"]
-        if labels.min() < 0 or labels.max() >= self.num_classes:
-            raise ValueError(
-                f"FEMNIST: {part} has label {labels.max()}, and num_classes is {self.num_classes}: labels lie below it"
-            )
-        users = np.repeat(np.arange(len(sizes)), sizes)
-        return Samples(torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(labels), users)
+
+def _samples(arrays: dict[str, np.ndarray], part: str) -> Samples:
+    images, labels, sizes = (arrays[f"{part}_{kind}"] for kind in ("images", "labels", "sizes"))
+    if images.dtype != np.uint8 or images.shape[1:] != (28, 28, 1) or labels.dtype != np.int64:
+        raise ValueError(f"{part} has images of type {images.dtype} and shape {images.shape[1:]}, and labels of {labels.dtype}")
+    if not len(images) == len(labels) == sizes.sum():
+        raise ValueError(f"{part} has {len(images)} images and {len(labels)} labels of writers with {sizes.sum()}")
+    return Samples(torch.from_numpy(images), torch.from_numpy(labels), np.repeat(np.arange(len(sizes)), sizes))
 
 
 def _read_writers(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, images [n, 28, 28, 1] and labels [n] of each writer in a file."""
     with reading(path):
         content = json.loads(path.read_bytes())
-        for user in content["users"]:
-            data = content["user_data"].pop(user)
+        users, data_of = (content.get(key) if isinstance(content, dict) else None for key in ("users", "user_data"))
+        if not isinstance(users, list) or not users or not isinstance(data_of, dict):
+            raise ValueError("it has no users: LEAF's files hold a list 'users' and an object 'user_data'")
+        for user in users:
+            data = data_of.pop(user, None)
+            if not isinstance(data, dict) or "x" not in data or "y" not in data:
+                raise ValueError(f"user {user!r} has no x and y under 'user_data', or is listed twice")
             # LEAF divides bytes by 255, so nothing is lost.
             images = np.rint(np.asarray(data["x"], dtype=np.float64).reshape(-1, 28, 28, 1) * 255)
-            labels = np.asarray(data["y"], dtype=np.int64)
-            if len(images) != len(labels) or not (images.min() >= 0 and images.max() <= 255):
-                raise ValueError(f"user {user} has {len(images)} images in [0, 1] and {len(labels)} labels, or others")
-            yield user, images.astype(np.uint8), labels
+            labels = np.asarray(data["y"])
+            if len(labels) == 0 or len(images) != len(labels) or not (images.min() >= 0 and images.max() <= 255):
+                raise ValueError(f"user {user!r} has {len(images)} images in [0, 1] and {len(labels)} labels, or others")
+            require_labels(labels, 62, f"y of user {user!r}")
+            yield user, images.astype(np.uint8), labels.astype(np.int64)
 
 
 def _subset(samples: Samples, mask: Tensor) -> Samples:

@@ -1,6 +1,6 @@
 """What the readers share: one clear line for a file that is missing, broken, or not what it should be."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,15 +22,30 @@ def missing_files(data_set: str, missing: Sequence[Path], remedy: str) -> FileNo
     return FileNotFoundError(f"{data_set} found no {names}{more} (looked for from {Path.cwd()}): {remedy}")
 
 
+def download(source: Callable[..., object], data_dir: str, remedy: str) -> None:
+    """Let a torchvision data set get its files; without a network it raises whatever the network's layers raise."""
+    try:
+        source(data_dir, download=True)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{source.__name__} could not be downloaded to {data_dir} ({reason}): {remedy}") from error
+
+
 @contextmanager
-def reading(path: str | Path) -> Iterator[None]:
+def reading(path: str | Path, remedy: str = "get it again or repair it") -> Iterator[None]:
     """Name the file in whatever goes wrong while it is read: decoders raise nearly every kind of error on broken files."""
     try:
         yield
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} is not there: {remedy}") from error
     except Exception as error:
-        raise ValueError(f"{path} cannot be read, get it again or repair it: {type(error).__name__}: {error}") from error
+        # Our own errors are sentences about the file; others need their kind beside them to say something (KeyError: 'x').
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} cannot be read, {remedy}: {' '.join(reason.split())}") from error
+
+
+MADE_AGAIN = "delete it, and it is made again"
+"""The remedy for a file that we wrote ourselves, from others that are there."""
 
 
 def require_finite(values: np.ndarray, where: str) -> None:

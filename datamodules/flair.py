@@ -131,14 +131,25 @@ class FLAIR(FederatedDataModule):
         key = "labels" if self.labels == "coarse" else "fine_grained_labels"
         for number, entry in enumerate(read_objects(path)):
             try:
-                own = parts[entry["partition"]].of(entry["user_id"])
+                part, user, image, labels = (entry[name] for name in ("partition", "user_id", "image_id", key))
+                if not (isinstance(user, str) and isinstance(image, str) and isinstance(labels, list)):
+                    raise TypeError
+                own = parts[part].of(user)
                 if own is not None:
-                    own.append((entry["image_id"], [column[label] for label in entry[key]]))
+                    own.append((image, [column[label] for label in labels]))
             except KeyError as error:
                 raise ValueError(f"{path}: image {number} has an unknown or no {error}: {json.dumps(entry)[:200]}") from error
+            except TypeError as error:
+                wanted = f"an object with texts image_id, user_id and partition and a list {key}"
+                raise ValueError(f"{path}: image {number} is not {wanted}: {json.dumps(entry)[:200]}") from error
         for part, images in parts.items():
             if not images.by_user:
                 raise ValueError(f"{path} has no images of the partition {part!r}")
+        seen: set[str] = set()
+        for image, _ in chain.from_iterable(chain.from_iterable(images.by_user.values()) for images in parts.values()):
+            if image in seen:
+                raise ValueError(f"{path} lists the image {image!r} twice: get it again")
+            seen.add(image)
         return parts
 
     def _cache(self, part: str) -> ImageCache:

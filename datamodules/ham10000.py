@@ -95,9 +95,12 @@ class HAM10000(FederatedDataModule):
         require_files("HAM10000", [path], _HOW_TO_GET)
         with reading(path), path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
+            seen: dict[str, int] = {}
             for number, row in enumerate(rows, start=2):
                 if row.get("dx") not in self.class_names or not row.get("lesion_id") or not row.get("image_id"):
                     raise ValueError(f"line {number} lacks a lesion_id, an image_id or a dx out of {', '.join(self.class_names)}")
+                if (earlier := seen.setdefault(row["image_id"], number)) != number:
+                    raise ValueError(f"lines {earlier} and {number} both have the image_id {row['image_id']}")
         rows.sort(key=lambda row: row["image_id"])
         test_lesions = self._test_lesions(rows)
         parts: dict[str, list[dict[str, str]]] = {"train": [], "test": []}

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from flcog.datamodules.files import reading
+from flcog.datamodules.files import MADE_AGAIN, reading
 from flcog.files import clear_errors, make_folder, put_in_place, replacing
 
 IN_MEMORY_BYTES = 2 * 2**30
@@ -71,7 +71,10 @@ class ImageCache:
     def load(self) -> Tensor | np.ndarray:
         """The images: a tensor if they fit into memory, else a read-only memory-mapped array. Decodes what is missing."""
         self.fill()
-        images = np.load(self.path, mmap_mode="r")
+        with reading(self.path, MADE_AGAIN):
+            images = np.load(self.path, mmap_mode="r")
+            if images.shape != self.shape or images.dtype != np.uint8:
+                raise ValueError(f"it holds {images.dtype} of shape {images.shape}, not bytes of shape {self.shape}")
         return torch.from_numpy(np.array(images)) if images.nbytes <= IN_MEMORY_BYTES else images
 
     def fill(self) -> None:
@@ -89,7 +92,10 @@ class ImageCache:
         partial, marks = path.with_suffix(".partial"), path.with_suffix(".marks")
         if not (partial.exists() and marks.exists() and marks.stat().st_size == len(self.files)):
             self._create(partial, marks)
-        images = np.lib.format.open_memmap(partial, mode="r+")
+        with reading(partial, MADE_AGAIN):
+            images = np.lib.format.open_memmap(partial, mode="r+")
+            if images.shape != self.shape:
+                raise ValueError(f"it has shape {images.shape}, not {self.shape}")
         done = np.memmap(marks, dtype=np.uint8, mode="r+")
         pending = np.flatnonzero(done == 0)
         chunk = max(1, _CHUNK_BYTES // int(np.prod(self.shape[1:])))

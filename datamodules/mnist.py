@@ -1,5 +1,6 @@
 """MNIST and Fashion-MNIST, as torchvision downloads and stores them."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,22 +9,22 @@ import numpy as np
 import torch
 import torchvision
 from torch import Tensor
-from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.files import download, reading, require_files
+from flcog.labels import require_labels
 
 
 class MNIST(FederatedDataModule):
     """60,000 training and 10,000 test images of handwritten digits, 28x28 in grey.
 
-    Reads ``<data_dir>/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte`` (LeCun et al. 1998,
-    http://yann.lecun.com/exdb/mnist), which torchvision downloads and unpacks where ``download`` is set.
+    Reads ``<data_dir>/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, or the published archives of the same names and
+    ``.gz`` (LeCun et al. 1998, http://yann.lecun.com/exdb/mnist), which torchvision downloads where ``download`` is set.
 
     Args:
         data_dir: the folder that holds ``MNIST/raw``.
-        download: get what is missing. Archives that lie there already are only checked and unpacked, without a network.
+        download: get what is missing. Archives that lie there already are checked and unpacked, without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         mean: subtracted from pixels, on the [0, 1] scale.
         std: divides pixels, on the [0, 1] scale.
@@ -53,13 +54,13 @@ class MNIST(FederatedDataModule):
 
     def prepare_data(self) -> None:
         if self.download:
-            self._source(self.data_dir, download=True)
+            download(self._source, self.data_dir, f"get the .gz files of {self._source.mirrors[0]} yourself")
 
     def load(self) -> Splits:
         raw = Path(self.data_dir) / self._source.__name__ / "raw"
         names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-        paths = [raw / name for name in names]
-        remedy = f"pass --data.download true, or put the .gz files of {self._source.mirrors[0]} there and do the same"
+        paths = [_as_it_lies_there(raw / name) for name in names]
+        remedy = f"pass --data.download true, or put the .gz files of {self._source.mirrors[0]} there"
         require_files(self._source.__name__, paths, remedy)
         train, test = self._read(*paths[:2]), self._read(*paths[2:])
         if self.samples_per_class is not None:
@@ -74,26 +75,42 @@ class MNIST(FederatedDataModule):
     def augment(self) -> Augment | None:
         return augmentation(self.augmentation)
 
-    @staticmethod
-    def _read(images: Path, labels: Path) -> Samples:
-        with reading(images):
-            inputs = read_image_file(str(images)).unsqueeze(-1)
+    def _read(self, images: Path, labels: Path) -> Samples:
+        inputs, targets = _read_idx(images, 3).unsqueeze(-1), _read_idx(labels, 1).long()
         with reading(labels):
-            targets = read_label_file(str(labels))
             if len(targets) != len(inputs):
                 raise ValueError(f"{len(targets)} labels for the {len(inputs)} images of {images.name}")
+            require_labels(targets, self.num_classes, "it")
         return Samples(inputs, targets)
+
+
+def _as_it_lies_there(path: Path) -> Path:
+    """The file, or its archive where only that is there."""
+    archive = path.with_name(f"{path.name}.gz")
+    return archive if archive.exists() and not path.exists() else path
+
+
+def _read_idx(path: Path, dimensions: int) -> Tensor:
+    """The bytes of an IDX file with so many dimensions, packed or not."""
+    with reading(path):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        magic, *shape = np.frombuffer(content, ">i4", 1 + dimensions).tolist()
+        if magic != 0x800 + dimensions:  # 8 stands for bytes
+            raise ValueError(f"it does not start as an IDX file of bytes in {dimensions} dimensions does")
+        values = np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions))
+        return torch.from_numpy(values.reshape(shape).copy())
 
 
 class FashionMNIST(MNIST):
     """60,000 training and 10,000 test images of clothes, 28x28 in grey.
 
-    Reads ``<data_dir>/FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte`` (Xiao et al. 2017,
-    https://github.com/zalandoresearch/fashion-mnist), which torchvision downloads and unpacks where ``download`` is set.
+    Reads ``<data_dir>/FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, or the published archives of the same
+    names and ``.gz`` (Xiao et al. 2017, https://github.com/zalandoresearch/fashion-mnist), which torchvision downloads where
+    ``download`` is set.
 
     Args:
         data_dir: the folder that holds ``FashionMNIST/raw``.
-        download: get what is missing. Archives that lie there already are only checked and unpacked, without a network.
+        download: get what is missing. Archives that lie there already are checked and unpacked, without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``. FedCOG crops and flips, FedDisco
             changes nothing.
         mean: subtracted from pixels, on the [0, 1] scale.

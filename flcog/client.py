@@ -78,6 +78,10 @@ class ClientModule(L.LightningModule):
         """What an evaluation on a whole set reports."""
         raise NotImplementedError
 
+    def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
+        """What keeps outputs of this shape from being scored against a set's targets, if anything does."""
+        return ""
+
     def configure_optimizers(self) -> Any:
         return self.optimizer(p for p in self.parameters() if p.requires_grad)
 
@@ -101,6 +105,10 @@ class Classifier(ClientModule):
     def metrics(self, num_classes: int) -> MetricCollection:
         return classification_metrics(num_classes)
 
+    def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
+        largest = int(targets.max())
+        return f"labels up to {largest}, so it takes {largest + 1} outputs" if outputs.shape[1] <= largest else ""
+
 
 class MultiLabelClassifier(ClientModule):
     """Any subset of the labels, by binary cross-entropy, averaged over the labels. Clients are compared by their examples' F1."""
@@ -120,6 +128,9 @@ class MultiLabelClassifier(ClientModule):
     def metrics(self, num_classes: int) -> MetricCollection:
         return multilabel_metrics(num_classes)
 
+    def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
+        return "" if outputs.shape[1] == targets.shape[1] else f"{targets.shape[1]} labels, so it takes as many outputs"
+
 
 class Regressor(ClientModule):
     """A number, by squared error. Clients are compared by their absolute error."""
@@ -135,6 +146,9 @@ class Regressor(ClientModule):
 
     def metrics(self, num_classes: int) -> MetricCollection:
         return regression_metrics()
+
+    def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
+        return "" if outputs[0].numel() == 1 else "one value per sample, so it takes one output"
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

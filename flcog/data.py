@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flcog.files import replacing
+from flcog.labels import require_targets
 
 Task = Literal["classification", "multilabel", "regression"]
 
@@ -28,6 +29,11 @@ class Partition:
     offsets: np.ndarray
 
     def __post_init__(self) -> None:
+        for name, values in (("indices", self.indices), ("offsets", self.offsets)):
+            if values.ndim != 1 or values.dtype.kind not in "iu":
+                raise ValueError(f"a partition's {name} are whole numbers [N]; got {values.dtype} of shape {values.shape}")
+        if len(self.offsets) < 2:
+            raise ValueError("a partition has at least one client, so at least two offsets")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.indices) or (np.diff(self.offsets) < 0).any():
             raise ValueError("a partition's offsets must rise from 0 to the number of indices")
 
@@ -72,10 +78,12 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
+        """The partition in a file that :meth:`save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                return cls(arrays["indices"], arrays["offsets"])
-        except (OSError, KeyError, ValueError) as error:
+                partition = cls(arrays["indices"], arrays["offsets"])
+            return cls(partition.indices.astype(np.int64), partition.offsets.astype(np.int64))
+        except Exception as error:  # a damaged archive raises nearly every kind
             raise ValueError(f"{path} is not a saved partition (.npz with 'indices' and 'offsets'): {error}") from error
 
 
@@ -354,6 +362,9 @@ class FederatedDataModule(L.LightningDataModule):
         if self._federation is not None:
             return
         splits = self.load()
+        for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
+            if samples is not None:
+                require_targets(samples.targets, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
         partition = (self.partitioner or IID())(splits.train, self.num_clients, self.partition_seed)
         whole = partition
         partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)

@@ -43,6 +43,7 @@ from flcog.hooks import (
 )
 from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
+from flcog.output_check import check_outputs
 from flcog.partition_report import partition_report
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement, seeded
@@ -709,6 +710,10 @@ class FederatedTrainer:
         self.buffers = {name: self.model.buffers[name].detach().clone() for name in self.model.shared_buffers}
         workspace = Path(self.default_root_dir) if self._keeps_files else None
         federation = dataclasses.replace(federation, train=federation.train.to(self.fabric.device), workspace=workspace)
+        self._convolves = self.model.convolves
+        index = torch.from_numpy(federation.partition.indices[:1]).to(self.fabric.device)
+        first = self._convert(federation.load(federation.train, index, self.fabric.device)[0])
+        check_outputs(self.model, first, federation)
         for method in self.methods:
             if method.overrides("prepare_data") and method.start_round < self.rounds:
                 federation = method.prepare_data(federation, generator(self.seed, "prepare_data", method.name))
@@ -719,8 +724,6 @@ class FederatedTrainer:
         self.servers = {method.name: method.init_server(self.params) for method in self.methods}
         self._reports: dict[str, dict[int, Any]] = {}
         self._reported: dict[str, set[int]] = {}
-        self._convolves = self.model.convolves
-        first, _ = self._read(federation.partition.indices[:1], None)
         self.bytes_per_sample = first.numel() * first.element_size()
         self.optimizer = _single_optimizer(model)
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]

@@ -162,8 +162,7 @@ def test_mnist_unpacks_archives_that_are_there(tmp_path: Path, monkeypatch: pyte
         resources.append((archive.name, hashlib.md5(archive.read_bytes()).hexdigest()))
         file.unlink()
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
-    with one_line(FileNotFoundError, r"MNIST found no .*train-images-idx3-ubyte.*download true"):
-        MNIST(str(tmp_path)).setup()
+    assert len(MNIST(str(tmp_path), num_clients=2).federation.train) == 40
     assert len(MNIST(str(tmp_path), download=True, num_clients=2).federation.train) == 40
 
 
@@ -668,7 +667,7 @@ def test_femnist_bad(tmp_path: Path) -> None:
     with one_line(FileNotFoundError, r"FEMNIST found no \S*train/\*.json, .*preprocess.sh -s niid"):
         FEMNIST(str(tmp_path)).setup()
     write_leaf(tmp_path, "train", "test")
-    with one_line(ValueError, r"FEMNIST: train has label \d+, and num_classes is 10"):
+    with one_line(ValueError, r"FEMNIST with num_classes 10: train has label \d+ at row \d+: 10 classes are numbered 0 to 9"):
         FEMNIST(str(tmp_path), num_classes=10).setup()
     with one_line(ValueError, "test_fraction"):
         FEMNIST(test_fraction=0.0)
