@@ -1,6 +1,8 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,32 @@ class ClientStates:
         self.files: dict[int, str] = {}
         """The file that holds each client's state; known to the first process for all clients."""
         self._changed: set[int] = set()
+        self._before: dict[int, tuple[dict[str, Any] | None, bool]] | None = None
+        """What this round has replaced, and whether that was saved: for as long as the round may still be dropped."""
 
     def put(self, client: int, slots: dict[str, Any]) -> None:
+        if self._before is not None:
+            self._before.setdefault(client, (self.slots.get(client), client in self._changed))
         self.slots[client] = slots
         self._changed.add(client)
+
+    @contextmanager
+    def noting_changes(self) -> Iterator[None]:
+        """What is put meanwhile can be undone, if an exception leaves this block."""
+        self._before = {}
+        yield
+        self._before = None
+
+    def undo(self) -> None:
+        """Take back what was put while changes were noted."""
+        for client, (slots, changed) in (self._before or {}).items():
+            if slots is None:
+                del self.slots[client]
+            else:
+                self.slots[client] = slots
+            if not changed:
+                self._changed.discard(client)
+        self._before = None
 
     def save(self, round: int) -> dict[int, str]:
         """Write what changed since the last save; returns the clients written, with their file."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flcog.hooks import Callback
 from flcog.monitor import Monitor
 from flcog.run_directory import LAST, next_command
+from flcog.signals import RunInterrupted, RunStopped
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -21,7 +22,7 @@ class Checkpoint(Callback):
             (accuracy, macro-AP or mse), on the validation set where there is one and else on the test set.
         mode: whether its largest (max) or its smallest (min) value is best. By default the smallest of losses and errors, the
             largest of all others.
-        every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end.
+        every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end. A run that a signal stops writes one.
         keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
 
     Example:
@@ -77,13 +78,19 @@ class Checkpoint(Callback):
             self._pinned[_kept(trainer, round).name] = _state_files(trainer)
         is_last = round >= trainer.rounds or trainer.should_stop
         if is_last or (self.every_n_rounds and round % self.every_n_rounds == 0):
-            trainer.save_checkpoint(_directory(trainer) / "last.ckpt")
-            self._last_round = round
-            if trainer.is_first:
-                pinned = {name for names in self._pinned.values() for name in names}
-                trainer.states.prune(pinned.union(_state_files(trainer)))
+            self._save_last(trainer)
+
+    def _save_last(self, trainer: "FederatedTrainer") -> None:
+        trainer.save_checkpoint(_directory(trainer) / "last.ckpt")
+        self._last_round = trainer.round
+        if trainer.is_first:
+            pinned = {name for names in self._pinned.values() for name in names}
+            trainer.states.prune(pinned.union(_state_files(trainer)))
 
     def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+        stopped = isinstance(exception, RunStopped | RunInterrupted)
+        if stopped and trainer.round not in (0, self._last_round):
+            self._save_last(trainer)  # on every process, all of which have stopped after this round
         if (
             trainer.is_first
             and self._last_round is not None
@@ -92,6 +99,8 @@ class Checkpoint(Callback):
         ):
             command = next_command("fit", trainer.run_dir, trainer.run_dir, cli=trainer.config is not None)
             print(f"\nThe run can go on after round {self._last_round}:\n  {command}\n", flush=True)
+        elif trainer.is_first and stopped:
+            print("\nThe run was stopped before its first round was done: start it again\n", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"metric": self.best_metric, "best": self.best, "round": self.best_round, "pinned": self._pinned}

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog import checkpoint, trackers
+from flcog import checkpoint, signals, trackers
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.client import ClientModule, ModelFunction
@@ -48,6 +48,7 @@ from flcog.partition_report import partition_report
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement, seeded
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
+from flcog.signals import RoundDropped, StopSignals
 from flcog.work import Batching, Work, make_work
 from flcog.writer_lock import WriterLock
 
@@ -237,13 +238,22 @@ class FederatedTrainer:
             model: a :class:`flcog.ClientModule`, or any LightningModule with ``training_step`` and ``configure_optimizers``.
             datamodule: the federation's data.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir``.
+
+        Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end it after the round in hand, SIGTERM and a second Ctrl-C drop that round (several
+        processes always finish it). The run is saved, and fit left by a KeyboardInterrupt after Ctrl-C, else by a SystemExit with
+        status 75.
         """
         self.run_dir, self._loggers, self._log_setting_late, status = None, [], None, "failed"
+        self._signals = StopSignals(lambda text: signals.say(text) if self.is_first else None)
+        self._signals.listen()
         try:
             self._set_up(model, datamodule, ckpt_path, stage="fit")
             self._observe("on_fit_start")
+            self._signals.rounds_begin(shared=self.fabric.world_size > 1)
             while self.round < self.rounds and not self.should_stop:
                 self._run_round()
+                self._stop_if_told()
+            self._signals.rounds_end()
             self._hand_over()
             self._observe("on_fit_end")
             status = "success"
@@ -251,11 +261,13 @@ class FederatedTrainer:
             self._observe("on_exception", exception)
             raise
         finally:
+            self._signals.rounds_end()
             self._log_setting_late = None
             try:
                 trackers.close(self._loggers, status)
             finally:
                 self._writer.release()
+                self._signals.leave()
 
     @_in_precision
     def validate(
@@ -340,16 +352,44 @@ class FederatedTrainer:
         evaluated = self.eval_every > 0 and ((round + 1) % self.eval_every == 0 or round + 1 == self.rounds)
         clients = self.sample(round)
         self._observe("on_round_start", round + 1, clients)
-        metrics = self._advance(clients, evaluated)
-        metrics["time/round"] = time.perf_counter() - began
+        with self._undone_if_dropped(clients):
+            metrics = self._advance(clients, evaluated)
+            metrics["time/round"] = time.perf_counter() - began
+            if evaluated:
+                began = time.perf_counter()
+                metrics |= self._evaluate()
+                metrics["time/evaluation"] = time.perf_counter() - began
         if evaluated:
-            began = time.perf_counter()
-            metrics |= self._evaluate()
-            metrics["time/evaluation"] = time.perf_counter() - began
             self._observe("on_evaluation_end", self.round, metrics)
         self.table.append(metrics)
         trackers.log_metrics(self.loggers, metrics)
         self._observe("on_round_end", self.round, metrics)
+
+    def _stop_if_told(self) -> None:
+        """All processes stop after the same round, whichever of them got the signal."""
+        number = self._signals.number
+        if self.fabric.world_size > 1:
+            largest = torch.tensor(number, device=self.fabric.device)
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+            number = int(largest)
+        if number and self.round < self.rounds and not self.should_stop:
+            raise self._signals.stop(number, self.is_first)
+
+    @contextmanager
+    def _undone_if_dropped(self, clients: list[int]) -> Iterator[None]:
+        """Puts the state back to the last whole round's where a signal drops this one. Its values are replaced, never changed in place."""
+        round, params, ledger = self.round, self.params, self.ledger.copy()
+        buffers, servers = dict(self.buffers), dict(self.servers)
+        reported = {name: known.intersection(clients) for name, known in self._reported.items()}
+        try:
+            with self.states.noting_changes(), self._signals.round_in_hand():
+                yield
+        except RoundDropped:
+            self.round, self.params, self.buffers, self.servers, self.ledger = round, params, buffers, servers, ledger
+            for name, known in self._reported.items():
+                known -= set(clients) - reported.get(name, set())
+            self.states.undo()
+            raise self._signals.stop(self._signals.number, self.is_first) from None
 
     def sample(self, round: int) -> list[int]:
         """The clients of a round, counted from 0."""
