@@ -15,6 +15,7 @@ from flcog.callbacks.target_labels import allot, complement
 from flcog.client import Apply
 from flcog.data import Federation
 from flcog.hooks import Batch, ClientView, Context, Method, Params, Slot, Upload
+from flcog.precision import number_dtype
 from flcog.ranges import at_least, one_of, positive
 
 
@@ -118,7 +119,7 @@ class FedCOG(Method):
         counts = client.label_counts
         if self.lambda_kd == "balance":
             missing = (counts.max() - counts).sum()
-            draws["w"] = (missing / (counts.sum() + missing).clamp(min=1)).to(torch.get_default_dtype())
+            draws["w"] = (missing / (counts.sum() + missing).clamp(min=1)).to(number_dtype())
         if self.num_samples == 0:
             return draws
         shares = complement(counts) if self.targets == "complementary" else torch.ones_like(counts)

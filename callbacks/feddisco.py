@@ -103,7 +103,7 @@ class FedDisco(Method):
         elif self.target == "global":
             target = client.federation.exchanged[self.name]
         else:
-            target = torch.tensor(self.target)
+            target = torch.tensor(self.target, dtype=torch.float64)
         if len(target) != len(counts):
             raise ValueError(f"FedDisco: target lists {len(target)} shares, but the data have {len(counts)} classes")
         return discrepancy(counts, target, self.metric)

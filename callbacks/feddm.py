@@ -12,6 +12,7 @@ from flcog.callbacks.noise import draw_key, normal
 from flcog.client import Apply
 from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
 from flcog.input_gradient import InputGradients
+from flcog.precision import number_dtype
 from flcog.ranges import at_least, below_one, positive
 
 
@@ -25,7 +26,7 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor |
     members = one_hot(labels, num_classes, values.dtype)
     if mask is not None:
         members = members * mask.to(values.dtype)[:, None]
-    counts = members.sum(0)
+    counts = members.sum(0, dtype=number_dtype(values.dtype))
     return members.T @ values / counts.clamp(min=1)[:, None], counts
 
 
@@ -35,7 +36,7 @@ def perturb(params: Params, key: Tensor, step: Tensor | int, rho: float) -> Para
         return params
     noise = normal(key, step, (sum(value.numel() for value in params.values()),))
     parts = (noise * (rho / noise.norm()).clamp(max=1)).split([value.numel() for value in params.values()])
-    return {name: value + part.view_as(value) for (name, value), part in zip(params.items(), parts, strict=True)}
+    return {name: value + part.view_as(value).to(value.dtype) for (name, value), part in zip(params.items(), parts, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.precision import number_dtype
 from flcog.ranges import positive
 
 
@@ -14,7 +15,7 @@ def square_norm(params: Params) -> torch.Tensor:
     >>> square_norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(25.)
     """
-    return torch.stack([value.square().sum() for value in params.values()]).sum()
+    return torch.stack([value.square().sum(dtype=number_dtype(value.dtype)) for value in params.values()]).sum()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from flcog.callbacks.generators import descend, feature_generator, features_of
 from flcog.callbacks.noise import draw_key, uniform
 from flcog.client import Apply, masked_mean
 from flcog.hooks import Batch, ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.precision import number_dtype
 from flcog.ranges import at_least, positive
 
 
@@ -111,8 +112,8 @@ class FedGen(Method):
     def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
         # In its first round the generator has learnt nothing yet.
         scale = self.decay ** (client.round - self.start_round) if client.round > self.start_round else 0.0
-        counts = client.label_counts.to(torch.get_default_dtype())
-        return {"key": draw_key(generator), "scale": torch.tensor(scale), "counts": counts}
+        counts = client.label_counts.to(number_dtype())
+        return {"key": draw_key(generator), "scale": torch.tensor(scale, dtype=number_dtype()), "counts": counts}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         generator, key, step = ctx.server["generator"], ctx.draws["key"], ctx.step

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.precision import number_dtype
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class FedNova(Method):
     papers = ("FedWalk", "FedDisco")
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        steps = torch.as_tensor(ctx.optimisation.effective_steps(ctx.num_steps), dtype=torch.get_default_dtype())
+        steps = torch.as_tensor(ctx.optimisation.effective_steps(ctx.num_steps), dtype=number_dtype())
         return Upload({name: value / steps for name, value in delta.items()}, ctx.client, mean={"steps": steps})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

@@ -9,6 +9,7 @@ from flcog.callbacks.leash import Leash, check_lr, value_at
 from flcog.client import Apply, ClientModule
 from flcog.data import FederatedDataModule
 from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.precision import number_dtype
 from flcog.ranges import below_one
 from flcog.schedules import Schedule
 
@@ -119,7 +120,7 @@ class FedWalk(Method):
         return model
 
     def init_server(self, params: Params) -> Slot:
-        real = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        real = number_dtype()
         losses = {"client_loss": torch.zeros((), dtype=real), "leash_loss": torch.full((), torch.inf, dtype=real)}
         # How many features there are to read is known once the model has seen leash data.
         return losses | {"rounds": torch.tensor(0), "steps": torch.tensor(0), "head": {}}

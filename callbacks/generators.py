@@ -30,6 +30,7 @@ def feature_generator(noise_dim: int, num_classes: int, hidden: int, num_feature
 def features_of(generator: Params, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
     """Features [B, num_features] for noise [B, noise_dim] and labels [B]; training moves BatchNorm's statistics in place."""
     num_classes = generator["first.weight"].shape[1] - noise.shape[1]
+    noise = noise.to(generator["first.weight"].dtype)
     inputs = torch.cat([noise, one_hot(labels, num_classes, noise.dtype)], 1)
     hidden = F.linear(inputs, generator["first.weight"], generator["first.bias"])
     mean, var, weight, bias = (generator[f"norm.{part}"] for part in ("mean", "var", "weight", "bias"))

@@ -75,7 +75,7 @@ class LocalModels(Method):
                 scores.setdefault(name, []).append(evaluate.on_rows(params, buffers, own))
         for name, values in scores.items():
             worse = name != "local/distance" and not lower_is_better(name)
-            metrics |= spread(torch.tensor(values), name, lower_is_better=not worse)
+            metrics |= spread(torch.tensor(values, dtype=torch.float64), name, lower_is_better=not worse)
         trainer.servers[self.name] = {}
 
     def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:

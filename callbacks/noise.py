@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from flcog.models import _GOLDEN, _mix
+from flcog.precision import number_dtype
 
 
 def draw_key(generator: torch.Generator) -> Tensor:
@@ -14,6 +15,8 @@ def draw_key(generator: torch.Generator) -> Tensor:
 def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:
     """Values in [0, 1), independent for every key, step, stream and position; rows added at the end leave the others alone.
 
+    They are float32 at least; what a bfloat16 model reads is rounded by the caller.
+
     What ``Method.draw`` returns must not grow with the number of steps, which it is not told, or with the model: so it draws a key.
 
     >>> uniform(torch.tensor(1), 0, (3,)).equal(uniform(torch.tensor(1), 0, (5,))[:3])
@@ -21,8 +24,8 @@ def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int
     """
     position = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
     bits = _mix(_mix(_mix(_mix(key) + step) + stream) + position * _GOLDEN)
-    # 24 bits are what a float32 holds below 1: every value is exact in each precision, and none rounds up to 1.
-    return ((bits >> 40) & (2**24 - 1)).to(torch.get_default_dtype()) * 2.0**-24
+    # 24 bits are what a float32 holds below 1: every value is exact, and none rounds up to 1, as one in 500 would in bfloat16.
+    return ((bits >> 40) & (2**24 - 1)).to(number_dtype()) * 2.0**-24
 
 
 def normal(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:

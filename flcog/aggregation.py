@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.executors import Result
 from flcog.hooks import ClientUpload, Method, Params, Slot
+from flcog.precision import number_dtype
 
 
 class BadUpdate(ValueError):
@@ -30,6 +31,7 @@ class Aggregate:
 
     def __init__(self, methods: Sequence[Method], directions: bool, on_bad_update: str) -> None:
         self.sums: dict[str, Any] = {}
+        self._dtypes: dict[str, Any] = {}
         self.individual: list[list[ClientUpload]] = [[] for _ in methods]
         self.slots: dict[int, list[Slot]] = {}
         """What each client will keep, by method."""
@@ -97,13 +99,15 @@ class Aggregate:
             return
         if key not in self.sums:
             self.sums[key] = pytree.tree_map(lambda t: torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device), tree)
+            self._dtypes[key] = pytree.tree_map(_dtype_of_mean, tree)
         for total, value in zip(pytree.tree_leaves(self.sums[key]), pytree.tree_leaves(tree), strict=True):
             if len(value) == 1:
                 total.add_(value[0], alpha=1.0 if weights is None else float(weights[0]))
             elif weights is None:
                 total.add_(value.sum(0, dtype=torch.float64))
             else:
-                value = value if value.is_floating_point() else value.double()  # weights are shares: as integers they would be 0
+                # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
+                value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
                 total.add_(torch.tensordot(weights.to(value.dtype), value, 1))
 
     def reduce(
@@ -118,8 +122,9 @@ class Aggregate:
             device: where sums live.
         """
         if somebody_idle:
-            shapes = agree(pytree.tree_map(lambda t: tuple(t.shape), self.sums))
+            shapes, dtypes = agree((pytree.tree_map(lambda t: tuple(t.shape), self.sums), self._dtypes))
             if not self.sums:
+                self._dtypes = dtypes
                 leaves, spec = pytree.tree_flatten(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
                 self.sums = pytree.tree_unflatten([torch.zeros(s, dtype=torch.float64, device=device) for s in leaves], spec)
         leaves, spec = pytree.tree_flatten(self.sums)
@@ -132,10 +137,16 @@ class Aggregate:
     def mean(self, key: str) -> Any:
         """The weighted mean of what was accumulated under ``key``: weights are renormalised over the clients that counted."""
         weight = self.sums["weighted"]["weight"]
-        return pytree.tree_map(lambda total: (total / weight).to(torch.get_default_dtype()), self.sums.get(key, {}))
+        return self._as_sent(key, lambda total: total / weight)
 
     def total(self, key: str) -> Any:
-        return pytree.tree_map(lambda total: total.to(torch.get_default_dtype()), self.sums.get(key, {}))
+        return self._as_sent(key, lambda total: total)
+
+    def _as_sent(self, key: str, made: Callable[[Tensor], Tensor]) -> Any:
+        """In the precision in which clients sent it, if not the run's: a count sent as float32 is none in bfloat16."""
+        if not self.sums.get(key):
+            return {}
+        return pytree.tree_map(lambda total, dtype: made(total).to(dtype), self.sums[key], self._dtypes[key])
 
     def figures(self) -> dict[str, float]:
         """The round's own figures: training loss and drift."""
@@ -153,6 +164,11 @@ class Aggregate:
             norm = sum(float(value.square().sum()) for value in delta.values()) ** 0.5
             figures["drift/cosine"] = inner / (clients * norm) if norm else 0.0
         return figures
+
+
+def _dtype_of_mean(value: Tensor) -> torch.dtype:
+    """What a mean or sum of such values is in: the run's precision, or theirs if that is higher; integers' as numbers are."""
+    return torch.promote_types(value.dtype, torch.get_default_dtype()) if value.is_floating_point() else number_dtype()
 
 
 def _norms(delta: Params, num_clients: int) -> Tensor:

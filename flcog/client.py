@@ -15,6 +15,7 @@ from torchmetrics import MetricCollection
 from flcog.hooks import Batch, Params
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
+from flcog.precision import number_dtype
 from flcog.schedules import Schedule
 
 
@@ -153,7 +154,10 @@ class Regressor(ClientModule):
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     """The mean over rows that count."""
-    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
+    dtype = number_dtype(values.dtype)
+    if mask is None:
+        return values.mean(dtype=dtype)
+    return (values * mask).sum(dtype=dtype) / mask.sum(dtype=dtype).clamp(min=1)
 
 
 class _Dispatch(nn.Module):

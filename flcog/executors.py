@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from flcog.client import ModelFunction, captured_logs
 from flcog.hooks import Batch, Gradient, Params, Slot
 from flcog.local_step import stepper
+from flcog.precision import number_dtype
 from flcog.program import Local, Program, differentiate_eager, differentiate_pure
 from flcog.randomness import fold, fold_each
 from flcog.work import BLOCK_BYTES, Read, Work, batches, stacked_positions
@@ -79,6 +80,11 @@ def _with_axis(tree: Any) -> Any:
     return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
 
 
+def _widened(value: Tensor) -> Tensor:
+    """Where a mean of many is taken."""
+    return value.to(torch.promote_types(value.dtype, number_dtype()))
+
+
 class LoopExecutor:
     """One client at a time, on the module's real parameters and its real optimiser.
 
@@ -131,7 +137,7 @@ class LoopExecutor:
         for name, value in program.start(program.global_params, buffers, local).items():
             if value is not program.global_params[name]:
                 params[name].copy_(value)
-        total, advance = torch.zeros((), device=live[0].device), stepper(self.optimizer, live)
+        total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, round.read, round.bytes_per_sample)):
             if round.stop is not None and round.stop.is_set():
                 raise Stopped
@@ -170,7 +176,7 @@ class LoopExecutor:
             indices = work.own[first : first + rows_per_pass(round)]
             values = round.program.over_data(params, self.model.buffers, Batch(*round.read(indices, None)), local)
             share = len(indices) / work.num_samples
-            parts.append(pytree.tree_map(lambda value, share=share: value * share, values))
+            parts.append(pytree.tree_map(lambda value, share=share: _widened(value) * share, values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _owned(self, tree: Any) -> Any:
@@ -251,7 +257,7 @@ class VmapExecutor:
             inputs=[{} for _ in program.methods],
             num_steps=torch.tensor([work.num_steps for work in works], device=device),
             num_samples=torch.tensor([work.num_samples for work in works], device=device),
-            weight=torch.tensor([work.weight for work in works], device=device, dtype=torch.get_default_dtype()),
+            weight=torch.tensor([work.weight for work in works], device=device, dtype=number_dtype()),
         )
         if program.makers:
             local = torch.func.vmap(program.make_inputs, randomness="different")(local, buffers)
@@ -259,7 +265,7 @@ class VmapExecutor:
             starting = torch.func.vmap(lambda b, loc: program.start(program.global_params, b, loc))
             for name, value in starting(buffers, local).items():
                 params[name].copy_(value)
-        total, advance = torch.zeros(num_clients, device=device), stepper(optimizer, list(params.values()))
+        total, advance = torch.zeros(num_clients, device=device, dtype=number_dtype()), stepper(optimizer, list(params.values()))
         for step, inputs, targets, mask in self._batches(round, works, device):
             alive = torch.tensor([step < work.num_steps for work in works], device=device)
             ragged = works[-1].num_steps <= step
@@ -324,8 +330,8 @@ class VmapExecutor:
             values = torch.func.vmap(
                 lambda p, b, i, t, m, loc: round.program.over_data(p, b, Batch(i, t, m), loc), randomness="different"
             )(params, buffers, inputs, targets, weights, local)
-            share = weights.sum(1) / local.num_samples
-            parts.append(pytree.tree_map(lambda v, s=share: v * s.view(-1, *[1] * (v.ndim - 1)), values))
+            share = weights.sum(1, dtype=number_dtype()) / local.num_samples
+            parts.append(pytree.tree_map(lambda v, s=share: _widened(v) * s.view(-1, *[1] * (v.ndim - 1)), values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _batches(

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from flcog.precision import number_dtype
+
 if TYPE_CHECKING:
     from flcog.client import Apply, ClientModule
     from flcog.data import Federation
@@ -49,6 +51,8 @@ class Optimisation(NamedTuple):
         With momentum r: [T - r (1 - r^T) / (1 - r)] / (1 - r); T for plain SGD (Wang et al., 2020, https://arxiv.org/abs/2007.07481).
         """
         r = self.momentum
+        if isinstance(num_steps, Tensor):  # under vmap: in bfloat16, to which torch takes an integer, 257 steps would be 256
+            num_steps = num_steps.to(number_dtype())
         return num_steps if r == 0 else (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
 
 
@@ -159,7 +163,10 @@ class Plan:
 
 @dataclass
 class Cohort:
-    """The clients of a round, as the server sees them."""
+    """The clients of a round, as the server sees them.
+
+    ``num_samples`` and ``weights`` are float64 whatever the run's precision, as integers' quotients would not be.
+    """
 
     round: int
     clients: list[int]

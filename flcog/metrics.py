@@ -11,6 +11,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
+from flcog.precision import number_dtype
+
 
 def classification_metrics(num_classes: int) -> MetricCollection:
     """``accuracy``: the share of samples whose largest output is their class."""
@@ -51,7 +53,8 @@ def multilabel_scores(outputs: Tensor, targets: Tensor, threshold: float = 0.5) 
         threshold: the probability above which a label is predicted.
     """
     predicted, positive = outputs > math.log(threshold / (1 - threshold)), targets > 0.5
-    hits, num_predicted, num_positive = (predicted & positive).sum(0), predicted.sum(0), positive.sum(0)
+    # Whole numbers, of which torch would make the run's precision: in bfloat16 three digits.
+    hits, num_predicted, num_positive = (each.sum(0).to(number_dtype()) for each in (predicted & positive, predicted, positive))
     by_label = _precision_recall_f1(hits, num_predicted, num_positive)
     overall = _precision_recall_f1(hits.sum(), num_predicted.sum(), num_positive.sum())
     scores = {f"C-{name}": value.mean() for name, value in by_label.items()}
@@ -74,7 +77,7 @@ def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
     scores, order = scores.sort(descending=True)
     last_of_ties = torch.ones_like(positive)
     last_of_ties[:-1] = scores[1:] != scores[:-1]
-    hits = positive[order].cumsum(0)[last_of_ties]
+    hits = positive[order].cumsum(0)[last_of_ties].to(number_dtype())
     precision = hits / (last_of_ties.nonzero().squeeze(1) + 1)
     gained = hits.diff(prepend=hits.new_zeros(1))
     return (gained * precision).sum() / hits[-1].clamp(min=1)

@@ -445,13 +445,13 @@ class FederatedTrainer:
         """The cohort with its aggregation weights: shares of samples, then every method's say."""
         optimisation = self._set_learning_rate(round)
         offsets, ids = self.federation.partition.offsets, np.array(clients)
-        num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids])
+        num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids]).double()
         cohort = Cohort(
             round=round,
             clients=clients,
             num_clients=self.federation.num_clients,
             num_samples=num_samples,
-            weights=num_samples.double() / num_samples.sum(),
+            weights=num_samples / num_samples.sum(),
             apply=Program(self.model, [], [], self.params, self.buffers, optimisation, self.plain).apply(self.buffers),
             buffers=self.buffers,
             optimisation=optimisation,
@@ -470,7 +470,8 @@ class FederatedTrainer:
                     f"{method.name} gave every client of round {round + 1} weight 0: keeping the weights before it", stacklevel=2
                 )
                 continue
-            cohort.weights = proposed / proposed.sum()
+            if not torch.equal(proposed, cohort.weights):  # dividing by a sum of 1 up to rounding would move last digits
+                cohort.weights = proposed / proposed.sum()
         return cohort
 
     def _train_cohort(
