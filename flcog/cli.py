@@ -19,6 +19,7 @@ import flcog.datamodules
 from flcog.data import FederatedDataModule
 from flcog.files import write_figure
 from flcog.hooks import Method
+from flcog.processes import end_with_parent
 from flcog.trainer import FederatedTrainer
 
 PACKAGE_FOLDERS = tuple(str(Path(module.__path__[0])) for module in (flcog, flcog.callbacks, flcog.datamodules))
@@ -258,6 +259,7 @@ OTHER_COMMANDS = {
 
 def main(argv: list[str] | None = None) -> None:
     """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
+    end_with_parent()
     arguments = sys.argv[1:] if argv is None else argv
     try:
         if arguments and arguments[0] in OTHER_COMMANDS:
@@ -271,4 +273,4 @@ def main(argv: list[str] | None = None) -> None:
         complain(reason)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # a run's Checkpoint has said how to go on
+        raise SystemExit(130) from None  # a run's Checkpoint, or compare, has said how to go on

@@ -17,16 +17,20 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import yaml
 
+from flcog import signals
 from flcog.files import clear_errors, make_folder, replacing, write_figure
 from flcog.ledger import human
 from flcog.monitor import lower_is_better, main_metric
+from flcog.processes import started_by_us
 from flcog.run_directory import LAST, write_yaml
 from flcog.tables import markdown
 from flcog.text import seconds
+from flcog.writer_lock import ADVICE, BUSY, WriterLock
 
 OUT_REMEDY = "free space or choose another --out"
 KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "last", "published")
@@ -75,6 +79,8 @@ class Cell:
     folder: Path
     arguments: list[str]
     error: str | None = None
+    busy: bool = False
+    """Whether it was not run because another process does so."""
 
     @property
     def name(self) -> str:
@@ -170,8 +176,11 @@ class Runner:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
+        self.signal = 0
+        """The signal that has stopped it; 0 for none."""
         self._children: set[subprocess.Popen[bytes]] = set()
-        self._lock, self._stopped = threading.Lock(), False
+        self._lock, self._stopped, self._interrupts = threading.Lock(), False, 0
+        self._terminals = signals.terminals()
 
     def run(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
         """Yields each cell when it is through, with its seconds; what went wrong is its ``error``."""
@@ -179,7 +188,9 @@ class Runner:
         try:
             futures = {pool.submit(self._one, cell): cell for cell in todo}
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                took = future.result()
+                if futures[future].finished or not self.signal:
+                    yield futures[future], took
         finally:
             with self._lock:
                 self._stopped = True
@@ -187,8 +198,31 @@ class Runner:
                     child.terminate()
             pool.shutdown(cancel_futures=True)
 
+    def stop(self, number: int, _: FrameType | None) -> None:
+        """Answer a signal: begin no more runs, and hand it on to those in hand, which know how to end; the fourth Ctrl-C kills them."""
+        self.signal, self._stopped = number, True
+        self._interrupts += number == signal.SIGINT
+        if number == signal.SIGHUP:
+            signals.leave_dead_terminals(self._terminals)
+        for child in list(self._children):
+            child.send_signal(number) if self._interrupts < 4 else child.kill()
+        again = "; Ctrl-C again stops them at once" if number == signal.SIGINT else ""
+        signals.say(f"{signals.name(number)}: the runs in hand are saved and stop, and no more are begun{again}")
+
     def _one(self, cell: Cell) -> float:
-        started = time.monotonic()
+        started, lock = time.monotonic(), WriterLock()
+        # Another comparison may fill the same table.
+        cell.error = None if self._stopped else lock.take(cell.folder)
+        try:
+            if cell.error is None and not self._stopped and not cell.finished:
+                self._train(cell)
+        finally:
+            lock.release()
+        if cell.error is not None and f" {BUSY} " in cell.error:
+            cell.error, cell.busy = cell.error.partition(f": {ADVICE}")[0], True
+        return time.monotonic() - started
+
+    def _train(self, cell: Cell) -> None:
         begun = any(cell.folder.glob(f"*/{LAST}"))
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
         # -P: else Python looks for every module in the working directory first, where a random.py may lie.
@@ -196,11 +230,18 @@ class Runner:
         with (cell.folder / "output.txt").open("ab") as output:
             with self._lock:
                 if self._stopped:
-                    return 0.0
+                    return
                 child = subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.STDOUT, env={"OMP_NUM_THREADS": threads, **os.environ}
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={"OMP_NUM_THREADS": threads, **os.environ, **started_by_us()},
+                    process_group=0,  # a terminal's Ctrl-C comes through `stop`, once
                 )
                 self._children.add(child)
+            if self.signal:  # came while it was being started, when `stop` could not know it
+                child.send_signal(self.signal)
             code = child.wait()
         with self._lock:
             self._children.discard(child)
@@ -210,7 +251,6 @@ class Runner:
         else:
             lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
-        return time.monotonic() - started
 
 
 def claim(cell: Cell) -> None:
@@ -399,33 +439,47 @@ def main(argv: Sequence[str]) -> None:
     drawn = out.is_dir() and curves(plan, runs, out / "curves.png")
     print(f"{out / 'table.md'}, {out / 'table.csv'}" + (f", {out / 'curves.png'}" if drawn else ""))
     _check_metric(plan.metric, [cell.history() for cell in runs if cell.finished])
+    busy = [cell for cell in failed if cell.busy]
+    if busy:
+        print(
+            f"{len(busy)} of {len(runs)} runs belong to another process: give the same command again when it has ended",
+            flush=True,
+        )
+    failed = [cell for cell in failed if not cell.busy]
     if failed:
         first = failed[0]
         raise ValueError(
             f"{len(failed)} of {len(runs)} runs failed, the first, {first.name}: {first.error} (all of it: {first.folder}/output.txt)"
         )
+    if busy:
+        raise SystemExit(signals.EXIT_STATUS)
 
 
 def _fill(runs: Sequence[Cell], jobs: int, metric: str | None) -> list[Cell]:
     """Run what is not finished, telling each one's ``metric``; returns what failed."""
     for cell in runs:
         claim(cell)
-    todo = [cell for cell in runs if not cell.finished]
-    # A scheduler's kill must not leave the runs behind: it unwinds like Ctrl-C, which ends them.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    todo, runner = [cell for cell in runs if not cell.finished], Runner(jobs)
+    before = signals.answer(runner.stop)
     try:
         print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished before", flush=True)
-        for count, (cell, took) in enumerate(Runner(jobs).run(todo), start=1):
-            outcome = cell.error or ", last ".join(
-                _scores(metric, [history])[:2] if (history := cell.history()) else ["no evaluation"]
-            )
-            print(
-                f"[{count}/{len(todo)}] {cell.name}: {'failed: ' if cell.error else 'best '}{outcome} ({seconds(took)})",
-                flush=True,
-            )
+        for count, (cell, took) in enumerate(runner.run(todo), start=1):
+            print(f"[{count}/{len(todo)}] {cell.name}: {_outcome(cell, metric)} ({seconds(took)})", flush=True)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signals.put_back(before)
+    finished = sum(cell.finished for cell in runs)
+    if runner.signal and finished < len(runs):
+        what = f"stopped by {signals.name(runner.signal)}, {finished} of {len(runs)} runs finished"
+        print(f"\n{what}. The same command goes on with the others, where each of them was\n", flush=True)
+        raise KeyboardInterrupt if runner.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
     return [cell for cell in todo if cell.error]
+
+
+def _outcome(cell: Cell, metric: str | None) -> str:
+    if cell.error:
+        return cell.error if cell.busy else f"failed: {cell.error}"
+    history = cell.history()
+    return "best " + ", last ".join(_scores(metric, [history])[:2] if history else ["no evaluation"])
 
 
 def _seeds_run(plan: Plan, out: Path) -> tuple[int, ...]:

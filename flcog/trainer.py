@@ -45,6 +45,7 @@ from flcog.ledger import Ledger, model_bytes
 from flcog.observers import default_observers
 from flcog.output_check import check_outputs
 from flcog.partition_report import partition_report
+from flcog.processes import end_with_parent, starting_processes
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement, seeded
 from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
@@ -679,7 +680,9 @@ class FederatedTrainer:
 
     def _set_up(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, stage: str) -> None:
         if not self._launched:
-            self.fabric.launch()
+            end_with_parent()
+            with starting_processes():
+                self.fabric.launch()
             self._launched = True
         if self.fabric.world_size > 1 and self.fabric.device.type == "cpu":
             # Processes that each take every core slow one another down a hundredfold.

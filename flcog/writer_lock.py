@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 from flcog.run_directory import RUN_REMEDY, short, write_yaml
 
 NOTE = ".writer.yaml"
+BUSY, ADVICE = "is being trained by", "wait until that has ended or stop it"
 
 
 class WriterLock:
@@ -32,10 +33,7 @@ class WriterLock:
             self._run, self._lock = run, lock
             write_yaml(note, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
         except Timeout:
-            return (
-                f"{short(run)} is being trained by {_who(note)}: wait until that has ended or stop it, "
-                "or start a run of your own without ckpt_path"
-            )
+            return f"{short(run)} {BUSY} {_who(note)}: {ADVICE}, or start a run of your own without ckpt_path"
         except OSError as error:
             return f"cannot write {run}: {error.strerror or error}; {RUN_REMEDY}"
         except ValueError as error:
