@@ -1,14 +1,15 @@
 """The client: a LightningModule, and the same thing seen as a pure function of its parameters."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -87,7 +88,11 @@ class ClientModule(L.LightningModule):
         return self.optimizer(p for p in self.parameters() if p.requires_grad)
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
-        """The same loss for a plain ``lightning.Trainer``, e.g. to train on the pooled data for comparison."""
+        """The same loss for a plain ``lightning.Trainer``, e.g. to train on the pooled data for comparison.
+
+        A subclass that writes its own trains by that, one client at a time; a :meth:`per_example_loss` of its own, which the engine
+        can mask, serves both executors.
+        """
         return self.per_example_loss(self(batch[0]), batch[1]).mean()
 
 
@@ -280,14 +285,29 @@ class Apply:
 
 
 class PlainApply(Apply):
-    """A plain LightningModule's: its loss is whatever its ``training_step`` returns."""
+    """A module's that trains itself: its loss is whatever its ``training_step`` returns.
+
+    Args:
+        step: what that is told as ``batch_idx``: the client's local step.
+    """
+
+    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
+        super().__init__(model, buffers, live)
+        self.step = step
 
     def __call__(self, params: Params, inputs: Tensor, buffers: Params | None = None) -> Tensor:
         return self._call(params, buffers, _forward, inputs)
 
     def loss(self, params: Params, batch: Batch, buffers: Params | None = None) -> Tensor:
-        result = self._call(params, buffers, _training_step, (batch.inputs, batch.targets))
-        return result["loss"] if isinstance(result, dict) else result
+        result = self._call(params, buffers, call_step, "training_step", (batch.inputs, batch.targets), self.step)
+        loss = result.get("loss") if isinstance(result, Mapping) else result
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(result)[:80]
+            raise ValueError(
+                f"{type(self.model.module).__name__}.training_step must return the loss, a tensor of one number, or a dict that holds "
+                f"it as 'loss'; got {got}"
+            )
+        return loss.reshape(())
 
 
 def _forward(module: Any, inputs: Tensor) -> Tensor:
@@ -307,8 +327,43 @@ def _features_and_outputs(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return features, module.head(features)
 
 
-def _training_step(module: Any, batch: tuple[Tensor, Tensor]) -> Any:
-    return module.training_step(batch, 0)
+def trains_itself(module: L.LightningModule) -> bool:
+    """Whether its loss is known only by a ``training_step`` of the user's."""
+    ours = (L.LightningModule.training_step, ClientModule.training_step)
+    return "training_step" in vars(module) or type(module).training_step not in ours
+
+
+def call_step(module: Any, name: str, batch: tuple[Tensor, Tensor], index: int) -> Any:
+    """A module's own ``training_step`` or the like; as in Lightning, the batch's number is given to those who ask for it."""
+    step = getattr(module, name)
+    return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
+
+
+class _NoTrainer:
+    """Stands where a module looks for its ``lightning.Trainer``: its epochs are rounds, and it has nothing else."""
+
+    logger, loggers, global_rank, local_rank = None, (), 0, 0
+
+    def __init__(self, round: int) -> None:
+        self.current_epoch = round
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of copy and pickle, which take no for an answer
+            raise AttributeError(name)
+        raise ValueError(
+            f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
+            "the round, from 0, and batch_idx the client's local step; use these, or leave it out"
+        )
+
+
+@contextmanager
+def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
+    """Tells a module that trains itself which round it is, as ``self.current_epoch``, which otherwise would stay 0."""
+    module.trainer = cast(Any, _NoTrainer(round))
+    try:
+        yield
+    finally:
+        module.trainer = None
 
 
 @contextmanager

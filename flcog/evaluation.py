@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flcog.client import ClientModule, ModelFunction, captured_logs
+from flcog.client import ClientModule, ModelFunction, call_step, captured_logs
 from flcog.data import Federation, Partition, Samples
 from flcog.hooks import Params
 
@@ -72,9 +72,9 @@ class Evaluator:
         if not steps:
             return {}
         sums: dict[str, float] = {}
-        for inputs, targets in self._batches(samples, rows):
+        for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
             with captured_logs(module) as logged:
-                result = self.model.call(False, params, buffers, _step, steps[0], (inputs, targets))
+                result = self.model.call(False, params, buffers, call_step, steps[0], (inputs, targets), index)
             if isinstance(result, Tensor):
                 logged.setdefault("loss", [float(result)])
             for name, values in logged.items():
@@ -158,10 +158,6 @@ def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]
 
 def _forward(module: Any, inputs: Tensor) -> Tensor:
     return module(inputs)
-
-
-def _step(module: Any, name: str, batch: tuple[Tensor, Tensor]) -> Any:
-    return getattr(module, name)(batch, 0)
 
 
 def _overridden(module: Any, name: str) -> bool:

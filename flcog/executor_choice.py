@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flcog.client import ModelFunction
+from flcog.client import ClientModule, ModelFunction
 from flcog.executors import ELEMENTWISE, LoopExecutor, VmapExecutor
 from flcog.hooks import Method
 from flcog.threads import ThreadedLoop
@@ -31,7 +31,7 @@ class Job:
         model: the client's model, with its parameters on the device that trains.
         optimizer: the module's own.
         methods: of the run.
-        plain: whether the module is known only by its ``training_step``.
+        plain: whether the module trains itself: its loss is known only by its ``training_step``.
         sample: one input, [1, ...].
         batch_size: of a local step.
         largest_client: the most samples that a client has.
@@ -100,10 +100,17 @@ def _obstacles_to_vmap(job: Job) -> str:
     """Why clients cannot be one batched program, if they cannot."""
     obstacles = [f"{method.name} cannot be vectorised over clients" for method in job.methods if not method.vmappable]
     if job.plain:
-        obstacles.append("a plain LightningModule is known only by its training_step (use a flcog.ClientModule)")
+        obstacles.append(_by_itself(job))
     if type(job.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
     return "; ".join(obstacles)
+
+
+def _by_itself(job: Job) -> str:
+    module = job.model.module
+    if isinstance(module, ClientModule):
+        return f"{type(module).__name__} has a training_step of its own (per_example_loss could be vectorised)"
+    return "a plain LightningModule is known only by its training_step (use a flcog.ClientModule)"
 
 
 def _obstacle_to_threads(job: Job) -> str:
@@ -111,7 +118,8 @@ def _obstacle_to_threads(job: Job) -> str:
     if not job.on_cpu:
         return f"threads share out the cores of a CPU; this run is on {job.sample.device.type}"
     if job.plain:
-        return "a plain LightningModule may keep what it likes between steps"
+        kind = "a training_step of one's own" if isinstance(job.model.module, ClientModule) else "a plain LightningModule"
+        return f"{kind} may keep what it likes between steps"
     try:
         draws = job.model.draws(job.sample)
     except Exception:  # told in full, with its client and step, once a client trains

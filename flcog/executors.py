@@ -1,8 +1,9 @@
 """Two ways to run the same clients: one at a time (`loop`, the readable one and the oracle), or many as one batched program (`vmap`)."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client import ModelFunction, captured_logs
+from flcog.client import ModelFunction, among_rounds, captured_logs
 from flcog.hooks import Batch, Gradient, Params, Slot
 from flcog.local_step import stepper
 from flcog.precision import number_dtype
@@ -102,15 +103,14 @@ class LoopExecutor:
         parts = (*model.params.values(), *model.buffers.values())
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
         self._dropout_keys = dropout_keys(model)
-        self._step = 0
+        self._step, self._told_logs = 0, False
 
     def run(self, round: Round) -> Iterator[Result]:
         works = longest_first(round.works)
         keys = seed_scratch(self._dropout_keys, round, [work.client for work in works])
         for position, work in enumerate(works):
             try:
-                # A plain module's self.log has no Trainer to go to; its loss is the round's train/loss.
-                with captured_logs(self.model.module) if round.program.plain else nullcontext():
+                with self._by_itself(round) if round.program.plain else nullcontext():
                     result = self._client(round, work, {name: int(values[position]) for name, values in keys.items()})
             except Exception as error:
                 error.add_note(
@@ -118,6 +118,20 @@ class LoopExecutor:
                 )
                 raise
             yield result
+
+    @contextmanager
+    def _by_itself(self, round: Round) -> Iterator[None]:
+        """Where a module's own ``training_step`` finds what it may ask for, and what it logs goes."""
+        module = self.model.module
+        with among_rounds(module, round.round), captured_logs(module) as logged:
+            yield
+        if logged and not self._told_logs:
+            self._told_logs = True
+            warnings.warn(
+                f"what {type(module).__name__}.training_step logs is not kept ({', '.join(logged)}): a round's train/loss is the mean "
+                "of the losses that it returns",
+                stacklevel=2,
+            )
 
     @torch.no_grad()
     def _client(self, round: Round, work: Work, scratch: dict[str, int]) -> Result:
@@ -141,6 +155,8 @@ class LoopExecutor:
         for self._step, batch in enumerate(batches(work, round.read, round.bytes_per_sample)):
             if round.stop is not None and round.stop.is_set():
                 raise Stopped
+            if program.plain:
+                program.local_step = self._step
             gradient = self._gradient(program, batch, local, self._step)
             total += gradient.loss
             if round.watch is not None:

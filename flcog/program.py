@@ -37,7 +37,7 @@ class Program:
         servers: each method's broadcast slot.
         global_params, global_buffers: the broadcast model.
         optimisation: the local optimiser's settings this round.
-        plain: whether the client is a plain LightningModule, known only by its ``training_step``.
+        plain: whether the client trains itself: its loss is known only by its ``training_step``.
     """
 
     model: ModelFunction
@@ -53,11 +53,13 @@ class Program:
             [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
             for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs", "over_data")
         )
+        self.local_step = 0
+        """Where a client that trains itself is, which no other asks."""
         self.kept = [method.kept_parameters for method in self.methods if method.kept_parameters]
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
-        return (PlainApply if self.plain else Apply)(self.model, buffers, live)
+        return PlainApply(self.model, buffers, live, self.local_step) if self.plain else Apply(self.model, buffers, live)
 
     def contexts(
         self, local: Local, buffers: Params, step: int | Tensor, measured: Sequence[Slot] | None = None

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from flcog import checkpoint, signals, trackers
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
-from flcog.client import ClientModule, ModelFunction
+from flcog.client import ClientModule, ModelFunction, trains_itself
 from flcog.data import FederatedDataModule, Partition
 from flcog.evaluation import Evaluator, spread
 from flcog.executor_choice import Job, choose_executor, loop
@@ -42,6 +42,7 @@ from flcog.hooks import (
     check_methods,
 )
 from flcog.ledger import Ledger, model_bytes
+from flcog.lightning_hooks import check_hooks, written_hooks
 from flcog.observers import default_observers
 from flcog.output_check import check_outputs
 from flcog.partition_report import partition_report
@@ -236,7 +237,9 @@ class FederatedTrainer:
             on_fit_end
 
         Args:
-            model: a :class:`flcog.ClientModule`, or any LightningModule with ``training_step`` and ``configure_optimizers``.
+            model: a :class:`flcog.ClientModule`, or any LightningModule with ``training_step`` and ``configure_optimizers``; these
+                with ``configure_model``, and ``test_step`` or ``validation_step`` to evaluate it, are all of Lightning's hooks that
+                are called. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step.
             datamodule: the federation's data.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir``.
 
@@ -649,7 +652,8 @@ class FederatedTrainer:
         method, module = methods[0], self.model.module
         assert isinstance(module, ClientModule)
         optimisation, seed = self._set_learning_rate(max(0, self.round - 1)), fold(self.seed, "personal")
-        program = Program(self.model, [method], [method.broadcast(self.servers[method.name])], params, self.buffers, optimisation)
+        broadcasts = [method.broadcast(self.servers[method.name])]
+        program = Program(self.model, [method], broadcasts, params, self.buffers, optimisation, self.plain)
         scores = torch.zeros(parts.num_clients, dtype=torch.float64)
         rank, world_size = self.fabric.global_rank, self.fabric.world_size
         for client in np.flatnonzero(parts.sizes).tolist():
@@ -661,7 +665,7 @@ class FederatedTrainer:
             local = Local(work.slots, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
             own, buffers = method.personal(params, program.contexts(local, self.buffers, 0)[0]), self.buffers
             if method.personal_steps:
-                tuning = Program(self.model, [], [], own, buffers, optimisation)
+                tuning = Program(self.model, [], [], own, buffers, optimisation, self.plain)
                 work.slots, work.draws = [], []
                 task = Round(tuning, [work], self._read, self.bytes_per_sample, seed, self.round)
                 result = next(LoopExecutor(self.model, self.optimizer).run(task))
@@ -689,6 +693,7 @@ class FederatedTrainer:
             here = int(os.environ.get("LOCAL_WORLD_SIZE", self.fabric.world_size // self.num_nodes))
             torch.set_num_threads(max(1, num_cores() // max(1, here)))
         keep_allocations()
+        check_hooks(model, (datamodule, *_data_modules(self.methods)), warn=self.is_first)
         found = None if ckpt_path is None else self.fabric.broadcast(find_checkpoint(ckpt_path, self.default_root_dir))
         if stage == "fit" and found is not None and found.is_file():
             self._claim(run_of(found))  # before anything is read, which another writer might be about to change
@@ -715,8 +720,11 @@ class FederatedTrainer:
     def _set_up_model(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
         """The model with what methods add to it, the data with what they exchange, the servers' states, the executor."""
         federation = datamodule.federation
-        self.plain = not isinstance(model, ClientModule)
-        if not self.plain and model.task != federation.task:
+        self.plain = trains_itself(model)
+        if "configure_model" in written_hooks(model):
+            with seeded(fold(self.seed, "configure_model"), self.fabric.device):
+                _in_float32(model.configure_model)
+        if isinstance(model, ClientModule) and model.task != federation.task:
             raise ValueError(
                 f"{type(model).__name__} learns {model.task}, but {type(datamodule).__name__} holds {federation.task} data: "
                 "use Classifier, MultiLabelClassifier or Regressor accordingly"

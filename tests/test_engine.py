@@ -356,6 +356,7 @@ class Plain(L.LightningModule):
 def test_a_plain_lightning_module_trains_on_the_loop(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", r"what Plain.training_step logs is not kept \(train_loss\)")
         trainer = make_trainer(tmp_path, eval_every=1)
         trainer.fit(Plain(), TinyData())
     ours = make_trainer(tmp_path, eval_every=1)

@@ -1,0 +1,108 @@
+"""What of Lightning's hooks a round of federated training asks, and what becomes of the others that a user has written.
+
+There is no ``lightning.Trainer`` here, so most of its hooks never fire. A hook without which the training would be another one is
+refused; any other is named once, so that nobody waits for it.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import lightning as L
+
+from flcog.client import ClientModule, trains_itself
+from flcog.data import FederatedDataModule
+
+ASKED = {"forward", "training_step", "configure_optimizers", "configure_model", "log", "log_dict"}
+"""What is asked of every module."""
+
+ASKED_OF_DATA = {"prepare_data", "setup"}
+
+REFUSED = {
+    "optimizer_step": "the optimiser of configure_optimizers takes the steps",
+    "backward": "gradients are those of the loss that training_step returns; change the loss, or correct gradients in a flcog.Method",
+    "configure_gradient_clipping": "list a method among trainer.callbacks that corrects gradients (flcog.Method.correct_gradient)",
+    "on_before_batch_transfer": "change inputs in the data module's preprocess() or augment()",
+    "on_after_batch_transfer": "change inputs in the data module's preprocess() or augment()",
+}
+"""Hooks that have a say in what is trained, with what to write instead."""
+
+TOOLS = {
+    *("print", "all_gather", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer"),
+    *("toggled_optimizer", "clip_gradients", "freeze", "unfreeze", "to_onnx", "to_torchscript", "to_tensorrt"),
+    *("load_from_checkpoint", "from_datasets", "save_hyperparameters", "remove_ignored_hparams"),
+    *("to", "type", "cpu", "cuda", "double", "float", "half"),
+}
+"""What users call, and nobody calls on them."""
+
+
+def check_hooks(model: L.LightningModule, data: Sequence[FederatedDataModule], warn: bool) -> None:
+    """Refuse hooks of the user's without which the training is another one, and name those that never fire.
+
+    Args:
+        model: the client's module.
+        data: the data modules of the run.
+        warn: whether this process is the one that speaks.
+    """
+    _check_kinds(model, data)
+    if not model.automatic_optimization:
+        raise ValueError(
+            f"{type(model).__name__} has automatic_optimization = False, and clients are trained by the loss that training_step "
+            "returns: return it and let configure_optimizers' optimiser step, or write what differs as a flcog.Method"
+        )
+    idle = []
+    modules: list[L.LightningModule | L.LightningDataModule] = [model, *data]
+    for module in modules:
+        for name in written_hooks(module):
+            if name in REFUSED:
+                raise ValueError(f"{type(module).__name__}.{name} would never be called in federated training: {REFUSED[name]}")
+            if name not in _asked_of(module):
+                idle.append(f"{type(module).__name__}.{name}")
+    if idle and warn:
+        warnings.warn(
+            f"these hooks of Lightning's are never called in federated training: {', '.join(idle)} (flcog.Callback and flcog.Method "
+            "have hooks of their own; a flcog.ClientModule is evaluated by its metrics)",
+            stacklevel=2,
+        )
+
+
+def _check_kinds(model: L.LightningModule, data: Sequence[FederatedDataModule]) -> None:
+    if not isinstance(model, L.LightningModule):
+        raise ValueError(
+            f"a client is a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got {type(model).__name__}"
+        )
+    if not isinstance(model, ClientModule) and not trains_itself(model):
+        raise ValueError(
+            f"{type(model).__name__} has no training_step: write one that returns the loss, or use a flcog.ClientModule"
+        )
+    for module in data:
+        if not isinstance(module, FederatedDataModule):
+            raise ValueError(
+                f"data is a flcog.FederatedDataModule, whose load() returns the sets to divide over clients (or "
+                f"flcog.datamodules.ArrayData, for arrays); got {type(module).__name__}"
+            )
+
+
+def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str]:
+    """The hooks of Lightning's that the user's class, or object, has in the place of ours or of Lightning's."""
+    known = (L.LightningModule, ClientModule) if isinstance(module, L.LightningModule) else (FederatedDataModule,)
+    return [
+        name
+        for name in lightning_hooks(known[0])
+        if name in vars(module) or getattr(type(module), name) not in [getattr(base, name) for base in known]
+    ]
+
+
+def lightning_hooks(base: type) -> list[str]:
+    """Every public method that Lightning gives a module and may call on it."""
+    own = [vars(cls) for cls in base.__mro__ if cls.__module__.startswith("lightning.")]
+    names = {name for members in own for name, value in members.items() if callable(value) and not name.startswith("_")}
+    return sorted(name for name in names - TOOLS if "predict" not in name)
+
+
+def _asked_of(module: L.LightningModule | L.LightningDataModule) -> set[str]:
+    """What is asked of this module: one that is no ClientModule evaluates itself, by ``test_step`` where it has one."""
+    if isinstance(module, L.LightningDataModule):
+        return ASKED_OF_DATA
+    if isinstance(module, ClientModule):
+        return ASKED
+    return ASKED | {"test_step" if "test_step" in written_hooks(module) else "validation_step"}
