@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from flcog.hooks import Callback
-from flcog.monitor import Monitor
+from flcog.monitor import Monitor, or_none
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
@@ -104,5 +104,6 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._metric, self._last, self._waited = state.get("metric"), state.get("last"), state.get("waited", 0)
-        self._best, self._best_round = state.get("best"), state.get("best_round")
+        self._metric, self._waited = state.get("metric"), int(state.get("waited", 0))
+        self._last, self._best = or_none(float, state.get("last")), or_none(float, state.get("best"))
+        self._best_round = or_none(int, state.get("best_round"))

@@ -1,14 +1,16 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
-import pickle
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flcog.checkpoint_contents import check_run, check_states
 from flcog.files import replacing
+from flcog.hooks import Callback
 from flcog.run_directory import RUN_REMEDY, short
 
 FORMAT = 1
@@ -21,17 +23,49 @@ def write(path: Path, payload: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Load a checkpoint without running anything it might contain."""
+    """Load a run's checkpoint, without running anything that it might contain."""
+    payload = _load(path)
+    check_run(path, payload)
+    return payload
+
+
+def read_states(path: Path, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The states of these clients, by method, out of a file that holds them and perhaps others'."""
+    payload = _load(path)
+    check_states(path, payload)
+    absent = [client for client in clients if client not in payload["clients"]]
+    if absent:
+        raise ValueError(
+            f"{path} holds no state of client {absent[0]}, which a checkpoint beside it says: use another of its run"
+        )
+    return {client: payload["clients"][client] for client in clients}
+
+
+def load_observer(path: Path, name: str, observer: Callback, state: dict[str, Any]) -> None:
+    """Hand an observer its state of ``path``."""
+    try:
+        observer.load_state_dict(state)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: the state of {name} is none of its own ({error}); use another checkpoint of its run"
+        ) from error
+
+
+def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
             f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's"
         )
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load does not look at the checksums
+        if damaged is not None:
+            raise ValueError(f"the checksum of {damaged} in it does not match")
         payload = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # readers of archives and pickles raise nearly every kind of error on broken files
         reason = str(error).strip().partition(". ")[0].splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"{path} is no readable flcog checkpoint (truncated, or not written by flcog): use another of its run; torch says: {reason}"
+            f"{path} is no readable flcog checkpoint (truncated, damaged, or not written by flcog): use another of its run ({reason})"
         ) from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise ValueError(f"{path} is no flcog checkpoint of format {FORMAT}: it was written by another program or version")
@@ -46,6 +80,11 @@ def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[s
         f"{name} is {tuple(saved[name].shape)} there, {tuple(present[name].shape)} here"
         for name in sorted(saved.keys() & present.keys())
         if saved[name].shape != present[name].shape
+    ]
+    shapes += [
+        f"{name} is {saved[name].dtype} there, {present[name].dtype} here"
+        for name in sorted(saved.keys() & present.keys())
+        if saved[name].is_floating_point() != present[name].is_floating_point()
     ]
     differences = [*(f"{n} is only here" for n in missing), *(f"{n} is only there" for n in extra), *shapes]
     if differences:
@@ -90,6 +129,11 @@ class ClientStates:
         self._changed: set[int] = set()
         self._before: dict[int, tuple[dict[str, Any] | None, bool]] | None = None
         """What this round has replaced, and whether that was saved: for as long as the round may still be dropped."""
+
+    def path(self, client: int) -> Path:
+        """The file that holds its state."""
+        assert self.directory is not None
+        return self.directory / self.files[client]
 
     def put(self, client: int, slots: dict[str, Any]) -> None:
         if self._before is not None:
@@ -137,8 +181,7 @@ class ClientStates:
                 mine.setdefault(name, []).append(client)
         for name, clients in mine.items():
             assert self.directory is not None
-            stored = read(self.directory / name)["clients"]
-            self.slots |= {client: stored[client] for client in clients}
+            self.slots |= read_states(self.directory / name, clients)
 
     def prune(self, keep: set[str]) -> None:
         """Remove files that no checkpoint refers to."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flcog.hooks import Callback
-from flcog.monitor import Monitor
+from flcog.monitor import Monitor, or_none
 from flcog.run_directory import LAST, next_command
 from flcog.signals import RunInterrupted, RunStopped
 
@@ -106,8 +106,9 @@ class Checkpoint(Callback):
         return {"metric": self.best_metric, "best": self.best, "round": self.best_round, "pinned": self._pinned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_metric, self.best, self.best_round = state.get("metric"), state.get("best"), state.get("round")
-        self._pinned = dict(state.get("pinned", {}))
+        self.best_metric, self.best = state.get("metric"), or_none(float, state.get("best"))
+        self.best_round = or_none(int, state.get("round"))
+        self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}
 
 
 def _directory(trainer: "FederatedTrainer") -> Path:

@@ -25,6 +25,7 @@ import yaml
 from flcog import signals
 from flcog.files import clear_errors, make_folder, replacing, write_figure
 from flcog.ledger import human
+from flcog.metrics_rows import read_rows
 from flcog.monitor import lower_is_better, main_metric
 from flcog.processes import started_by_us
 from flcog.run_directory import LAST, write_yaml
@@ -93,10 +94,7 @@ class Cell:
     def history(self) -> list[dict[str, float]]:
         """The rows of its ``metrics.csv``, as far as it has come."""
         tables = sorted(self.folder.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
-        if not tables:
-            return []
-        with tables[-1].open(newline="") as file:
-            return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        return read_rows(tables[-1])[0] if tables else []
 
 
 def read_plan(path: Path) -> Plan:

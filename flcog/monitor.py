@@ -2,10 +2,13 @@
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer
+
+Number = TypeVar("Number", int, float)
 
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """What an evaluation is summed up by: the first of these that it reports."""
@@ -80,3 +83,12 @@ class Monitor:
         """By how much ``value`` is better than ``over``."""
         lower = lower_is_better(name) if self._mode is None else self._mode == "min"
         return over - value if lower else value - over
+
+
+def or_none(kind: Callable[[Any], Number], value: Any) -> Number | None:
+    """A remembered figure as a number, or None where there is none yet. What is no number is an error, as from a damaged file.
+
+    >>> or_none(float, 1), or_none(float, None)
+    (1.0, None)
+    """
+    return None if value is None else kind(value)

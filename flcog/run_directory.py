@@ -17,6 +17,7 @@ import yaml
 from flcog import files
 from flcog.earlier_files import keep_earlier
 from flcog.git import git_commit
+from flcog.metrics_rows import read_rows
 from flcog.round_order import fault_in
 
 LAST = "checkpoints/last.ckpt"
@@ -93,16 +94,13 @@ class MetricsTable:
     def load(self, rounds: int) -> None:
         """Take over the rows of the first ``rounds`` rounds; later ones were not checkpointed and will be run again.
 
-        Where rounds are missing or stand there twice it says so, keeps the file as it was beside the new one, and goes on with
-        the last row of each round.
+        Where rounds are missing, stand there twice or cannot be read it says so, keeps the file as it was beside the new one, and
+        goes on with the last row of each round, up to where the file is damaged.
         """
-        self.rows = []
-        if self.path is not None and self.path.is_file():
-            with self.path.open(newline="") as file:
-                # A power cut may have left half a line.
-                for raw in csv.DictReader(line for line in file if line.endswith("\n")):
-                    self.rows.append({name: _number(value) for name, value in raw.items() if name and value not in ("", None)})
+        self.rows, damage = read_rows(self.path) if self.path is not None and self.path.is_file() else ([], None)
+        # Half a line at the end, which a power cut leaves, is of a round that is run again.
         if self.path is not None and (fault := fault_in([row["round"] for row in self.rows], rounds)):
+            fault = f"{damage}, and {fault}" if damage else fault
             kept = f"; it is kept as {keep_earlier(self.path).name}" if self.path.is_file() else ""
             warnings.warn(f"{short(self.path)}: {fault}{kept}, and the run goes on with the last row of each round", stacklevel=2)
         last = {row["round"]: row for row in self.rows}
@@ -124,13 +122,6 @@ class MetricsTable:
     def _rewrite(self) -> None:
         if self.path is not None and self.columns:
             files.write_table(self.path, self.rows, self.columns, RUN_REMEDY)
-
-
-def _number(text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
 
 
 def environment() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from flcog import checkpoint, signals, trackers
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
+from flcog.checkpoint_contents import check_alike
 from flcog.client import ClientModule, ModelFunction, trains_itself
 from flcog.data import FederatedDataModule, Partition
 from flcog.evaluation import Evaluator, spread
@@ -966,11 +967,12 @@ class FederatedTrainer:
 
     def _restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
         """Take over a checkpoint: the model alone to evaluate it, everything to go on."""
-        checkpoint.check_same_model(path, saved["params"], self.params)
+        checkpoint.check_same_model(path, saved["params"] | saved["buffers"], self.params | self.buffers)
         self.params = {name: saved["params"][name].to(value) for name, value in self.params.items()}
         self.buffers = {name: saved["buffers"][name].to(value) for name, value in self.buffers.items()}
         names = [method.name for method in self.methods]
         if saved["methods"] == names:
+            check_alike(path, "the server's state", saved["servers"], self.servers)
             self.servers = self._to_device(saved["servers"])
         elif resume:
             raise ValueError(
@@ -994,7 +996,7 @@ class FederatedTrainer:
         self.ledger = Ledger.from_state(saved["ledger"])
         self._load_clients(saved)
         for name, observer in self._named_observers():
-            observer.load_state_dict(saved["observers"].get(name, {}))
+            checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(self.round)
 
     def _named_observers(self) -> Iterator[tuple[str, Callback]]:
@@ -1007,6 +1009,15 @@ class FederatedTrainer:
 
     def _load_clients(self, saved: dict[str, Any]) -> None:
         self.states.load(saved["clients"], self.fabric.world_size)
+        begins = {m.name: m.init_client(self.params, self.buffers) for m in self.methods if m.overrides("init_client")}
+        for client, slots in self.states.slots.items():
+            for name, slot in slots.items():
+                file = self.states.path(client)
+                if name not in begins:
+                    raise ValueError(
+                        f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
+                    )
+                check_alike(file, f"{name}'s state of client {client}", slot, begins[name])
         self.states.slots = self._to_device(self.states.slots)
 
     def _observe(self, hook: str, *args: Any) -> None:

@@ -1,0 +1,57 @@
+"""The rows of a ``metrics.csv``, as far as they are sound."""
+
+import csv
+from pathlib import Path
+
+Row = dict[str, float]
+
+
+def read_rows(path: Path) -> tuple[list[Row], str | None]:
+    """The rows up to where the file is damaged, and what is wrong there; None where nothing is."""
+    rows: list[Row] = []
+    lines = path.read_bytes().splitlines(keepends=True)
+    try:
+        columns = _cells(lines[0]) if lines else ["round"]
+        if "round" not in columns or len(set(columns)) < len(columns):
+            raise ValueError("it does not name the columns")
+    except ValueError as error:
+        return [], f"its first line is damaged ({error})"
+    for number, line in enumerate(lines[1:], start=1):
+        try:
+            rows.append(_row(columns, _cells(line)))
+        except ValueError as error:
+            return rows, f"row {number} is damaged ({error})"
+    return rows, None
+
+
+def _cells(line: bytes) -> list[str]:
+    if not line.endswith(b"\n"):
+        raise ValueError("the line is cut off")
+    if b"\0" in line:
+        raise ValueError("it has NUL bytes")
+    try:
+        return next(csv.reader([line.decode()], strict=True))
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except (csv.Error, StopIteration) as error:
+        raise ValueError(f"it is no CSV: {error}") from None
+
+
+def _row(columns: list[str], cells: list[str]) -> Row:
+    if len(cells) != len(columns):
+        raise ValueError(f"it has {len(cells)} values for {len(columns)} columns")
+    row = {name: _number(name, cell) for name, cell in zip(columns, cells, strict=True) if name and cell}
+    if not (isinstance(row.get("round"), int) and row["round"] > 0):
+        raise ValueError(f"its round is {row.get('round', 'missing')}")
+    return row
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text[:20]!r}") from None
