@@ -1,12 +1,13 @@
 """FedExP: the server steps further where clients disagree."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
 from flcog.precision import number_dtype
-from flcog.ranges import positive
+from flcog.ranges import one_of, positive
 
 
 def square_norm(params: Params) -> torch.Tensor:
@@ -24,11 +25,14 @@ class FedExP(Method):
 
     With D_k the updates of the round's M clients, p_k their weights and D their weighted mean::
 
-        eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + M epsilon decay^t)))        in round t = 0, 1, ...
+        code:   eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + M epsilon decay^t)))        in round t = 0, 1, ...
+        paper:  eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + epsilon decay^t)))
         x <- x + eta D
 
-    The iterates oscillate: what is evaluated is the mean of the last two, while training goes on from the last. Clients send
-    one number more. The round's step size is logged as ``fedexp/eta``.
+    ``code`` is what the authors run and what the tables of this project have run: its epsilon grows with the cohort. The iterates
+    oscillate: paper and code evaluate the mean of the last two, while training goes on from the last. (The code's first
+    evaluation is of the first iterate alone; here it is the mean with the model at the start.) Clients send one number more. The
+    round's step size is logged as ``fedexp/eta``.
 
     Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
 
@@ -36,6 +40,8 @@ class FedExP(Method):
         epsilon: keeps eta at 1 for small updates, > 0; a large one is FedAvg. The paper takes 0.001, and 0.1 on EMNIST.
         decay: of epsilon from round to round, in (0, 1]. Updates shrink with the local learning rate: where that decays by
             0.998 a round, the authors' code decays epsilon by its square, 0.996.
+        form: which epsilon: ``code`` or ``paper``.
+        evaluate_mean: whether to evaluate the mean of the last two iterates instead of the last one.
 
     Example:
         >>> FedExP(epsilon=0.1).decay
@@ -44,6 +50,8 @@ class FedExP(Method):
 
     epsilon: float = 1e-3
     decay: float = 1.0
+    form: Literal["code", "paper"] = "code"
+    evaluate_mean: bool = True
 
     papers = ("FedCOG",)
 
@@ -52,6 +60,7 @@ class FedExP(Method):
         positive(self, "epsilon")
         if not 0 < self.decay <= 1:
             raise ValueError(f"FedExP: decay must lie in (0, 1]; got {self.decay}")
+        one_of(self, "form", "code", "paper")
 
     def init_server(self, params: Params) -> Slot:
         return {"previous": dict(params)}
@@ -61,10 +70,14 @@ class FedExP(Method):
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         epsilon = self.epsilon * self.decay ** (cohort.round - self.start_round)
-        eta = messages.mean["square_norm"] / (2 * (square_norm(delta) + len(cohort.clients) * epsilon))
+        if self.form == "code":
+            epsilon *= len(cohort.clients)
+        eta = messages.mean["square_norm"] / (2 * (square_norm(delta) + epsilon))
         eta = eta.clamp(min=1)
         cohort.log("fedexp/eta", eta)
         return {name: eta * value for name, value in delta.items()}, {"previous": dict(params)}
 
     def evaluate_at(self, server: Slot, params: Params) -> Params:
+        if not self.evaluate_mean:
+            return params
         return {name: (value + server["previous"][name]) / 2 for name, value in params.items()}

@@ -54,6 +54,11 @@ CASES: dict[str, Case] = {
         options=RAGGED,
     ),
     "FedExP": Case(FedExP(epsilon=1e-4, decay=0.5), partial(fedexp.run, epsilon=1e-4, decay=0.5), neutral=FedExP(epsilon=1e9)),
+    "FedExP-paper": Case(
+        FedExP(epsilon=5e-4, form="paper"),
+        partial(fedexp.run, epsilon=5e-4, form="paper"),
+        neutral=FedExP(epsilon=1e9, form="paper"),
+    ),
     "FedDC": Case(FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
     "FedDC-momentum": Case(FedDC(alpha=0.1), partial(feddc.run, alpha=0.1, momentum=0.9), optimizer=MOMENTUM, options=RAGGED),
     "FedPVR": Case(FedPVR(), partial(fedpvr.run, corrected=["head.weight", "head.bias"])),

@@ -35,6 +35,7 @@ BAD = {
     "FedDecorr beta": (FedDecorr, {"beta": -0.1}),
     "FedExP epsilon": (FedExP, {"epsilon": 0.0}),
     "FedExP decay": (FedExP, {"decay": 1.1}),
+    "FedExP form": (FedExP, {"form": "text"}),
     "FedDC alpha": (FedDC, {"alpha": -0.1}),
     "FedPVR layers": (FedPVR, {"layers": "(head"}),
     "FedReg gamma": (FedReg, {"gamma": 1.5}),

@@ -1,11 +1,14 @@
-"""Jhunjhunwala et al., 2023, https://arxiv.org/abs/2301.09604, equation 5 with the samples' weights; epsilon decays by the round."""
+"""Jhunjhunwala et al., 2023, https://arxiv.org/abs/2301.09604, equation 5 with the samples' weights; epsilon decays by the round.
+
+The authors' code takes epsilon times the number of clients, and that with ``form="code"``.
+"""
 
 import copy
 
 from reference.common import Problem, State, mean_update, move, parameters, shares, train
 
 
-def run(problem: Problem, epsilon: float, decay: float = 1.0) -> State:
+def run(problem: Problem, epsilon: float, decay: float = 1.0, form: str = "code") -> State:
     model = copy.deepcopy(problem.model)
     for clients in problem.rounds:
         x = parameters(model)
@@ -13,7 +16,7 @@ def run(problem: Problem, epsilon: float, decay: float = 1.0) -> State:
         squares = [sum((y - x[name]).pow(2).sum() for name, y in parameters(local).items()) for local in locals_]
         mean = mean_update(model, locals_, shares(clients))
         numerator = sum(p * square for p, square in zip(shares(clients), squares, strict=True))
-        denominator = sum(value.pow(2).sum() for value in mean.values()) + len(clients) * epsilon
+        denominator = sum(value.pow(2).sum() for value in mean.values()) + epsilon * {"code": len(clients), "paper": 1}[form]
         step = max(1.0, float(numerator / denominator) / 2)
         move(model, {name: step * value for name, value in mean.items()})
         epsilon *= decay
