@@ -1,8 +1,6 @@
 """The command line: LightningCLI, with rounds for epochs."""
 
 import argparse
-import difflib
-import inspect
 import os
 import re
 import shutil
@@ -16,7 +14,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import flcog.callbacks
 import flcog.datamodules
+from flcog.config_file import check_config
 from flcog.data import FederatedDataModule
+from flcog.errors import base_class_refusal, complain, explain, guess
 from flcog.files import write_figure
 from flcog.hooks import Method
 from flcog.processes import end_with_parent
@@ -75,8 +75,18 @@ class Parser(LightningArgumentParser):
             args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
         return super().parse_args(args, *rest, **options)
 
+    def parse_path(self, path: Any, *rest: Any, **options: Any) -> Any:
+        if Path(path).is_file():
+            check_config(Path(path))
+        return super().parse_path(path, *rest, **options)
+
+    def add_class_arguments(self, theclass: type, nested_key: str | None = None, *rest: Any, **options: Any) -> Any:
+        if nested_key is None:
+            self.owner = theclass  # the parser of one class's options, for messages
+        return super().add_class_arguments(theclass, nested_key, *rest, **options)
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        complain(_explain(message))
+        complain(explain(self, message))
         raise SystemExit(2)
 
 
@@ -123,8 +133,18 @@ class FederatedCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Our checkpoints hold no constructor arguments: nothing to parse."""
 
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if not isinstance(seed, bool) and not 0 <= seed < 1 << 32:
+            raise ValueError(f"seed_everything must lie in [0, {1 << 32}), as numpy has it; got {seed}")
+        super()._set_seed()
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        trainer = Commands(**self._get(self.config_init, "trainer"))
+        options = self._get(self.config_init, "trainer")
+        for part in (self.model, self.datamodule, *(options.get("callbacks") or [])):
+            if refusal := base_class_refusal(part):
+                raise ValueError(refusal)
+        trainer = Commands(**options)
         self._dump_config()
         trainer.config = {key: value for key, value in self.config_dump.items() if key not in ("config", "ckpt_path")}
         return trainer
@@ -145,38 +165,8 @@ def _find_modules_here() -> None:
         sys.path.append(here)
 
 
-def complain(message: str) -> None:
-    """One line on the error stream."""
-    print(f"flcog: error: {message}", file=sys.stderr)
-
-
-def _explain(message: str) -> str:
-    """jsonargparse's nested alternatives cut down to the one that says something, with a guess at what was meant."""
-    attribute = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message)
-    bare_name = re.search(r"Expected a dot import path string: (\w+)", message)
-    option = re.search(r"(?:Option|option|unrecognized arguments:) '?([\w.\-]+)'?", message)
-    if attribute:
-        return f"{attribute[1]} has no {attribute[2]!r}." + _guess(attribute[2])
-    if bare_name:
-        return f"there is no class {bare_name[1]!r}: give its full path, as in flcog.callbacks.FedProx." + _guess(bare_name[1])
-    text = re.sub(r"\s+", " ", " ".join(line.strip(" -") for line in message.splitlines()))[:600]
-    return text + (f".{_guess(option[1].lstrip('-').split('.')[-1])}" if option else "")
-
-
-def _guess(name: str) -> str:
-    """The public name or option of ours that looks most like ``name``, as a question."""
-    classes = [*flcog.callbacks.__all__, *flcog.datamodules.__all__, *dir(flcog.models), *dir(flcog)]
-    options = [o for c in (FederatedTrainer, *_classes(flcog.callbacks), *_classes(flcog.datamodules)) for o in _options(c)]
-    close = difflib.get_close_matches(name, [each for each in (*classes, *options) if each != name], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
 def _classes(module: Any) -> list[type]:
     return [value for name in module.__all__ if isinstance(value := getattr(module, name), type)]
-
-
-def _options(cls: type) -> list[str]:
-    return [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
 
 
 def _own_reason(error: BaseException | None) -> str | None:
@@ -257,11 +247,22 @@ OTHER_COMMANDS = {
 }
 
 
+def _check_command(arguments: Sequence[str]) -> None:
+    """jsonargparse knows no commands but its own, and would list these alone."""
+    commands = [*FederatedCLI.subcommands(), *OTHER_COMMANDS]
+    listed = f"the commands are {', '.join(commands)}; flcog --help says what each does"
+    if not arguments:
+        raise ValueError(f"give a command, as in flcog fit -c configs/quickstart.yaml: {listed}")
+    if not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise ValueError(f"there is no command {arguments[0]!r}.{guess(arguments[0], commands)} ({listed})")
+
+
 def main(argv: list[str] | None = None) -> None:
     """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
     end_with_parent()
     arguments = sys.argv[1:] if argv is None else argv
     try:
+        _check_command(arguments)
         if arguments and arguments[0] in OTHER_COMMANDS:
             OTHER_COMMANDS[arguments[0]][0](arguments[1:])
         else:

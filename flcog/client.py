@@ -17,7 +17,7 @@ from flcog.hooks import Batch, Params
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
 from flcog.precision import number_dtype
-from flcog.schedules import Schedule
+from flcog.schedules import Piecewise, Schedule
 
 
 class ClientModule(L.LightningModule):
@@ -41,6 +41,10 @@ class ClientModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.model = model
+        if not callable(optimizer):
+            raise ValueError(f"{type(self).__name__}: optimizer must be a class path, such as torch.optim.SGD; got {optimizer}")
+        if isinstance(lr_schedule, Piecewise) and min(lr_schedule.values) < 0:
+            raise ValueError(f"{type(self).__name__}: lr_schedule's values must be at least 0; got {lr_schedule.values}")
         self.optimizer = optimizer
         self.lr_schedule = lr_schedule
 
@@ -85,7 +89,12 @@ class ClientModule(L.LightningModule):
         return ""
 
     def configure_optimizers(self) -> Any:
-        return self.optimizer(p for p in self.parameters() if p.requires_grad)
+        try:
+            return self.optimizer(p for p in self.parameters() if p.requires_grad)
+        except ValueError as error:  # torch's optimisers check what they are given
+            raise ValueError(
+                f"{type(self).__name__}: the optimizer refuses an option ({error}): give one in its range"
+            ) from error
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
         """The same loss for a plain ``lightning.Trainer``, e.g. to train on the pooled data for comparison.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog import ranges
 from flcog.files import replacing
 from flcog.labels import require_targets
 
@@ -344,6 +345,7 @@ class FederatedDataModule(L.LightningDataModule):
             drop_last,
         )
         self.test_like_clients = test_like_clients
+        ranges.seed(self, "partition_seed")
         self._federation: Federation | None = None
 
     def load(self) -> Splits:

@@ -33,6 +33,13 @@ def below_one(owner: Any, *fields: str) -> None:
             raise ValueError(f"{_name(owner)}: {field} must lie in [0, 1); got {value}")
 
 
+def seed(owner: Any, field: str) -> None:
+    """Refuse seeds that numpy takes none of, and those of which only the last 64 bits would count."""
+    value = getattr(owner, field)
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{_name(owner)}: {field} must lie in [0, {1 << 64}), 64 bits; got {value}")
+
+
 def one_of(owner: Any, field: str, *allowed: str) -> None:
     """Refuse words that are none of the allowed."""
     value = getattr(owner, field)
@@ -41,7 +48,7 @@ def one_of(owner: Any, field: str, *allowed: str) -> None:
 
 
 def _name(owner: Any) -> str:
-    return getattr(owner, "name", type(owner).__name__)
+    return getattr(owner, "name", None) or type(owner).__name__  # Lightning's own name of a datamodule is None
 
 
 def _or_null(owner: Any, field: str) -> str:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
+import math
 import os
 import time
 import warnings
@@ -20,7 +22,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog import checkpoint, signals, trackers
+from flcog import checkpoint, ranges, signals, trackers
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.checkpoint_contents import check_alike
@@ -132,8 +134,8 @@ class FederatedTrainer:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}; got {value}")
-        if local_epochs is not None and local_epochs <= 0:
-            raise ValueError(f"local_epochs must be positive; got {local_epochs}")
+        if local_epochs is not None and not 0 < local_epochs < math.inf:
+            raise ValueError(f"local_epochs must be positive and finite; got {local_epochs}")
         for name, choice, choices in (
             ("executor", executor, ("auto", "loop", "vmap")),
             ("on_bad_update", on_bad_update, ("raise", "drop")),
@@ -142,7 +144,7 @@ class FederatedTrainer:
         ):
             if choice not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {choice!r}")
-        if clients_per_round <= 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
+        if not clients_per_round > 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
             raise ValueError(
                 f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients_per_round!r}: a count has no decimal point"
             )
@@ -154,6 +156,7 @@ class FederatedTrainer:
         )
         self.executor_choice, self.chunk_size, self.eval_every = executor, chunk_size, eval_every
         self.logger, self.default_root_dir, self.seed, self.on_bad_update = logger, default_root_dir, seed, on_bad_update
+        ranges.seed(self, "seed")
         self.precision, self.num_nodes, self._launched = precision, num_nodes, False
         for callback in callbacks or []:
             if not isinstance(callback, Callback):
@@ -1076,7 +1079,8 @@ def _make_fabric(
             precision=precision,
             callbacks=callbacks,
         )
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
+    # TypeError: devices of the wrong kind; ModuleNotFoundError: an accelerator's own package.
+    except (MisconfigurationException, ValueError, RuntimeError, TypeError, ModuleNotFoundError) as error:
         raise ValueError(
             f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
             "mps, or auto) and trainer.devices to what this machine has"
@@ -1099,4 +1103,6 @@ def _single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
         raise ValueError(
             f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}"
         )
+    if inspect.signature(type(configured).step).parameters["closure"].default is inspect.Parameter.empty:
+        raise ValueError(f"{type(configured).__name__} asks for the loss again within a step, which no client gives: use another")
     return configured

@@ -130,12 +130,15 @@ def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--trainer.local_epochs", "1"], "exactly one of local_steps and local_epochs; got both"),
         (["--trainer.clients_per_round", "40"], "clients_per_round=40 but the federation has 10 clients"),
-        (["--trainer.roundz", "3"], "Did you mean 'rounds'?"),
+        (["--trainer.roundz", "3"], "Did you mean '--trainer.rounds'?"),
         (["--trainer.callbacks+=flcog.callbacks.FedProxx"], "flcog.callbacks has no 'FedProxx'. Did you mean 'FedProx'?"),
         (["--trainer.callbacks+=FedPrx"], "there is no class 'FedPrx'"),
         (["--trainer.callbacks+=FedProx", "--trainer.callbacks+=FedProx"], "FedProx is listed 2 times"),
         (["--trainer.callbacks+=FedProx", "--trainer.callbacks.mu=-1"], "FedProx: mu must be at least 0; got -1.0"),
-        (["--trainer.callbacks+=FedProx", "--trainer.callbacks.nu=1"], "Option 'nu' is not accepted"),
+        (
+            ["--trainer.callbacks+=FedProx", "--trainer.callbacks.nu=1"],
+            "trainer.callbacks (FedProx) has no option 'nu'. It has mu, start_round",
+        ),
         (["--data.partitioner.beta", "0"], "beta must be positive and finite; got 0.0"),
         (["--data.num_clients", "5000"], "5000"),
         (["--trainer.accelerator", "cuda", "--trainer.devices", "99"], "devices=99"),

@@ -1,0 +1,305 @@
+"""What the command line says of a mistake: one line with what was given, what is allowed, and what was probably meant."""
+
+import argparse
+import difflib
+import inspect
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
+
+import flcog.callbacks
+import flcog.datamodules
+from flcog.client import ClientModule
+from flcog.data import FederatedDataModule
+from flcog.hooks import Callback, Method
+
+BASES = (Callback, Method, FederatedDataModule, ClientModule)
+"""What users' classes derive from; nothing to run by themselves."""
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def complain(message: str) -> None:
+    """One line on the error stream."""
+    print(f"flcog: error: {message}", file=sys.stderr)
+
+
+def explain(parser: Any, message: str) -> str:
+    """jsonargparse's report, in which every alternative of a type has its say, cut down to what helps.
+
+    Args:
+        parser: that which refused: the command's, or that of a class whose options it read (its ``owner``).
+        message: the report.
+    """
+    text = re.sub(r"\s+", " ", " ".join(line.strip(" -") for line in message.splitlines()))
+    for pattern, say in RULES:
+        if found := re.search(pattern, text):
+            return say(parser, text, *found.groups())
+    return text[:600]
+
+
+def guess(name: str, names: Iterable[str]) -> str:
+    """The nearest of ``names``, whatever the case of its letters, as a question; nothing where none is near."""
+    by_lower = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def base_class_refusal(part: Any) -> str | None:
+    """What to say of a class path that names a base class; None for any other object."""
+    if type(part) not in BASES:
+        return None
+    name = type(part).__name__
+    return f"flcog.{name} is what others derive from and does nothing itself: give the class path of one{_example(type(part))}"
+
+
+# Classes -------------------------------------------------------------------------------------------------------------------------
+
+
+def _no_attribute(parser: Any, text: str, module: str, name: str) -> str:
+    there = sys.modules.get(module)
+    known = getattr(there, "__all__", None) or [each for each in dir(there) if not each.startswith("_")]
+    path = re.search(r"class_path '([\w.]+)'", text)
+    return f"{module} has no {name!r}." + (_alone(path[1] if path else name) or guess(name, known))
+
+
+def _alone(path: str) -> str:
+    """For a class of ours by a path where it is not."""
+    name = path.split(".")[-1]
+    ours = {cls.__name__ for package in (flcog.callbacks, flcog.datamodules) for cls in _public(package)}
+    return f" Give its name alone: {name}" if name in ours else ""
+
+
+def _no_class(parser: Any, text: str, name: str) -> str:
+    key, hint, name = _key(text), _hint(parser, text), name if name != "Expected" else ""
+    near = guess(name, (cls.__name__ for base in _leaves(hint) for cls in _subclasses(base)))
+    if not name or _plain(hint):
+        return f"{_named(parser, key)} must be {wanted(hint)}; got {name!r}" + near.replace(" ", ". ", 1)
+    return f"there is no class {name!r}: give its full path{_example(*_leaves(hint))}.{near}"
+
+
+def _no_module(parser: Any, text: str, path: str, module: str) -> str:
+    if path == module or path.startswith(f"{module}."):
+        known = f"neither installed nor in the working directory, {os.getcwd()}"
+        return f"there is no module {module!r} (of {path}): it is {known}.{_alone(path)}"
+    return f"cannot import {path}, which needs a module {module!r}: install it"
+
+
+def _wrong_class(parser: Any, text: str, path: str, base: str) -> str:
+    given = re.search(r"Given value: (?:.*'class_path': ')?([\w.]+)", text)
+    what = path or (given[1] if given else "the given class")
+    hint = _hint(parser, text)
+    return f"{_named(parser, _key(text))} must be {wanted(hint) if hint else base}; {what} is no {base}{_example(*_leaves(hint))}"
+
+
+def _example(*bases: type) -> str:
+    for package in (flcog.models, flcog, flcog.callbacks, flcog.datamodules):
+        for cls in _public(package):
+            if issubclass(cls, bases) and cls not in BASES:
+                return f", as in {package.__name__}.{cls.__name__}"
+    return next((f", as in {cls.__module__}.{cls.__name__}" for base in bases for cls in _subclasses(base)), "")
+
+
+def _public(module: Any) -> list[type]:
+    names = getattr(module, "__all__", dir(module))
+    return [value for name in names if isinstance(value := getattr(module, name), type) and not name.startswith("_")]
+
+
+def _subclasses(cls: type) -> Iterable[type]:
+    each: type
+    for each in type.__subclasses__(cls):
+        if not each.__name__.startswith("_"):
+            yield each
+        yield from _subclasses(each)
+
+
+# Options -------------------------------------------------------------------------------------------------------------------------
+
+
+def _no_option(parser: Any, text: str, name: str) -> str:
+    """Of a class: the parser knows just its options."""
+    owner, name = getattr(parser, "owner", None), name.split(".")[0]
+    known = sorted(option for option in _options(parser) if "." not in option and option not in ("help", "print_shtab"))
+    if owner is None:
+        return f"there is no option {name!r}.{guess(name, known)}"
+    if name in ("class_path", "init_args") or owner in BASES:
+        return f"{_place(owner)} wants a class_path, and that class's options under init_args; got {name!r} beside them"
+    near = guess(name, [*known, "init_args", "class_path"])
+    return f"{_place(owner)} has no option {name!r}." + (near or (f" It has {', '.join(known)}" if known else " It has none"))
+
+
+def _no_key(parser: Any, text: str, command: str, name: str) -> str:
+    """In a config."""
+    return f"there is no option {name!r}.{_near(_command(parser, command), name)}"
+
+
+def _unrecognized(parser: Any, text: str, words: str) -> str:
+    word = words.split()[0]
+    name = word.lstrip("-").split("=")[0]
+    if word.startswith("--"):
+        return f"there is no option --{name}." + (
+            _near(parser, name, "--") or f" {parser.prog.replace(' [options]', '')} --help lists all"
+        )
+    if _near(parser, name):
+        return f"{word!r} is no option: options begin with two dashes.{_near(parser, name, '--')}"
+    return f"{word!r} belongs to no option: each takes one value, and a list is one value, written '[1, 2]'"
+
+
+def _near(parser: Any, name: str, dashes: str = "") -> str:
+    """A guess at a command's option: one of the same group, or one that lacks its group, or any."""
+    options = [*_options(parser), *(f"data.{each}" for each in inspect.signature(FederatedDataModule).parameters)]
+    group = [each for each in options if each.startswith(f"{name.split('.')[0]}.")] if "." in name else []
+    lacking = [each for each in options if each.split(".")[-1] == name]
+    if not group and lacking:
+        return f" Did you mean {dashes + lacking[0]!r}?"
+    return guess(dashes + name, (dashes + each for each in group or options))
+
+
+def _options(parser: Any) -> list[str]:
+    return [action.dest for action in parser._actions if action.option_strings and action.dest != argparse.SUPPRESS]
+
+
+def _command(parser: Any, name: str) -> Any:
+    subcommands = parser._subcommands_action
+    return subcommands.choices[name] if subcommands else parser
+
+
+def _required(parser: Any, text: str, names: str) -> str:
+    owner = getattr(parser, "owner", None)
+    missing = [name.split(".")[-1] for name in names.split(", ")]
+    if owner is None:
+        return f"it needs {' and '.join(missing)}: give a config (-c FILE), or class paths by --{' and --'.join(missing)}"
+    options = " and ".join("--" + ".".join([*_path(), name]) for name in missing)
+    return f"{owner.__name__} needs {', '.join(missing)}: give {options}, or the like under its init_args"
+
+
+def _verb_late(parser: Any, text: str, command: str) -> str:
+    return f"the command comes first, its options after it: flcog {command} -c FILE ..."
+
+
+def _linked(parser: Any, text: str, target: str, source: str) -> str:
+    return f"{target} goes by {source}: give --{source} (on the command line one seed is for all)"
+
+
+# Values --------------------------------------------------------------------------------------------------------------------------
+
+
+def _bad_value(parser: Any, text: str, key: str) -> str:
+    hint, given = _hint(parser, text), re.search(r"(?:Got|Given) value: ?(.*)$", text)
+    if hint is None or given is None:
+        return text[:600]
+    value = given[1] if given[1][:1] in ("{", "[") else "null" if given[1] == "None" else repr(given[1])
+    single = any(get_origin(each) is list for each in get_args(hint)) and re.fullmatch(r"[\w.]+", given[1])
+    return f"{_named(parser, key)} must be {wanted(hint)}; got {value[:200]}" + f" (--{key}+={given[1]} adds one)" * bool(single)
+
+
+def _no_mapping(parser: Any, text: str, key: str, value: str) -> str:
+    return f"{key} must be a mapping of options, or a YAML file that holds one; got {value!r}"
+
+
+def _unreadable(parser: Any, text: str, key: str) -> str:
+    return f"{key}: the file is not UTF-8 text: save it as UTF-8, or give one in YAML"
+
+
+def _no_file(parser: Any, text: str, reason: str) -> str:
+    return f"-c takes a YAML file: {reason[0].lower()}{reason[1:]}"
+
+
+def wanted(hint: Any) -> str:
+    """A type as users would say it.
+
+    >>> wanted(int | None), wanted(Literal["raise", "drop"]), wanted(list[float])
+    ('a whole number or null', 'raise or drop', 'a list (each a number)')
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint in WORDS:
+        return WORDS[hint]
+    if origin is Literal:
+        return " or ".join([", ".join(map(str, inner[:-1])), str(inner[-1])] if len(inner) > 1 else [str(inner[0])])
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(wanted(each) for each in inner if each is not torch.Tensor))
+    if origin in (list, tuple, set, Sequence):
+        kinds = dict.fromkeys(wanted(each) for each in inner if each is not Ellipsis)
+        return "a list" + (f" (each {' or '.join(kinds)})" if kinds else "")
+    if origin in (dict, Mapping) or hint is dict:
+        return "a mapping"
+    if origin is Callable:
+        return wanted(inner[-1])
+    if not isinstance(hint, type):
+        return str(hint)
+    return f"the class path of a{'n' if hint.__name__[0] in 'AEIOU' else ''} {hint.__name__}"
+
+
+def _leaves(hint: Any) -> list[type]:
+    """The classes that a class path may name."""
+    if isinstance(hint, type) and not get_args(hint):
+        return [] if hint in WORDS or hint is torch.Tensor else [hint]
+    if get_origin(hint) is Callable:
+        return _leaves(get_args(hint)[-1])
+    return [leaf for each in get_args(hint) for leaf in _leaves(each)] if get_origin(hint) is not Literal else []
+
+
+def _plain(hint: Any) -> bool:
+    """Whether a number or a word would do."""
+    return any(each in (int, float, bool, str) or get_origin(each) is Literal for each in get_args(hint))
+
+
+# Where ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _key(text: str) -> str:
+    found = re.search(r'Parser key "([\w.]+)"', text)
+    return found[1] if found else ""
+
+
+def _hint(parser: Any, text: str) -> Any:
+    return next((getattr(action, "_typehint", None) for action in parser._actions if action.dest == _key(text)), None)
+
+
+def _named(parser: Any, key: str) -> str:
+    """An option, with the class that it belongs to."""
+    owner = getattr(parser, "owner", None)
+    return f"{owner.__name__}: {key}" if owner else key
+
+
+def _place(owner: type) -> str:
+    return f"{'.'.join(_path())} ({owner.__name__})"
+
+
+def _path() -> list[str]:
+    """Names of the options around the one that is read, outermost first.
+
+    An option of a class is read by a parser inside that of the option which holds the class. Each knows its own part alone, so
+    that the whole is found among the callers.
+    """
+    names, frame = [], sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_check_type" and hasattr(frame.f_locals.get("self"), "dest"):
+            names.append(frame.f_locals["self"].dest)
+    return names[::-1]
+
+
+RULES: tuple[tuple[str, Callable[..., str]], ...] = (
+    (r"module '([\w.]+)' has no attribute '(\w+)'", _no_attribute),
+    (r"Problem with given class_path '([^']*)': No module named '([^']*)'", _no_module),
+    (r"Import path (\S+) does not correspond to a subclass of (\w+)", _wrong_class),
+    (r"Import path() does not correspond to a subclass of (\w+)", _wrong_class),
+    (r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", _wrong_class),
+    (r"Expected a dot import path string: ?(\S*)", _no_class),
+    (r"before subcommand '(\w+)'", _verb_late),
+    (r"Subcommand '(\w+)' does not accept option '([^']+)'", _no_key),
+    (r"(?:Option|Group '\w+' does not accept option) '([^']+)'", _no_option),
+    (r"unrecognized arguments: (.+)", _unrecognized),
+    (r"arguments are required: (.+)", _required),
+    (r"Linked \"([\w.]+)\" must be given via \"(\w+)\"", _linked),
+    (r"Parser key \"([\w.]+)\".*codec can't decode", _unreadable),
+    (r"Parser key \"config\": (Path .*)", _no_file),
+    (r"Parser key \"([\w.]+)\": Unable to load config ['\"](.*?)['\"] ", _no_mapping),
+    (r"Parser key \"([\w.]+)\":.*(?:Got|Given) value:", _bad_value),
+)
