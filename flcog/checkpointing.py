@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flcog.hooks import Callback
+from flcog.lost_processes import ProcessDied
 from flcog.monitor import Monitor, or_none
 from flcog.run_directory import LAST, next_command
 from flcog.signals import RunInterrupted, RunStopped
@@ -91,6 +92,8 @@ class Checkpoint(Callback):
         stopped = isinstance(exception, RunStopped | RunInterrupted)
         if stopped and trainer.round not in (0, self._last_round):
             self._save_last(trainer)  # on every process, all of which have stopped after this round
+        if isinstance(exception, ProcessDied):
+            return  # it has said so itself
         if (
             trainer.is_first
             and self._last_round is not None

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import flcog.callbacks
 import flcog.datamodules
+from flcog import lost_processes
 from flcog.config_file import check_config
 from flcog.data import FederatedDataModule
 from flcog.errors import base_class_refusal, complain, explain, guess
@@ -257,6 +258,7 @@ def _check_command(arguments: Sequence[str]) -> None:
         raise ValueError(f"there is no command {arguments[0]!r}.{guess(arguments[0], commands)} ({listed})")
 
 
+@lost_processes.fails_for_all()
 def main(argv: list[str] | None = None) -> None:
     """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
     end_with_parent()

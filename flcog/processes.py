@@ -14,6 +14,10 @@ GRACE = 30.0
 """Seconds to save in, as schedulers give."""
 
 
+starter: int | None = None
+"""The process that started this one, if it asked this one to end with it."""
+
+
 def started_by_us() -> dict[str, str]:
     """What to add to the environment of a process that should end with this one."""
     return {PARENT: str(os.getpid())}
@@ -35,9 +39,11 @@ def end_with_parent() -> None:
     Linux could send a signal at its death, but to this process alone, at the death of a *thread*, and not on other systems; a process
     that waits for a dead one in a collective would not even answer. So a thread looks.
     """
+    global starter
     parent = os.environ.pop(PARENT, None)
     if parent is not None:
-        threading.Thread(target=_watch, args=(int(parent),), name="end-with-parent", daemon=True).start()
+        starter = int(parent)
+        threading.Thread(target=_watch, args=(starter,), name="end-with-parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:

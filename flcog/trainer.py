@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog import checkpoint, ranges, signals, trackers
+from flcog import checkpoint, lost_processes, ranges, signals, trackers
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.checkpoint_contents import check_alike
@@ -49,10 +49,18 @@ from flcog.lightning_hooks import check_hooks, written_hooks
 from flcog.observers import default_observers
 from flcog.output_check import check_outputs
 from flcog.partition_report import partition_report
-from flcog.processes import end_with_parent, starting_processes
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement, seeded
-from flcog.run_directory import MetricsTable, environment, find_checkpoint, new_run_directory, run_of, write_yaml
+from flcog.run_directory import (
+    LAST,
+    MetricsTable,
+    environment,
+    find_checkpoint,
+    new_run_directory,
+    next_command,
+    run_of,
+    write_yaml,
+)
 from flcog.signals import RoundDropped, StopSignals
 from flcog.work import Batching, Work, make_work
 from flcog.writer_lock import WriterLock
@@ -71,7 +79,8 @@ def _in_precision(verb: Verb) -> Verb:
         before = torch.get_default_dtype()
         torch.set_default_dtype(DTYPES[self.precision])
         try:
-            return verb(self, *args, **kwargs)
+            with lost_processes.watched(self._how_to_go_on):
+                return verb(self, *args, **kwargs)
         finally:
             torch.set_default_dtype(before)
 
@@ -265,9 +274,12 @@ class FederatedTrainer:
             self._hand_over()
             self._observe("on_fit_end")
             status = "success"
-        except BaseException as exception:
+        except BaseException as error:
+            exception = lost_processes.explain(error)
             self._observe("on_exception", exception)
-            raise
+            if exception is error:
+                raise
+            raise exception from None
         finally:
             self._signals.rounds_end()
             self._log_setting_late = None
@@ -688,9 +700,7 @@ class FederatedTrainer:
 
     def _set_up(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, stage: str) -> None:
         if not self._launched:
-            end_with_parent()
-            with starting_processes():
-                self.fabric.launch()
+            lost_processes.launch(self.fabric, self.num_nodes)
             self._launched = True
         if self.fabric.world_size > 1 and self.fabric.device.type == "cpu":
             # Processes that each take every core slow one another down a hundredfold.
@@ -1022,6 +1032,12 @@ class FederatedTrainer:
                     )
                 check_alike(file, f"{name}'s state of client {client}", slot, begins[name])
         self.states.slots = self._to_device(self.states.slots)
+
+    def _how_to_go_on(self) -> str:
+        """What to do about a run that was cut off."""
+        if self.run_dir is None or not (self.run_dir / LAST).is_file():
+            return "start again, for there is no checkpoint yet"
+        return "go on with " + next_command("fit", self.run_dir, self.run_dir, cli=self.config is not None)
 
     def _observe(self, hook: str, *args: Any) -> None:
         self.fabric.call(hook, self, *args)
