@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flcog import trackers
 from flcog.client import ClientModule
 from flcog.hooks import Callback
 
@@ -84,7 +83,7 @@ class ClassAccuracy(Callback):
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
         if trainer.is_first and self._last is not None:
             figure = class_figure(self._last, self._groups(trainer), trainer.federation.class_names)
-            trackers.log_figure(trainer.loggers, "class_accuracy", figure, trainer.round, trainer.run_dir)
+            trainer.trackers.log_figure("class_accuracy", figure, trainer.round)
 
     def _groups(self, trainer: "FederatedTrainer") -> dict[str, Tensor]:
         return frequency_groups(trainer.federation.pooled_label_counts, self.head, self.tail)

@@ -9,7 +9,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flcog import trackers
 from flcog.callbacks.beta_vae import BetaVAE
 from flcog.callbacks.private_training import PrivateTraining
 from flcog.callbacks.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
@@ -143,12 +142,10 @@ class Fedssyn(Method):
                 privacy = self.generator.privacy  # type: ignore[union-attr]
                 assert privacy is not None
                 print(f"{self.name}: privacy spent on a client: {privacy.told(max(spent))}", flush=True)
-                trackers.log_figure(
-                    trainer.loggers, "synthetic/epsilon", epsilon_figure(rows, privacy), trainer.round, trainer.run_dir
-                )
+                trainer.trackers.log_figure("synthetic/epsilon", epsilon_figure(rows, privacy), trainer.round)
         if trainer.federation.train.inputs.ndim == 4:
             figure = received_figure(trainer.federation, exchange)
-            trackers.log_figure(trainer.loggers, "synthetic/images", figure, trainer.round, trainer.run_dir)
+            trainer.trackers.log_figure("synthetic/images", figure, trainer.round)
 
     def _count(self, federation: Federation) -> int:
         """n~."""

@@ -8,7 +8,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flcog import trackers
 from flcog.callbacks.fedcog import FedCOG, make_inputs
 from flcog.client import Apply, PlainApply
 from flcog.data import Federation
@@ -55,7 +54,7 @@ class GeneratedImages(Callback):
             classes = torch.arange(min(self.max_classes, trainer.federation.num_classes))
             rows = [generate_as_client(trainer, dataclasses.replace(method, steps=n), len(classes), classes) for n in self.steps]
             figure = image_grid([to_pixels(trainer.federation, row) for row in rows], self.steps, trainer.federation.class_names)
-            trackers.log_figure(trainer.loggers, "generated_images", figure, round, trainer.run_dir)
+            trainer.trackers.log_figure("generated_images", figure, round)
 
 
 def fedcog_of(trainer: "FederatedTrainer", observer: Callback) -> FedCOG:

@@ -1,7 +1,8 @@
-"""The observers that every run has: progress, checkpoints and a summary."""
+"""The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
 from flcog.checkpointing import Checkpoint
 from flcog.hooks import Callback
+from flcog.partition_chart import PartitionChart
 from flcog.progress import ProgressBar
 from flcog.summary import Summary
 
@@ -19,6 +20,6 @@ def default_observers(observers: list[Callback]) -> list[Callback]:
             raise ValueError(f"{kind.__name__} is listed {len(given)} times in callbacks: keep one of them")
         return given[0] if given else kind()
 
-    everywhere = (ProgressBar, Checkpoint, Summary)
+    everywhere = (ProgressBar, Checkpoint, PartitionChart, Summary)
     others = [observer for observer in observers if not isinstance(observer, everywhere)]
-    return [only(ProgressBar), *others, only(Checkpoint), only(Summary)]
+    return [only(ProgressBar), *others, only(Checkpoint), only(PartitionChart), only(Summary)]

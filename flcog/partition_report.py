@@ -53,7 +53,7 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
     Up to ``max_rows`` clients have a row each; quantiles over the clients follow, and stand alone for more. It fits 80 columns:
     figures keep their width and lists of labels wrap.
 
-    The numbers: ``clients``, ``samples`` (in training), ``samples/left_out`` (of no client), ``samples/client_test`` and
+    The numbers: ``clients``, ``samples/train``, ``samples/left_out`` (of no client), ``samples/client_test`` and
     ``samples/client_val`` where parts are held out, ``classes``, ``hash``, ``imbalance/classes`` and ``imbalance/clients`` (the
     largest over the smallest), ``kl/pooled`` (of all clients' samples together), and ``min``, ``median``, ``max`` and ``mean``
     over the clients of ``size``, ``labels`` and ``kl`` (to the uniform distribution, in nats).
@@ -68,7 +68,7 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
 
     numbers: Numbers = {
         "clients": federation.num_clients,
-        "samples": int(sizes.sum()),
+        "samples/train": int(sizes.sum()),
         "samples/left_out": len(federation.train) - int(sizes.sum()) - sum(int(part.sum()) for part in parts.values()),
         **{f"samples/client_{name}": int(part.sum()) for name, part in parts.items()},
         "classes": federation.num_classes,
@@ -87,6 +87,12 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
         tables.append(_client_rows(federation, columns, counts, per_class, float(pooled_kl)))
     tables.append(_quantile_rows(columns))
     return Group(*tables), numbers
+
+
+def without_clients(numbers: Numbers) -> Numbers:
+    """The numbers that tell of all clients together and of no single one, as the largest or the smallest does."""
+    of_clients = ("imbalance/clients", "size/", "labels/", "kl/min", "kl/median", "kl/max", "kl/mean")
+    return {name: value for name, value in numbers.items() if not name.startswith(of_clients)}
 
 
 def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +116,7 @@ def _headline(federation: Federation, numbers: Numbers) -> Text:
     left_out = f", {numbers['samples/left_out']:,} left out" if numbers["samples/left_out"] else ""
     return Text(
         f"Partition {numbers['hash']}: {numbers['clients']:,} clients, {numbers['classes']:,} {classes}\n"
-        f"{numbers['samples']:,} of {len(federation.train):,} samples to train on{left_out}\n"
+        f"{numbers['samples/train']:,} of {len(federation.train):,} samples to train on{left_out}\n"
         f"Largest/smallest: class {numbers['imbalance/classes']:.3g}, client {numbers['imbalance/clients']:.3g}; "
         f"pooled KL to uniform {numbers['kl/pooled']:.3f}"
     )

@@ -17,6 +17,7 @@ import yaml
 from flcog import files
 from flcog.earlier_files import keep_earlier
 from flcog.git import git_commit
+from flcog.masking import masked_command
 from flcog.metrics_rows import read_rows
 from flcog.round_order import fault_in
 
@@ -128,7 +129,7 @@ def environment() -> dict[str, Any]:
     """What a result depends on beside its config: versions, the commit, the machine, the command."""
     packages = ("flcog", "torch", "torchvision", "lightning", "torchmetrics", "numpy", "wandb")
     return {
-        "command": shlex.join(sys.argv),
+        "command": masked_command(sys.argv),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},

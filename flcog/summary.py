@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from flcog import trackers
 from flcog.client import ClientModule
 from flcog.hooks import Callback, Method
 from flcog.ledger import human
@@ -133,7 +132,7 @@ def suggestions(trainer: "FederatedTrainer") -> Rows:
         rows.append((f"{verb.capitalize()} its {written[0].stem} model", next_command(verb, run, written[0], cli)))
     if trainer.round < trainer.rounds and checkpoints[1].is_file():
         rows.append(("Go on with it", next_command("fit", run, run, cli)))
-    return rows + trackers.to_upload(trainer.loggers)
+    return rows + trainer.trackers.to_upload()
 
 
 def _best(name: str, values: dict[float, float]) -> float:

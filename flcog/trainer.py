@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog import checkpoint, lost_processes, ranges, signals, trackers
+from flcog import checkpoint, lost_processes, ranges, signals
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.checkpoint_contents import check_alike
@@ -48,7 +48,7 @@ from flcog.ledger import Ledger, model_bytes
 from flcog.lightning_hooks import check_hooks, written_hooks
 from flcog.observers import default_observers
 from flcog.output_check import check_outputs
-from flcog.partition_report import partition_report
+from flcog.partition_report import partition_report, without_clients
 from flcog.program import Local, Program, num_bytes
 from flcog.randomness import fold, generator, sample_without_replacement, seeded
 from flcog.run_directory import (
@@ -62,6 +62,7 @@ from flcog.run_directory import (
     write_yaml,
 )
 from flcog.signals import RoundDropped, StopSignals
+from flcog.trackers import Trackers, check_environment
 from flcog.work import Batching, Work, make_work
 from flcog.writer_lock import WriterLock
 
@@ -183,8 +184,7 @@ class FederatedTrainer:
         """The full configuration, where the CLI knows it."""
         self.run_dir: Path | None = None
         self._writer = WriterLock()
-        self._loggers: list[Logger] = []
-        self._log_setting_late: Callable[[], None] | None = None
+        self.trackers = Trackers()
         self.table = MetricsTable(None)
         self.ledger = Ledger()
         self.params: Params = {}
@@ -196,11 +196,8 @@ class FederatedTrainer:
 
     @property
     def loggers(self) -> list[Logger]:
-        """The run's trackers, open. W&B offline, with no other beside it, opens when this is first read: by the first round's row."""
-        if self._log_setting_late is not None:
-            log_setting, self._log_setting_late = self._log_setting_late, None
-            log_setting()
-        return self._loggers
+        """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
+        return self.trackers.loggers
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -260,7 +257,7 @@ class FederatedTrainer:
         processes always finish it). The run is saved, and fit left by a KeyboardInterrupt after Ctrl-C, else by a SystemExit with
         status 75.
         """
-        self.run_dir, self._loggers, self._log_setting_late, status = None, [], None, "failed"
+        self.run_dir, self.trackers, status = None, Trackers(), "failed"
         self._signals = StopSignals(lambda text: signals.say(text) if self.is_first else None)
         self._signals.listen()
         try:
@@ -282,9 +279,8 @@ class FederatedTrainer:
             raise exception from None
         finally:
             self._signals.rounds_end()
-            self._log_setting_late = None
             try:
-                trackers.close(self._loggers, status)
+                self.trackers.close(status)
             finally:
                 self._writer.release()
                 self._signals.leave()
@@ -382,8 +378,8 @@ class FederatedTrainer:
         if evaluated:
             self._observe("on_evaluation_end", self.round, metrics)
         self.table.append(metrics)
-        trackers.log_metrics(self.loggers, metrics)
         self._observe("on_round_end", self.round, metrics)
+        self.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
 
     def _stop_if_told(self) -> None:
         """All processes stop after the same round, whichever of them got the signal."""
@@ -897,13 +893,14 @@ class FederatedTrainer:
 
     def _open_run(self, found: Path | None, tracker_run: str | None) -> None:
         """A new run's directory, or the one of the run that goes on."""
+        check_environment(self.logger)
         if found is None:
             self.run_dir = Path(self.fabric.broadcast(str(new_run_directory(self.default_root_dir)) if self.is_first else ""))
             self._claim(self.run_dir)
         else:
             self.run_dir = run_of(found)
         self.table = MetricsTable(self.run_dir / "metrics.csv" if self.is_first else None)
-        self._loggers = trackers.make_loggers(self.logger, self.run_dir, tracker_run) if self.is_first else []
+        self.trackers = Trackers(self.logger, self.run_dir, tracker_run) if self.is_first else Trackers()
 
     def _log_setting(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
         """What the run is: to its directory and to the trackers."""
@@ -915,7 +912,7 @@ class FederatedTrainer:
             "num_parameters": sum(p.numel() for p in self.params.values()),
             "data": type(datamodule).__name__,
             "num_clients": self.federation.num_clients,
-            "partition": partition_report(self.federation)[1],
+            "partition": (numbers := partition_report(self.federation)[1]),
             "executor": self.executor.name,
             "clients_at_once": self.executor.clients_at_once,
             "threads": torch.get_num_threads(),
@@ -926,20 +923,10 @@ class FederatedTrainer:
         write_yaml(self.run_dir / "run.yaml", setting)
         if self.config is not None:
             write_yaml(self.run_dir / "config.yaml", self.config)
-        if self._loggers:
-            self._log_setting_late = functools.partial(self._log_setting_to_trackers, setting, picture=self.round == 0)
-            loggers = self._loggers if trackers.can_wait(self._loggers) else self.loggers
-            self.notes += [f"tracker: {tracker}" for tracker in trackers.describe(loggers)]
-
-    def _log_setting_to_trackers(self, setting: dict[str, Any], picture: bool) -> None:
-        self._loggers = trackers.open_runs(self._loggers)
-        for logger in self._loggers:
-            logger.log_hyperparams({"run": setting, **({"config": self.config} if self.config else {})})
-        if picture:
-            # matplotlib takes half a second to import, which runs without a tracker need not spend.
-            from flcog.plots import partition_figure
-
-            trackers.log_figure(self._loggers, "partition", partition_figure(self.federation), 0, self.run_dir)
+        # The command and the figures of single clients stay in the run's directory.
+        told = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
+        self.trackers.log_setting({"run": told} | ({"config": self.config} if self.config else {}))
+        self.notes += [f"tracker: {tracker}" for tracker in self.trackers.begin()]
 
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
 
@@ -962,7 +949,7 @@ class FederatedTrainer:
             "ledger": self.ledger.state_dict(),
             "exchanged": checkpoint.digests(self.federation.exchanged),
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
-            "tracker_run": trackers.run_id(self.loggers),
+            "tracker_run": self.trackers.run_id,
             "resumable": resumable,
         }
         if resumable:

@@ -52,7 +52,7 @@ def test_numbers_by_hand(by_hand: Federation) -> None:
     pooled = log(4) + 0.5 * log(0.5) + (1 / 6) * log(1 / 6) + (1 / 3) * log(1 / 3)
     expected = {
         "clients": 2,
-        "samples": 6,
+        "samples/train": 6,
         "samples/left_out": 1,
         "samples/client_test": 2,
         "classes": 4,

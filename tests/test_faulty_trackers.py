@@ -1,0 +1,129 @@
+"""Trackers that fail: at any place where they are touched, they cost a warning and nothing else."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TinyData, classifier
+from lightning.pytorch.loggers import CSVLogger, Logger
+from matplotlib.figure import Figure
+
+import flcog
+from flcog import checkpoint
+from flcog.callbacks import FedProx
+from flcog.hooks import Callback
+
+PLACES = ("save_dir", "log_dir", "experiment", "log_hyperparams", "log_metrics", "finalize")
+
+
+class Faulty(Logger):
+    """Raises wherever it is told to, and keeps what it was told before."""
+
+    def __init__(self, *places: str) -> None:
+        super().__init__()
+        self.places, self.rows, self.parameters = places, list[dict[str, float]](), dict[str, Any]()
+
+    def _touched(self, place: str) -> None:
+        if place in self.places:
+            raise RuntimeError(f"no answer at {place}\nand much more")
+
+    name = version = "faulty"
+
+    @property
+    def save_dir(self) -> None:
+        self._touched("save_dir")
+
+    @property
+    def log_dir(self) -> None:
+        self._touched("log_dir")
+
+    @property
+    def experiment(self) -> None:
+        self._touched("experiment")
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self._touched("log_hyperparams")
+        self.parameters |= params
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self._touched("log_metrics")
+        self.rows.append({"round": step or 0} | metrics)
+
+    def finalize(self, status: str) -> None:
+        self._touched("finalize")
+
+
+class Draws(Callback):
+    def on_round_end(self, trainer: Any, round: int, metrics: dict[str, float]) -> None:
+        trainer.trackers.log_figure("drawn", Figure(figsize=(1, 1)), round)
+
+
+def fit(root: Path, *loggers: Logger, ckpt_path: str | None = None, rounds: int = 2) -> flcog.FederatedTrainer:
+    options: dict[str, Any] = {"local_steps": 1, "accelerator": "cpu", "executor": "loop", "callbacks": [FedProx(), Draws()]}
+    trainer = flcog.FederatedTrainer(rounds=rounds, logger=list(loggers), default_root_dir=str(root), **options)
+    trainer.fit(classifier(), TinyData(), ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize("places", [*((place,) for place in PLACES), PLACES], ids=" ".join)
+def test_what_a_tracker_raises_is_one_warning(places: tuple[str, ...], tmp_path: Path) -> None:
+    beside = Faulty()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = fit(tmp_path, Faulty(*places), beside)
+    said = [str(warning.message) for warning in caught if "Faulty" in str(warning.message)]
+    assert len(said) == 1 and said[0].startswith(f"Faulty failed (RuntimeError: no answer at {places[0]}): the run goes on")
+    assert [row["round"] for row in trainer.history] == [row["round"] for row in beside.rows] == [1, 2]
+    assert trainer.run_dir is not None and checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["round"] == 2
+    assert beside.parameters["run"]["num_clients"] == 8
+
+
+def test_a_round_is_saved_before_trackers_hear_of_it(tmp_path: Path) -> None:
+    class Kills(Faulty):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            if step == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, Kills())
+    resumed = fit(tmp_path, ckpt_path="last", rounds=3)
+    assert [row["round"] for row in resumed.history] == [1, 2, 3]
+    assert resumed.history[1]["time/round"] != resumed.history[2]["time/round"] and resumed.run_dir is not None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_picture_reaches_the_trackers_that_take_pictures(tmp_path: Path) -> None:
+    class Pictures(Faulty):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = list[tuple[str, int]]()
+
+        @property
+        def experiment(self) -> Any:
+            return self
+
+        def add_figure(self, name: str, figure: Figure, global_step: int) -> None:
+            self.seen.append((name, global_step))
+
+    taking = Pictures()
+    trainer = fit(tmp_path, Faulty("experiment"), taking, CSVLogger(str(tmp_path / "csv")))
+    assert taking.seen == [("drawn", 1), ("drawn", 2)]
+    assert trainer.run_dir is not None and (trainer.run_dir / "figures" / "drawn-000002.png").is_file()
+
+
+def flat(tree: dict[str, Any], above: str = "") -> list[str]:
+    """Names as Lightning gives them to MLflow."""
+    names = []
+    for name, value in tree.items():
+        names += flat(value, f"{above}{name}/") if isinstance(value, dict) else [above + name]
+    return names
+
+
+def test_no_name_is_a_folder_of_another(tmp_path: Path) -> None:
+    """MLflow keeps each parameter and each metric in a file of its name."""
+    told = Faulty()
+    trainer = fit(tmp_path, told, rounds=1)
+    for names in (flat(told.parameters), [name for row in trainer.history for name in row]):
+        folders = {name.rsplit("/", depth)[0] for name in names for depth in range(1, name.count("/") + 1)}
+        assert names and not folders & set(names)
