@@ -6,6 +6,8 @@ import os
 # 12 ms took 250 ms on two cores). A hundredth of torch's default wait loses nothing measurable alone. Read once, when torch loads.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
+from lightning import seed_everything
+
 from flcog import models, schedules
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
 from flcog.data import FederatedDataModule, Federation, Partition, Samples, Splits
@@ -33,4 +35,5 @@ __all__ = [
     "Upload",
     "models",
     "schedules",
+    "seed_everything",
 ]

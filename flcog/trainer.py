@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
+from weakref import WeakSet
 
 import lightning as L
 import numpy as np
@@ -68,6 +69,9 @@ from flcog.writer_lock import WriterLock
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
 
+
+_trained: WeakSet[L.LightningModule] = WeakSet()
+"""Models that a fit was given: another fit does not start from new weights."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -262,6 +266,11 @@ class FederatedTrainer:
         self._signals.listen()
         try:
             self._set_up(model, datamodule, ckpt_path, stage="fit")
+            if model in _trained and ckpt_path is None:
+                self.notes.append(
+                    "note: an earlier fit trained this model, and this one starts from it: make a new one to start anew"
+                )
+            _trained.add(model)
             self._observe("on_fit_start")
             self._signals.rounds_begin(shared=self.fabric.world_size > 1)
             while self.round < self.rounds and not self.should_stop:

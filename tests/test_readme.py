@@ -28,6 +28,8 @@ def execute(block: str) -> dict[str, Any]:
 def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
     history = execute(BLOCKS[0].replace("local_steps=20", "local_steps=2"))["trainer"].history
     assert [row["round"] for row in history] == [1, 2, 3, 4, 5] and "test/accuracy" in history[-1]
 

@@ -1,0 +1,46 @@
+"""Two fits in Python: what the seed covers, and what a second fit of the same model starts from."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+from harness import TinyData, distance, make_trainer
+from torch import nn
+
+import flcog
+from flcog.hooks import Params
+
+
+def fresh() -> flcog.Classifier:
+    return flcog.Classifier(nn.Linear(6, 3))
+
+
+def fit(root: Path, model: flcog.Classifier, ckpt_path: str | None = None, rounds: int = 1) -> tuple[Params, str]:
+    """The trained model, and what the run printed."""
+    trainer = make_trainer(root, rounds=rounds)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        trainer.fit(model, TinyData(), ckpt_path)
+    return trainer.params, printed.getvalue()
+
+
+def test_fresh_models_are_equal_from_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+    first, other = fit(tmp_path, fresh())[0], fit(tmp_path, fresh())[0]
+    assert distance(first, other) > 0, "the trainer's seed comes after the model's first weights"
+    seeded = []
+    for _ in range(2):
+        flcog.seed_everything(3)
+        seeded.append(fit(tmp_path, fresh())[0])
+    assert distance(*seeded) == 0
+
+
+def test_a_second_fit_says_that_it_starts_from_the_first_ones_model(tmp_path: Path) -> None:
+    model = fresh()
+    assert "earlier fit" not in fit(tmp_path, model)[1]
+    assert "an earlier fit trained this model, and this one starts from it: make a new one" in " ".join(
+        fit(tmp_path, model)[1].split()
+    )
+    assert "earlier fit" not in fit(tmp_path, model, "last", rounds=2)[1], "a resumed run starts from its checkpoint"
+    assert "earlier fit" not in fit(tmp_path, fresh())[1]
