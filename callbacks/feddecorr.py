@@ -36,6 +36,11 @@ class FedDecorr(Method):
     This is the authors' code, on whose scale beta was tuned: (N - 1)^2 / N times the mean squared correlation, so about N times
     it. Batches of one row have no correlations and add 0.
 
+    Deviations are sqrt(variance + 1e-8), as there. A feature that hardly varies in a batch (by 1e-4 or less: a dead unit, a
+    vanishing scale of BatchNorm) has slopes thousands of times those of others and curvatures of 1e7, so that local steps
+    of SGD multiply its last digits (1e-15 to 2e-6 in eight steps of a tiny network): runs that differ in rounding part ways there,
+    under the authors' formula in plain torch as here.
+
     Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning, ICLR 2023,
     https://arxiv.org/abs/2210.00226; https://github.com/bytedance/FedDecorr.
 

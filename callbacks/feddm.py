@@ -53,6 +53,10 @@ class FedDM(Method):
     loss is ``feddm/matching_loss``. BatchNorm runs as in evaluation throughout. The paper's clients take 1000 steps, with 256
     samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single clients' images.
 
+    Nothing bounds the images. Where the model stretches inputs to features and outputs by up to s, their SGD diverges once
+    ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2: a growing ``feddm/matching_loss``, rounding
+    that grows with it, and at last an update that is no number. Lower ``image_lr`` then; clipping the model's gradient does nothing.
+
     Xiong et al., FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning, CVPR 2023,
     https://arxiv.org/abs/2207.09653.
 
