@@ -75,8 +75,9 @@ def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples:
         num_samples: how many inputs.
         classes: what they show, [num_samples]; None for what the client would choose.
     """
-    kept = {client: slots[method.name] for client, slots in trainer.states.slots.items() if method.name in slots}
-    client, device = min(kept, default=0), trainer.fabric.device
+    states, device = trainer.states, trainer.fabric.device
+    holder = next((client for client in states.clients if method.name in states.get(client)), None)
+    kept, client = (None, 0) if holder is None else (states.get(holder)[method.name], holder)
     view = ClientView(client, int(trainer.federation.partition.sizes[client]), method.start_round, trainer.federation)
     # What it would generate is asked of one that distils nothing too.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
@@ -85,7 +86,7 @@ def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples:
         draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]
     draws = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), draws)
     apply = (PlainApply if trainer.plain else Apply)(trainer.model, trainer.buffers)
-    last = (kept[client]["params"], kept[client]["buffers"]) if kept else None
+    last = (kept["params"], kept["buffers"]) if kept else None
     return make_inputs(method, apply, draws, (trainer.params, trainer.buffers), last)
 
 

@@ -1,8 +1,7 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,20 @@ def read(path: Path) -> dict[str, Any]:
     return payload
 
 
-def read_states(path: Path, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The states of these clients, by method, out of a file that holds them and perhaps others'."""
-    payload = _load(path)
+def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, dict[str, Any]]:
+    """The states in a file, which holds those of these clients and perhaps others', by method. They lie there until they are used.
+
+    Args:
+        path: the file.
+        clients: who must be in it.
+        tested: whether it was written or read before by this process, so that its checksums need no second look.
+    """
+    payload = _load(path, tested, mmap=True)
     check_states(path, payload)
     absent = [client for client in clients if client not in payload["clients"]]
     if absent:
-        raise ValueError(
-            f"{path} holds no state of client {absent[0]}, which a checkpoint beside it says: use another of its run"
-        )
-    return {client: payload["clients"][client] for client in clients}
+        raise ValueError(f"{path} holds no state of client {absent[0]}, as a checkpoint beside it says: use another of its run")
+    return payload["clients"]
 
 
 def load_observer(path: Path, name: str, observer: Callback, state: dict[str, Any]) -> None:
@@ -51,17 +54,15 @@ def load_observer(path: Path, name: str, observer: Callback, state: dict[str, An
         ) from error
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
             f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's"
         )
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load does not look at the checksums
-        if damaged is not None:
-            raise ValueError(f"the checksum of {damaged} in it does not match")
-        payload = torch.load(path, map_location="cpu", weights_only=True)
+        if not tested:
+            _test(path)
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # readers of archives and pickles raise nearly every kind of error on broken files
         reason = str(error).strip().partition(". ")[0].splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise ValueError(
@@ -70,6 +71,13 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise ValueError(f"{path} is no flcog checkpoint of format {FORMAT}: it was written by another program or version")
     return payload
+
+
+def _test(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()  # torch.load does not look at the checksums
+    if damaged is not None:
+        raise ValueError(f"the checksum of {damaged} in it does not match")
 
 
 def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[str, torch.Tensor]) -> None:
@@ -110,82 +118,3 @@ def check_same_exchange(path: Path, saved: dict[str, str], exchanged: dict[str, 
                 f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "
                 "put that back, or start a new run"
             )
-
-
-class ClientStates:
-    """Clients' slots: in memory, and on disk in one file per round and process, so that a checkpoint costs what the cohort costs.
-
-    A client's state is read from the file of the last round it took part in; files that no checkpoint refers to are removed.
-    """
-
-    def __init__(self, directory: Path | None, rank: int) -> None:
-        self.directory, self.rank = directory, rank
-        self.slots: dict[int, dict[str, Any]] = {}
-        """State of the clients this process owns, by client and method."""
-        self.owner: dict[int, int] = {}
-        """The process on which each stateful client lives; the same on every process."""
-        self.files: dict[int, str] = {}
-        """The file that holds each client's state; known to the first process for all clients."""
-        self._changed: set[int] = set()
-        self._before: dict[int, tuple[dict[str, Any] | None, bool]] | None = None
-        """What this round has replaced, and whether that was saved: for as long as the round may still be dropped."""
-
-    def path(self, client: int) -> Path:
-        """The file that holds its state."""
-        assert self.directory is not None
-        return self.directory / self.files[client]
-
-    def put(self, client: int, slots: dict[str, Any]) -> None:
-        if self._before is not None:
-            self._before.setdefault(client, (self.slots.get(client), client in self._changed))
-        self.slots[client] = slots
-        self._changed.add(client)
-
-    @contextmanager
-    def noting_changes(self) -> Iterator[None]:
-        """What is put meanwhile can be undone, if an exception leaves this block."""
-        self._before = {}
-        yield
-        self._before = None
-
-    def undo(self) -> None:
-        """Take back what was put while changes were noted."""
-        for client, (slots, changed) in (self._before or {}).items():
-            if slots is None:
-                del self.slots[client]
-            else:
-                self.slots[client] = slots
-            if not changed:
-                self._changed.discard(client)
-        self._before = None
-
-    def save(self, round: int) -> dict[int, str]:
-        """Write what changed since the last save; returns the clients written, with their file."""
-        if not self._changed or self.directory is None:
-            return {}
-        name = f"round-{round:06d}-rank{self.rank}.pt"
-        write(self.directory / name, {"format": FORMAT, "clients": {k: self.slots[k] for k in sorted(self._changed)}})
-        written = dict.fromkeys(sorted(self._changed), name)
-        self._changed.clear()
-        return written
-
-    def load(self, files: dict[int, str], world_size: int) -> None:
-        """Read the clients that this process will own; ownership is dealt anew, so the number of processes may change."""
-        self.files = dict(files)
-        self.owner = {client: position % world_size for position, client in enumerate(sorted(files))}
-        self._changed.clear()
-        self.slots = {}
-        mine: dict[str, list[int]] = {}
-        for client, name in files.items():
-            if self.owner[client] == self.rank:
-                mine.setdefault(name, []).append(client)
-        for name, clients in mine.items():
-            assert self.directory is not None
-            self.slots |= read_states(self.directory / name, clients)
-
-    def prune(self, keep: set[str]) -> None:
-        """Remove files that no checkpoint refers to."""
-        if self.directory is not None and self.directory.is_dir():
-            for path in self.directory.iterdir():
-                if path.name not in keep:
-                    path.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.checkpoint_contents import check_alike
 from flcog.client import ClientModule, ModelFunction, trains_itself
+from flcog.client_states import ClientStates
 from flcog.data import FederatedDataModule, Partition
 from flcog.evaluation import Evaluator, spread
 from flcog.executor_choice import Job, choose_executor, loop
@@ -592,8 +593,9 @@ class FederatedTrainer:
             for work in works:
                 work.slots = work.draws = [{}] * len(methods)
             return
+        self.states.fetch([work.client for work in works])
         for work in works:
-            stored = self.states.slots.get(work.client, {})
+            stored = self.states.get(work.client)
             data = ClientView(work.client, work.num_samples, round, self.federation)
             for method in methods:
                 slot = stored.get(method.name)
@@ -606,7 +608,7 @@ class FederatedTrainer:
     def _keep(self, methods: Sequence[Method], client: int, slots: list[Slot]) -> None:
         new = {method.name: slot for method, slot in zip(methods, slots, strict=True) if pytree.tree_leaves(slot)}
         if new:
-            self.states.put(client, self.states.slots.get(client, {}) | new)
+            self.states.put(client, self.states.get(client) | new)
 
     def _share_out(self, clients: list[int], steps: list[int]) -> list[list[int]]:
         """Positions in the cohort, by process: the longest first, each to the least busy.
@@ -730,7 +732,7 @@ class FederatedTrainer:
         clients_dir = (
             found.resolve().parent / "clients" if found else self.run_dir / "checkpoints" / "clients" if self.run_dir else None
         )
-        self.states = checkpoint.ClientStates(clients_dir, self.fabric.global_rank)
+        self.states = ClientStates(clients_dir, self.fabric.global_rank, self._receive_state)
         if found is not None and saved is not None:
             self._restore(found, saved, resume=stage in ("fit", "replay"))
         if stage == "fit":
@@ -990,7 +992,7 @@ class FederatedTrainer:
         if not resume:
             self.round = saved["round"]
             if saved["methods"] == names and saved["resumable"]:
-                self._load_clients(saved)  # personal models are evaluated too
+                self.states.load(saved["clients"], self.fabric.world_size)  # personal models are evaluated too
             return
         if not saved["resumable"]:
             raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
@@ -1003,7 +1005,7 @@ class FederatedTrainer:
         self.round = saved["round"]
         self._reported = {name: set(clients) for name, clients in saved["reported"].items()}
         self.ledger = Ledger.from_state(saved["ledger"])
-        self._load_clients(saved)
+        self.states.load(saved["clients"], self.fabric.world_size)
         for name, observer in self._named_observers():
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(self.round)
@@ -1016,18 +1018,17 @@ class FederatedTrainer:
             seen[name] = seen.get(name, 0) + 1
             yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
-    def _load_clients(self, saved: dict[str, Any]) -> None:
-        self.states.load(saved["clients"], self.fabric.world_size)
-        begins = {m.name: m.init_client(self.params, self.buffers) for m in self.methods if m.overrides("init_client")}
-        for client, slots in self.states.slots.items():
-            for name, slot in slots.items():
-                file = self.states.path(client)
-                if name not in begins:
-                    raise ValueError(
-                        f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
-                    )
-                check_alike(file, f"{name}'s state of client {client}", slot, begins[name])
-        self.states.slots = self._to_device(self.states.slots)
+    def _receive_state(self, file: Path, client: int, slots: dict[str, Any]) -> dict[str, Any]:
+        """A client's state that was read, once it is known to be what the methods keep."""
+        methods = {method.name: method for method in self.methods if method.overrides("init_client")}
+        for name, slot in slots.items():
+            if name not in methods:
+                raise ValueError(
+                    f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
+                )
+            begins = methods[name].init_client(self.params, self.buffers)
+            check_alike(file, f"{name}'s state of client {client}", slot, begins)
+        return cast(dict[str, Any], self._to_device(slots))
 
     def _how_to_go_on(self) -> str:
         """What to do about a run that was cut off."""

@@ -1,0 +1,130 @@
+"""Clients' states between rounds: bounded on disk and in memory, with the same numbers, and a kill at any moment loses none."""
+
+import random
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from harness import fit, train, without_times
+from torch import Tensor
+
+from flcog import client_states
+from flcog.callbacks import SCAFFOLD, Checkpoint, Ditto
+from flcog.client_states import ClientStates
+
+SIZE = 1000
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"Keeps": {"x": torch.full((SIZE,), float(value))}}
+
+
+def values(states: ClientStates) -> dict[int, int]:
+    """What each client keeps, which is one number many times."""
+    kept: dict[int, Tensor] = {client: slots["Keeps"]["x"] for client, slots in states.slots.items()}
+    assert all((x == x[0]).all() for x in kept.values())
+    return {client: int(x[0]) for client, x in kept.items()}
+
+
+def loaded(directory: Path, files: dict[int, str], rank: int = 0, processes: int = 1) -> ClientStates:
+    states = ClientStates(directory, rank)
+    states.load(files, processes)
+    return states
+
+
+def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tmp_path: Path) -> None:
+    draw, states, expected = random.Random(0), ClientStates(tmp_path, 0), dict[int, int]()
+    pinned: tuple[dict[int, str], dict[int, int]] = ({}, {})
+    for round in range(1, 41):
+        before = dict(states.files), dict(expected)
+        for client in draw.sample(range(40), 15):
+            expected[client] = round * 100 + client
+            states.put(client, state(expected[client]))
+        states.save(round)
+        # Killed here, the run goes on from the checkpoint before.
+        assert values(loaded(tmp_path, before[0])) == before[1]
+        if round == 20:
+            pinned = dict(states.files), dict(expected)
+        referred = set(states.files.values())
+        states.prune(referred | set(pinned[0].values()))
+        assert values(loaded(tmp_path, states.files)) == expected == values(states)
+        held = sum(len(torch.load(tmp_path / name)["clients"]) for name in referred)
+        assert held <= 2 * len(expected), f"round {round}"
+        if round == 30:  # resumed
+            states = loaded(tmp_path, states.files)
+    assert values(loaded(tmp_path, pinned[0])) == pinned[1], "a kept checkpoint keeps its files"
+
+
+def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_states, "CACHE_BYTES", 3 * SIZE * 4)
+    states, only_in_memory = ClientStates(tmp_path, 0), ClientStates(None, 0)
+    for client in range(10):
+        for each in (states, only_in_memory):
+            each.put(client, state(client))
+            each.fetch([])
+    assert len(states._memory) == 10, "nothing was saved"
+    states.save(1)
+    only_in_memory.save(1)
+    assert list(states._memory) == [7, 8, 9] and len(only_in_memory._memory) == 10
+    states.fetch([0, 1, 2, 3])
+    assert list(states._memory) == [0, 1, 2, 3], "a cohort stays together"
+    states.put(5, state(50))
+    states.fetch([6])
+    assert 5 in states._memory
+    assert values(states) == {client: 50 if client == 5 else client for client in range(10)}
+    assert states.get(11) == {} and states.clients == list(range(10))
+
+
+def test_a_dropped_round_is_undone_whatever_lay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_states, "CACHE_BYTES", 0)
+    states = ClientStates(tmp_path, 0)
+    states.put(1, state(1))
+    states.save(1)
+    with pytest.raises(KeyboardInterrupt), states.noting_changes():
+        states.put(1, state(2))
+        states.put(2, state(2))
+        raise KeyboardInterrupt
+    states.undo()
+    assert values(states) == {1: 1}
+    assert states.save(2) == {}
+
+
+def test_a_run_that_goes_on_from_an_earlier_round_leaves_later_files_alone(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path, 0)
+    states.put(1, state(1))
+    states.save(1)
+    earlier = loaded(tmp_path, states.files)
+    states.put(2, state(2))
+    states.save(2)
+    earlier.put(3, state(3))
+    earlier.save(2)
+    assert values(loaded(tmp_path, states.files)) == {1: 1, 2: 2}
+    assert values(loaded(tmp_path, earlier.files)) == {1: 1, 3: 3}
+
+
+def test_processes_read_their_own_clients(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path, 0)
+    for client in (4, 5, 6):
+        states.put(client, state(client))
+    states.save(1)
+    assert [values(loaded(tmp_path, states.files, rank, 2)) for rank in (0, 1)] == [{4: 4, 6: 6}, {5: 5}]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_states_that_are_read_back_give_the_same_numbers(
+    executor: Literal["loop", "vmap"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"rounds": 6, "executor": executor}
+    whole = train(SCAFFOLD(), Ditto(), **options)
+    monkeypatch.setattr(client_states, "CACHE_BYTES", 0)
+    first = fit(tmp_path, SCAFFOLD(), Ditto(), Checkpoint(keep_every_n_rounds=2), **options)
+    assert not first.states._memory
+    assert first.run_dir is not None
+    kept = first.run_dir / "checkpoints/round-000002.ckpt"
+    resumed = fit(tmp_path, SCAFFOLD(), Ditto(), ckpt_path=str(kept), **options)
+    for trainer in (first, resumed):
+        assert all(torch.equal(trainer.params[name], value) for name, value in whole.params.items())
+        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (trainer.states.slots, whole.states.slots)), strict=True):
+            assert torch.equal(a, b)
+    assert without_times(first.history) == without_times(resumed.history)
