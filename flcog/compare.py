@@ -97,49 +97,116 @@ class Cell:
         return read_rows(tables[-1])[0] if tables else []
 
 
-def read_plan(path: Path) -> Plan:
-    """A table's YAML file. Configs that it names, and another table whose rows or columns are its own, are found from its folder."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}: give a table's YAML, such as one of configs/tables") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not content.get("rows"):
+def read_plan(path: Path, within: Sequence[Path] = ()) -> Plan:
+    """A table's YAML file. Configs that it names, and another table whose rows or columns are its own, are found from its folder.
+
+    Args:
+        path: the file.
+        within: the tables that led to this one.
+    """
+    if path.resolve() in within:
+        raise ValueError(f"{path} takes its rows or columns from itself: {' -> '.join(map(str, [*within, path]))}")
+    content = _read_mapping(path)
+    if not content.get("rows"):
         raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
-    unknown = sorted(set(content) - set(KEYS))
+    unknown = sorted(str(key) for key in content.keys() - set(KEYS))
     if unknown:
         raise ValueError(f"{path} has {', '.join(unknown)}; a table may have {', '.join(KEYS)}")
-
-    def part(value: Any, where: str) -> Part:
-        value = value or {}
-        if not isinstance(value, dict) or set(value) - {"configs", "arguments"}:
-            raise ValueError(f"{where} in {path} may have configs (a list of files) and arguments (a mapping); got {value!r}")
-        configs = tuple((path.parent / name).resolve() for name in value.get("configs", ()))
-        for config in configs:
-            if not config.is_file():
-                raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
-        return Part(configs, value.get("arguments") or {})
 
     def parts(key: Literal["rows", "columns"]) -> Mapping[str, Part]:
         value = content.get(key) or {"": None}
         if isinstance(value, str):
-            return getattr(read_plan(path.parent / value), key)
-        return {str(name): part(given, f"{key.removesuffix('s')} {name}") for name, given in value.items()}
+            return getattr(read_plan(path.parent / value, [*within, path.resolve()]), key)
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"{key} in {path} must be names with their configs or arguments, or another table's file; got {value!r}"
+            )
+        return {str(name): _part(given, f"{key.removesuffix('s')} {name}", path) for name, given in value.items()}
 
     rows, columns = parts("rows"), parts("columns")
-    published = content.get("published") or {}
-    for row, values in published.items():
-        strangers = [name for name in (row,) if name not in rows] + [name for name in values if name not in columns]
-        if strangers:
-            raise ValueError(f"published in {path} names {strangers[0]!r}, which is neither a row nor a column of the table")
-    common = part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table")
-    seeds, last = content.get("seeds") or [0], content.get("last", 5)
-    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
-        raise ValueError(f"seeds in {path} must be a list of whole numbers, such as [0, 1, 2]; got {seeds!r}")
-    if not isinstance(last, int) or last < 1:
+    common = _part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table", path)
+    metric, last = content.get("metric"), content.get("last", 5)
+    if not isinstance(metric, str | None):
+        raise ValueError(f"metric in {path} must be a column of metrics.csv, such as test/accuracy; got {metric!r}")
+    if not _is_whole(last) or last < 1:
         raise ValueError(f"last in {path} must be a whole number of evaluations, at least 1; got {last!r}")
-    return Plan(str(content.get("title", path.stem)), common, rows, columns, tuple(seeds), content.get("metric"), last, published)
+    published, seeds = _published_figures(content, rows, columns, path), _seeds(content, path)
+    return Plan(str(content.get("title", path.stem)), common, rows, columns, seeds, metric, last, published)
+
+
+def _read_mapping(path: Path) -> dict[Any, Any]:
+    """The file's content, of which all can stand on a command line."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = json.dumps(content, ensure_ascii=False, default=str).encode()
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: give a table's YAML, such as one of configs/tables") from None
+    except UnicodeError:
+        raise ValueError(f"{path} is not UTF-8: give a table's YAML, such as one of configs/tables") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}; give a table's YAML") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply for a table") from None
+    except Exception as error:  # PyYAML lets through whatever its constructors raise at a damaged date or number
+        raise ValueError(
+            f"{path} is no YAML that a table can be: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {type(content).__name__}, not `rows` and what else a table has: see configs/tables")
+    if b"\\u0000" in text:
+        raise ValueError(f"{path} holds a character that no command line can have, the zero byte: remove it")
+    return content
+
+
+def _part(value: Any, where: str, path: Path) -> Part:
+    """What a row, a column or the table itself adds, checked."""
+    value = value or {}
+    if not isinstance(value, dict) or set(value) - {"configs", "arguments"}:
+        raise ValueError(f"{where} in {path} may have configs (a list of files) and arguments (a mapping); got {value!r}")
+    names, arguments = value.get("configs") or [], value.get("arguments") or {}
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"configs of {where} in {path} must be a list of files; got {names!r}")
+    if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
+        raise ValueError(f"arguments of {where} in {path} must be options of flcog fit with their values; got {arguments!r}")
+    return Part(tuple(_config(name, where, path) for name in names), arguments)
+
+
+def _config(name: str, where: str, path: Path) -> Path:
+    try:
+        config = (path.parent / name).resolve()
+        found = config.is_file()
+    except (OSError, RuntimeError):  # a name that is too long, links in a circle
+        config, found = path.parent / name, False
+    if not found:
+        raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
+    return config
+
+
+def _published_figures(
+    content: dict[Any, Any], rows: Mapping[str, Part], columns: Mapping[str, Part], path: Path
+) -> Mapping[str, Mapping[str, float]]:
+    published = content.get("published") or {}
+    if not isinstance(published, dict) or not all(isinstance(values, dict) for values in published.values()):
+        raise ValueError(f"published in {path} must be figures by row and column; got {published!r}")
+    figures = {str(row): {str(column): value for column, value in values.items()} for row, values in published.items()}
+    for row, values in figures.items():
+        for name in [row] * (row not in rows) + [name for name in values if name not in columns]:
+            raise ValueError(f"published in {path} names {name!r}, which is neither a row nor a column of the table")
+        for column, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"published in {path} must be figures; {row}, {column} is {value!r}".replace(", :", ":"))
+    return figures
+
+
+def _seeds(content: dict[Any, Any], path: Path) -> tuple[int, ...]:
+    seeds = content.get("seeds") or [0]
+    if not isinstance(seeds, list) or not all(_is_whole(seed) and seed >= 0 for seed in seeds):
+        raise ValueError(f"seeds in {path} must be a list of whole numbers, such as [0, 1, 2]; got {seeds!r}")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def cells(plan: Plan, out: Path, extra: Sequence[str]) -> list[Cell]:
@@ -154,15 +221,27 @@ def cells(plan: Plan, out: Path, extra: Sequence[str]) -> list[Cell]:
             arguments += [word for key, value in part.arguments.items() for word in (f"--{key}", _word(value))]
         arguments += [*extra, "--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
         result.append(Cell(row, column, seed, folder, arguments))
+    _check_apart(result)
     return result
 
 
+def _check_apart(runs: Sequence[Cell]) -> None:
+    """Complain of names that differ only in what a folder's name cannot have."""
+    seen: dict[Path, Cell] = {}
+    for cell in runs:
+        other = seen.setdefault(cell.folder, cell)
+        if other is not cell:
+            raise ValueError(f"{other.name} and {cell.name} would both be run in {cell.folder}: rename a row or a column")
+
+
 def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in name)
+    """Part of a path, which stays below the folder it is joined to: "." and ".." do not."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in name)
+    return plain if plain.strip(".") else plain.replace(".", "-")
 
 
 def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 class Runner:
@@ -255,7 +334,7 @@ def claim(cell: Cell) -> None:
     """Make the cell's folder, or check that what was begun there is this very run."""
     note = cell.folder / "arguments.yaml"
     if note.is_file() and (cell.folder / "output.txt").is_file():
-        earlier = yaml.safe_load(note.read_text())
+        earlier = _earlier_arguments(note)
         then, now = _settings(earlier), _settings(cell.arguments)
         if then != now:
             changed = shlex.join([word for word in now if word not in then]) or "fewer arguments"
@@ -266,6 +345,16 @@ def claim(cell: Cell) -> None:
     with clear_errors(cell.folder, OUT_REMEDY):
         make_folder(cell.folder)
     write_yaml(note, cell.arguments, OUT_REMEDY)
+
+
+def _earlier_arguments(note: Path) -> list[str]:
+    try:
+        earlier = yaml.safe_load(note.read_text(encoding="utf-8"))
+    except (UnicodeError, yaml.YAMLError):
+        earlier = None
+    if not isinstance(earlier, list) or not all(isinstance(word, str) for word in earlier):
+        raise ValueError(f"{note} is damaged: delete {note.parent}, or choose another --out")
+    return earlier
 
 
 def _settings(arguments: Sequence[str]) -> list[str]:
@@ -390,6 +479,13 @@ def _spread(values: Sequence[float]) -> str:
     return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.2f}"
 
 
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0; got {value}")
+    return value
+
+
 def _number(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -407,7 +503,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("table", type=Path, help="the table's YAML file, e.g. configs/tables/digits.yaml")
     parser.add_argument("--out", type=Path, help="where the runs and the table go; runs/<name of the file> by default")
     parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of the table's")
+    parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
     parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
     parser.add_argument("--show", action="store_true", help="print the table of what has been run so far, and run nothing")
@@ -416,7 +512,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     plan = read_plan(options.table)
     if options.seeds:
-        plan = replace(plan, seeds=tuple(options.seeds))
+        plan = replace(plan, seeds=tuple(dict.fromkeys(options.seeds)))
     if options.last:
         plan = replace(plan, last=options.last)
     if options.only:
