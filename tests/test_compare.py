@@ -125,8 +125,10 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
             lines = table.read_text().splitlines()
             name, reached = "to_accuracy_0.2", rounds[cell.row, cell.seed]
             lines[0] += "".join(f",{name}/{what}" for what in ("rounds", "up_bytes", "down_bytes"))
-            lines[reached] += f",{reached},{1024 * reached},2048"
-            table.write_text("\n".join(lines))
+            lines[1:] = [
+                line + (f",{reached},{1024 * reached},2048" if i == reached else ",,,") for i, line in enumerate(lines[1:], 1)
+            ]
+            table.write_text("\n".join(lines) + "\n")
     header, rows = compare.table(plan, runs)
     assert header[:5] == ["", "best", "last", "last 5", "rounds to accuracy_0.2"]
     # (1024 x 2.5 + 2048) bytes on average
