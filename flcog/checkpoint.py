@@ -76,8 +76,20 @@ def _load(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any
 def _test(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()  # torch.load does not look at the checksums
+        folders = [entry.filename for entry in archive.infolist() if entry.external_attr & 0x10]
+    if folders:  # torch would read nothing of what is marked so, and take whatever lies in memory
+        raise ValueError(f"{folders[0]} in it is marked as a folder")
     if damaged is not None:
         raise ValueError(f"the checksum of {damaged} in it does not match")
+
+
+def may_have_methods(path: Path, names: list[str]) -> bool:
+    """Whether a checkpoint is of a run with these methods; True where it cannot be read, which reading all of it will tell."""
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
+        return bool(payload["methods"] == names)
+    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
+        return True
 
 
 def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[str, torch.Tensor]) -> None:

@@ -113,6 +113,22 @@ def _is_ledger(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"up", "down"} and all(map(_by(_is_text, _is_count), value.values()))
 
 
+def _is_experiment(value: Any) -> bool:
+    """As :func:`flcog.experiment.describe` gives it, or empty, where rounds were driven by hand."""
+    settings = _by(_is_text, _is_state)
+    parts: dict[str, Callable[[Any], bool]] = {
+        "clients": _is_count,
+        "partition": _is_text,
+        "trained_on": _is_text,
+        "targets": _is_text,
+        "layers": _by(_is_text, _is_text),
+        "settings": settings,
+        "objects": settings,
+        "config": lambda part: part is None or settings(part),
+    }
+    return value == {} or (isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts))
+
+
 Entries = dict[str, tuple[str, Callable[[Any], bool]]]
 
 RUN: Entries = {
@@ -125,11 +141,12 @@ RUN: Entries = {
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
     "ledger": ("bytes up and down by what was sent", _is_ledger),
     "exchanged": ("digests by method", _by(_is_text, _is_text)),
+    "experiment": ("what the run was", _is_experiment),
     "observers": ("each observer's state", _by(_is_text, _by(_is_text, _is_state))),
     "tracker_run": ("a tracker's name of the run, or None", lambda value: value is None or _is_text(value)),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"exchanged"}
+LATER = {"exchanged", "experiment"}
 """What the first checkpoints had not."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

@@ -54,6 +54,8 @@ class Checkpoint(Callback):
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
+        self._run_dir: Path | None = None
+        """The run it belongs to."""
         self._pinned: dict[str, list[str]] = {}
         """The files of clients' states that each kept checkpoint refers to."""
 
@@ -83,7 +85,7 @@ class Checkpoint(Callback):
 
     def _save_last(self, trainer: "FederatedTrainer") -> None:
         trainer.save_checkpoint(_directory(trainer) / "last.ckpt")
-        self._last_round = trainer.round
+        self._last_round, self._run_dir = trainer.round, trainer.run_dir
         if trainer.is_first:
             pinned = {name for names in self._pinned.values() for name in names}
             trainer.states.prune(pinned.union(_state_files(trainer)))
@@ -98,6 +100,7 @@ class Checkpoint(Callback):
             trainer.is_first
             and self._last_round is not None
             and trainer.run_dir is not None
+            and trainer.run_dir == self._run_dir  # a second fit may have failed before it began
             and (trainer.run_dir / LAST).is_file()
         ):
             command = next_command("fit", trainer.run_dir, trainer.run_dir, cli=trainer.config is not None)

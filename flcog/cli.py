@@ -148,6 +148,8 @@ class FederatedCLI(LightningCLI):
         trainer = Commands(**options)
         self._dump_config()
         trainer.config = {key: value for key, value in self.config_dump.items() if key not in ("config", "ckpt_path")}
+        # Said for one resume: the run's own config.yaml must not say it for all that follow.
+        trainer.config["trainer"].pop("resume_changed", None)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,17 @@ def new_run_directory(root: str | Path) -> Path:
     raise ValueError(f"a thousand runs started this second under {root}")
 
 
-def find_checkpoint(ckpt_path: str | Path, root: str | Path) -> Path:
-    """The file meant by ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root``."""
+def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Path], bool]) -> Path:
+    """The file meant by ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root`` that fits."""
     if str(ckpt_path) in ("last", "best"):
-        runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns)
-        if not runs:
+        runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        newest = next(filter(fits, runs), None)
+        if newest is None:
+            others = f" of a run with these methods (the newest, {short(run_of(runs[0]))}, has others)" if runs else ""
             raise ValueError(
-                f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint; give a file, or start without ckpt_path"
+                f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint{others}; give a file, or start without ckpt_path"
             )
-        return runs[-1].with_name(f"{ckpt_path}.ckpt")
+        return newest.with_name(f"{ckpt_path}.ckpt")
     path = Path(ckpt_path)
     return path / LAST if path.is_dir() else path
 
@@ -139,4 +142,17 @@ def environment() -> dict[str, Any]:
 
 def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY) -> None:
     with files.replacing(path, "w", remedy) as file:
-        yaml.safe_dump(content, file, sort_keys=False, allow_unicode=True)
+        file.write(_as_yaml(content))
+
+
+def update_yaml(path: Path, content: Any) -> None:
+    """Write a run's file anew when it goes on; what the file said before is kept beside it, if that was something else."""
+    if path.is_file():
+        if path.read_bytes() == _as_yaml(content).encode():
+            return
+        keep_earlier(path)
+    write_yaml(path, content)
+
+
+def _as_yaml(content: Any) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

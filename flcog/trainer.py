@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog import checkpoint, lost_processes, ranges, signals
+from flcog import checkpoint, experiment, lost_processes, ranges, signals
 from flcog.aggregation import Aggregate
 from flcog.allocations import keep_allocations
 from flcog.checkpoint_contents import check_alike
@@ -61,7 +61,7 @@ from flcog.run_directory import (
     new_run_directory,
     next_command,
     run_of,
-    write_yaml,
+    update_yaml,
 )
 from flcog.signals import RoundDropped, StopSignals
 from flcog.trackers import Trackers, check_environment
@@ -111,6 +111,7 @@ class FederatedTrainer:
         seed: fixes cohorts, batches, noise: the same at any executor and number of processes.
         on_bad_update: what to do about a client of which something that it sends or keeps is NaN or infinite: ``raise``, or ``drop``
             it, which runs the round again as if it had stayed away: that takes time, and no memory for single clients' updates.
+        resume_changed: whether a checkpoint's run may go on with other settings than it was written with (see :meth:`fit`).
 
     Example:
         >>> import flcog
@@ -137,6 +138,7 @@ class FederatedTrainer:
         precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"] = "32-true",
         seed: int = 0,
         on_bad_update: Literal["raise", "drop"] = "raise",
+        resume_changed: bool = False,
     ) -> None:
         if (local_steps is None) == (local_epochs is None):
             given = "neither" if local_steps is None else "both"
@@ -173,6 +175,7 @@ class FederatedTrainer:
         self.logger, self.default_root_dir, self.seed, self.on_bad_update = logger, default_root_dir, seed, on_bad_update
         ranges.seed(self, "seed")
         self.precision, self.num_nodes, self._launched = precision, num_nodes, False
+        self.resume_changed = resume_changed
         for callback in callbacks or []:
             if not isinstance(callback, Callback):
                 raise ValueError(f"callbacks are flcog methods or observers; got {type(callback).__name__}")
@@ -187,6 +190,8 @@ class FederatedTrainer:
         """An observer sets this to end the run after the current round."""
         self.config: dict[str, Any] | None = None
         """The full configuration, where the CLI knows it."""
+        self._experiment: dict[str, Any] = {}
+        """What the run is, for its checkpoints."""
         self.run_dir: Path | None = None
         self._writer = WriterLock()
         self.trackers = Trackers()
@@ -256,7 +261,10 @@ class FederatedTrainer:
                 with ``configure_model``, and ``test_step`` or ``validation_step`` to evaluate it, are all of Lightning's hooks that
                 are called. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step.
             datamodule: the federation's data.
-            ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir``.
+            ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
+                trainer's methods. The run that goes on is the same experiment: another seed, list of methods, model, data set or
+                partition is refused, and so is any other setting that was changed, unless ``resume_changed`` says that it was
+                meant. More rounds are no change, nor is where and how the run is computed and tracked, nor which observers watch.
 
         Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end it after the round in hand, SIGTERM and a second Ctrl-C drop that round (several
         processes always finish it). The run is saved, and fit left by a KeyboardInterrupt after Ctrl-C, else by a SystemExit with
@@ -715,7 +723,7 @@ class FederatedTrainer:
             torch.set_num_threads(max(1, num_cores() // max(1, here)))
         keep_allocations()
         check_hooks(model, (datamodule, *_data_modules(self.methods)), warn=self.is_first)
-        found = None if ckpt_path is None else self.fabric.broadcast(find_checkpoint(ckpt_path, self.default_root_dir))
+        found = None if ckpt_path is None else self.fabric.broadcast(self._find_checkpoint(ckpt_path))
         if stage == "fit" and found is not None and found.is_file():
             self._claim(run_of(found))  # before anything is read, which another writer might be about to change
         saved = None if found is None else checkpoint.read(found)
@@ -733,8 +741,10 @@ class FederatedTrainer:
             found.resolve().parent / "clients" if found else self.run_dir / "checkpoints" / "clients" if self.run_dir else None
         )
         self.states = ClientStates(clients_dir, self.fabric.global_rank, self._receive_state)
+        if stage in ("fit", "replay"):
+            self._experiment = experiment.describe(self, self.methods, self.model.module, self.optimizer, datamodule, self.config)
         if found is not None and saved is not None:
-            self._restore(found, saved, resume=stage in ("fit", "replay"))
+            self._restore(found, saved, stage)
         if stage == "fit":
             self._log_setting(model, datamodule)
 
@@ -931,9 +941,9 @@ class FederatedTrainer:
             "seed": self.seed,
             **environment(),
         }
-        write_yaml(self.run_dir / "run.yaml", setting)
+        update_yaml(self.run_dir / "run.yaml", setting)
         if self.config is not None:
-            write_yaml(self.run_dir / "config.yaml", self.config)
+            update_yaml(self.run_dir / "config.yaml", self.config)
         # The command and the figures of single clients stay in the run's directory.
         told = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": told} | ({"config": self.config} if self.config else {}))
@@ -959,6 +969,7 @@ class FederatedTrainer:
             "reported": {name: sorted(clients) for name, clients in self._reported.items()},
             "ledger": self.ledger.state_dict(),
             "exchanged": checkpoint.digests(self.federation.exchanged),
+            "experiment": self._experiment,
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -976,8 +987,13 @@ class FederatedTrainer:
         torch.distributed.all_gather_object(parts, written)
         return {client: name for part in parts for client, name in part.items()}
 
-    def _restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
+    def _find_checkpoint(self, ckpt_path: str | Path) -> Path:
+        fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in self.methods])
+        return find_checkpoint(ckpt_path, self.default_root_dir, fits)
+
+    def _restore(self, path: Path, saved: dict[str, Any], stage: str) -> None:
         """Take over a checkpoint: the model alone to evaluate it, everything to go on."""
+        resume = stage in ("fit", "replay")
         checkpoint.check_same_model(path, saved["params"] | saved["buffers"], self.params | self.buffers)
         self.params = {name: saved["params"][name].to(value) for name, value in self.params.items()}
         self.buffers = {name: saved["buffers"][name].to(value) for name, value in self.buffers.items()}
@@ -1000,6 +1016,7 @@ class FederatedTrainer:
             raise ValueError(
                 f"{path} was written by a run with seed {saved['seed']}; this one has {self.seed}: use the same seed"
             )
+        self._check_experiment(path, saved.get("experiment"), stage)
         if "exchanged" in saved:  # older checkpoints have none
             checkpoint.check_same_exchange(path, saved["exchanged"], self.federation.exchanged)
         self.round = saved["round"]
@@ -1009,6 +1026,25 @@ class FederatedTrainer:
         for name, observer in self._named_observers():
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(self.round)
+
+    def _check_experiment(self, path: Path, saved: dict[str, Any] | None, stage: str) -> None:
+        """Refuse to go on as another experiment; changes that were meant are told."""
+        if not saved:
+            self.notes.append(
+                "note: this older checkpoint does not say what its run was: settings and partition are not compared"
+            )
+            return
+        experiment.check_same(path, saved, self._experiment)
+        changes = experiment.differences(saved, self._experiment)
+        if stage == "replay":
+            for change in changes:
+                print(f"other numbers than the run's: {change}")
+        elif changes and not self.resume_changed:
+            raise ValueError(
+                f"{path} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "
+                "or set trainer.resume_changed to true to go on with the changes"
+            )
+        self.notes += [f"changed: {change}" for change in changes]
 
     def _named_observers(self) -> Iterator[tuple[str, Callback]]:
         """Observers by the key of their state: their class, numbered where several share one."""

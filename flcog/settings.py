@@ -1,0 +1,81 @@
+"""What objects were told when they were made, as numbers and strings by dotted names: what a checkpoint may hold and compare."""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Collection, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DEEPEST = 8
+"""Objects that know one another would be followed for ever."""
+
+LARGE = 2**20
+"""Bytes from which on an array is told by its shape, for hashing it might read all of a disk."""
+
+
+def told(thing: object) -> dict[str, Any]:
+    """What an object's constructor was told, as far as it keeps that under the same name."""
+    kept: Mapping[str, Any] = getattr(thing, "__dict__", {})
+    names = [name for cls in type(thing).__mro__ if "__init__" in vars(cls) for name in _parameters(cls)]
+    return {name: kept[name] for name in names if name in kept} | dict(getattr(thing, "hparams", {}))
+
+
+def _parameters(cls: type) -> list[str]:
+    try:
+        return list(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
+    except ValueError:  # a class written in C may not say
+        return []
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value in numbers, strings, lists and dicts; an object's class stands under ""."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        return digest(value) if value.nbytes < LARGE else f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, str | Path | torch.dtype | torch.device):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.name
+    if hasattr(value, "__qualname__") or depth == DEEPEST:
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    further = functools.partial(plain, depth=depth + 1)
+    if isinstance(value, Mapping):
+        return {str(name): further(part) for name, part in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return list(map(further, value))
+    if isinstance(value, functools.partial):
+        return {"": further(value.func)} | {name: further(part) for name, part in value.keywords.items()}
+    return {"": type(value).__qualname__} | {name: further(part) for name, part in told(value).items()}
+
+
+def flat(value: Any, leave_out: Collection[str] = (), name: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names, as the command line has them but for its ``init_args``."""
+    if isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        value = {str(place): part for place, part in enumerate(value)}
+    if not isinstance(value, dict):
+        return {name: value}
+    parts: dict[str, Any] = {}
+    for key, part in value.items():
+        if key not in leave_out:
+            own = key in ("", "class_path", "init_args", "dict_kwargs")
+            parts |= flat(part, leave_out, name if own else f"{name}.{key}".removeprefix("."))
+    return parts
+
+
+def digest(value: Tensor | np.ndarray) -> str:
+    """Sixteen hex digits that fix an array's values."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]
