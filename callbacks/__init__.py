@@ -1,21 +1,17 @@
 """Federated methods and observers, to be listed in ``FederatedTrainer(callbacks=[...])`` in the order in which they act."""
 
-from flcog.callbacks.beta_vae import BetaVAE
-from flcog.callbacks.class_accuracy import ClassAccuracy
 from flcog.callbacks.client_dropout import ClientDropout
-from flcog.callbacks.client_fairness import ClientFairness
 from flcog.callbacks.clip_gradient import ClipGradient
-from flcog.callbacks.conditional_gan import ConditionalGAN
-from flcog.callbacks.ddpm import DDPM
 from flcog.callbacks.dense import DENSE
 from flcog.callbacks.ditto import Ditto
-from flcog.callbacks.early_stopping import EarlyStopping
 from flcog.callbacks.equal_weights import EqualWeights
 from flcog.callbacks.fedavgm import FedAvgM
-from flcog.callbacks.fedcog import FedCOG
+from flcog.callbacks.fedcog.fedcog import FedCOG
+from flcog.callbacks.fedcog.generated_images import GeneratedImages
+from flcog.callbacks.fedcog.generation_time import GenerationTime
 from flcog.callbacks.feddc import FedDC
 from flcog.callbacks.feddecorr import FedDecorr
-from flcog.callbacks.feddisco import FedDisco
+from flcog.callbacks.feddisco.feddisco import FedDisco
 from flcog.callbacks.feddm import FedDM
 from flcog.callbacks.feddyn import FedDyn
 from flcog.callbacks.fedexp import FedExP
@@ -27,22 +23,26 @@ from flcog.callbacks.fedpvr import FedPVR
 from flcog.callbacks.fedreg import FedReg
 from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.fedsam import FedSAM
-from flcog.callbacks.fedssyn import Fedssyn
-from flcog.callbacks.fedwalk import FedWalk
+from flcog.callbacks.fedssyn.fedssyn import Fedssyn
+from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
+from flcog.callbacks.fedssyn.generators.conditional_gan import ConditionalGAN
+from flcog.callbacks.fedssyn.generators.ddpm import DDPM
+from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
+from flcog.callbacks.fedssyn.gradient_heterogeneity import GradientHeterogeneity
+from flcog.callbacks.fedwalk.fedwalk import FedWalk
+from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.callbacks.fine_tune import FineTune
-from flcog.callbacks.generated_images import GeneratedImages
-from flcog.callbacks.generation_time import GenerationTime
-from flcog.callbacks.gradient_heterogeneity import GradientHeterogeneity
 from flcog.callbacks.gradient_noise import GradientNoise
-from flcog.callbacks.leash_pretraining import LeashPretraining
-from flcog.callbacks.local_models import LocalModels
 from flcog.callbacks.moon import MOON
-from flcog.callbacks.private_training import PrivateTraining
-from flcog.callbacks.rounds_to_target import RoundsToTarget
+from flcog.callbacks.observers.class_accuracy import ClassAccuracy
+from flcog.callbacks.observers.client_fairness import ClientFairness
+from flcog.callbacks.observers.early_stopping import EarlyStopping
+from flcog.callbacks.observers.local_models import LocalModels
+from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
 from flcog.callbacks.scaffold import SCAFFOLD
 from flcog.callbacks.stragglers import Stragglers
 from flcog.callbacks.vhl import VHL
-from flcog.observers import Checkpoint, ProgressBar, Summary
+from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
 
 __all__ = [
     "DDPM",

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flcog.core.checks import below_one
 from flcog.hooks import ClientView, Method, Plan
-from flcog.ranges import below_one
 
 
 @dataclass(frozen=True)

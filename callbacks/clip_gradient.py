@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flcog.core.checks import positive
 from flcog.hooks import Context, Method, Params
-from flcog.ranges import positive
 
 
 def clip(gradient: Params, max_norm: float) -> Params:

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.callbacks.distillation import distillation_loss, log_probabilities
-from flcog.callbacks.generators import batch_norm_distances, descend, example_of, input_generator, random_view
+from flcog.callbacks.parts.distillation import distillation_loss, log_probabilities
+from flcog.callbacks.parts.input_gradient import InputGradients
+from flcog.callbacks.parts.server_generators import batch_norm_distances, descend, example_of, input_generator, random_view
+from flcog.core.checks import at_least, below_one, positive
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.input_gradient import InputGradients
-from flcog.ranges import at_least, below_one, positive
 
 
 def synthesis_loss(

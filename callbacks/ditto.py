@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from flcog.client import Apply
+from flcog.core.checks import at_least, positive
 from flcog.hooks import Batch, Context, Method, Params, Slot
-from flcog.ranges import at_least, positive
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Literal
 
 import torch
 
+from flcog.core.checks import below_one, one_of, positive
 from flcog.hooks import Cohort, Messages, Method, Params, Slot
-from flcog.ranges import below_one, one_of, positive
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from flcog.callbacks.fedprox import proximal_term
 from flcog.client import Apply
+from flcog.core.checks import at_least
 from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.ranges import at_least
 
 
 @dataclass(frozen=True)

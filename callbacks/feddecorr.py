@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from flcog.client import Apply
+from flcog.core.checks import at_least
 from flcog.hooks import Batch, Context, Method, Params
-from flcog.ranges import at_least
 
 
 def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:

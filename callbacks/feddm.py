@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.callbacks.generators import descend, example_of, one_hot
-from flcog.callbacks.noise import draw_key, normal
+from flcog.callbacks.parts.input_gradient import InputGradients
+from flcog.callbacks.parts.noise import draw_key, normal
+from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
 from flcog.client import Apply
+from flcog.core.checks import at_least, below_one, positive
+from flcog.core.precision import number_dtype
 from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
-from flcog.input_gradient import InputGradients
-from flcog.precision import number_dtype
-from flcog.ranges import at_least, below_one, positive
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

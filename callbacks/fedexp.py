@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
+from flcog.core.checks import one_of, positive
+from flcog.core.precision import number_dtype
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.precision import number_dtype
-from flcog.ranges import one_of, positive
 
 
 def square_norm(params: Params) -> torch.Tensor:

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.callbacks.distillation import log_probabilities
-from flcog.callbacks.generators import descend, feature_generator, features_of
-from flcog.callbacks.noise import draw_key, uniform
+from flcog.callbacks.parts.distillation import log_probabilities
+from flcog.callbacks.parts.noise import draw_key, uniform
+from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
 from flcog.client import Apply, masked_mean
+from flcog.core.checks import at_least, positive
+from flcog.core.precision import number_dtype
 from flcog.hooks import Batch, ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.precision import number_dtype
-from flcog.ranges import at_least, positive
 
 
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:

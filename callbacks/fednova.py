@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flcog.core.precision import number_dtype
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
-from flcog.precision import number_dtype
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcog.core.checks import below_one, positive
 from flcog.hooks import Cohort, Messages, Method, Params, Slot
-from flcog.ranges import below_one, positive
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.client import Apply, masked_mean
+from flcog.core.checks import at_least, positive
 from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params, Slot
-from flcog.input_gradient import InputGradients
-from flcog.ranges import at_least, positive
 
 
 def mix(share: float, params: Params, anchor: Params) -> Params:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flcog.core.checks import at_least
 from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params
-from flcog.ranges import at_least
 
 
 def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: float) -> Params:

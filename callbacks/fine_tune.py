@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from flcog.core.checks import at_least
 from flcog.hooks import Context, Method, Params
-from flcog.ranges import at_least
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.noise import draw_key, normal
+from flcog.callbacks.parts.noise import draw_key, normal
+from flcog.core.checks import at_least
 from flcog.hooks import ClientView, Context, Method, Params, Slot
-from flcog.ranges import at_least
 
 
 @dataclass(frozen=True, kw_only=True)

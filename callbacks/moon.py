@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.client import Apply, ClientModule, masked_mean
+from flcog.core.checks import at_least, positive
 from flcog.hooks import Batch, Context, Method, Params, Slot, Upload
 from flcog.models import FeatureModel
-from flcog.ranges import at_least, positive
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:

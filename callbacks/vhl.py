@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.callbacks.distillation import rows_of_step
+from flcog.callbacks.parts.distillation import rows_of_step
 from flcog.client import Apply, ClientModule, masked_mean
+from flcog.core.checks import at_least, positive
 from flcog.data import Federation
 from flcog.hooks import Batch, ClientView, Context, Method, Params, Slot
-from flcog.ranges import at_least, positive
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.datamodules.files import reading, require_files
-from flcog.labels import require_labels
 
 _HOW_TO_GET = (
     "get ag_news_csv of Zhang et al. (linked from https://github.com/zhangxiangxiao/Crepe), unpack it, and pass "

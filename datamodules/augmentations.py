@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flcog.core.randomness import fold, hash64, uniform
 from flcog.data import Augment
-from flcog.randomness import fold, hash64, uniform
 
 Augmentation = Literal["none", "flip", "crop-flip", "crop-flip-rotate", "dermoscopy"]
 """What the papers do, by name; see :func:`augmentation`."""

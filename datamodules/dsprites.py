@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
-from flcog.labels import require_labels
 
 _FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"

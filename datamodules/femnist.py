@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.files import replacing
+from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import MADE_AGAIN, missing_files, reading
 from flcog.datamodules.partitioners import Natural
-from flcog.files import replacing
-from flcog.labels import require_labels
 
 _HOW_TO_GET = (
     "run preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of https://github.com/TalwalkarLab/leaf, and pass "

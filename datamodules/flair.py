@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.image_cache import ImageCache
 from flcog.datamodules.partitioners import Natural
-from flcog.randomness import fold
 
 COARSE_LABELS = (
     "animal",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.image_cache import ImageCache
-from flcog.randomness import fold
 
 _HOW_TO_GET = (
     "get HAM10000_metadata and both image archives from https://doi.org/10.7910/DVN/DBW86T, unpack them, and pass --data.data_dir"

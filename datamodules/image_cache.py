@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from flcog.core.files import clear_errors, make_folder, put_in_place, replacing
 from flcog.datamodules.files import MADE_AGAIN, reading
-from flcog.files import clear_errors, make_folder, put_in_place, replacing
 
 IN_MEMORY_BYTES = 2 * 2**30
 """Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""

@@ -10,10 +10,10 @@ import torch
 import torchvision
 from torch import Tensor
 
+from flcog.core.labels import require_labels
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import download, reading, require_files
-from flcog.labels import require_labels
 
 
 class MNIST(FederatedDataModule):

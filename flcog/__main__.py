@@ -1,5 +1,5 @@
 """``python -m flcog``."""
 
-from flcog.cli import main
+from flcog.commands.cli import main
 
 main()

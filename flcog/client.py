@@ -13,10 +13,10 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from flcog.core.precision import number_dtype
 from flcog.hooks import Batch, Params
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
-from flcog.precision import number_dtype
 from flcog.schedules import Piecewise, Schedule
 
 

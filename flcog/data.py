@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog import ranges
-from flcog.files import replacing
-from flcog.labels import require_targets
+from flcog.core import checks as ranges
+from flcog.core.files import replacing
+from flcog.core.labels import require_targets
 
 Task = Literal["classification", "multilabel", "regression"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from flcog.precision import number_dtype
+from flcog.core.precision import number_dtype
 
 if TYPE_CHECKING:
     from flcog.client import Apply, ClientModule
@@ -185,7 +185,7 @@ class Cohort:
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Randomness for the server's own work, keyed by seed, round and purpose."""
-        from flcog.randomness import generator
+        from flcog.core.randomness import generator
 
         return generator(self.seed, self.round, "server", purpose, device=device)
 

@@ -11,7 +11,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
-from flcog.precision import number_dtype
+from flcog.core.precision import number_dtype
 
 
 def classification_metrics(num_classes: int) -> MetricCollection:

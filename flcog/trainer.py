@@ -23,16 +23,22 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog import checkpoint, experiment, lost_processes, ranges, signals
-from flcog.aggregation import Aggregate
-from flcog.allocations import keep_allocations
-from flcog.checkpoint_contents import check_alike
 from flcog.client import ClientModule, ModelFunction, trains_itself
-from flcog.client_states import ClientStates
+from flcog.core import checks as ranges
+from flcog.core import lost_processes, signals
+from flcog.core.allocations import keep_allocations
+from flcog.core.ledger import Ledger, model_bytes
+from flcog.core.randomness import fold, generator, sample_without_replacement, seeded
+from flcog.core.signals import RoundDropped, StopSignals
 from flcog.data import FederatedDataModule, Partition
+from flcog.engine.aggregation import Aggregate
+from flcog.engine.batching import Batching, Work, make_work
+from flcog.engine.executors.base import LoopExecutor, Result, Round
+from flcog.engine.executors.choice import Job, choose_executor, loop
+from flcog.engine.lightning_hooks import check_hooks, written_hooks
+from flcog.engine.output_check import check_outputs
+from flcog.engine.program import Local, Program, num_bytes
 from flcog.evaluation import Evaluator, spread
-from flcog.executor_choice import Job, choose_executor, loop
-from flcog.executors import LoopExecutor, Result, Round
 from flcog.hooks import (
     CLIENT_HOOKS,
     Callback,
@@ -46,14 +52,10 @@ from flcog.hooks import (
     Slot,
     check_methods,
 )
-from flcog.ledger import Ledger, model_bytes
-from flcog.lightning_hooks import check_hooks, written_hooks
-from flcog.observers import default_observers
-from flcog.output_check import check_outputs
-from flcog.partition_report import partition_report, without_clients
-from flcog.program import Local, Program, num_bytes
-from flcog.randomness import fold, generator, sample_without_replacement, seeded
-from flcog.run_directory import (
+from flcog.run import checkpoint, experiment
+from flcog.run.checkpoint_contents import check_alike
+from flcog.run.client_states import ClientStates
+from flcog.run.directory import (
     LAST,
     MetricsTable,
     environment,
@@ -63,10 +65,10 @@ from flcog.run_directory import (
     run_of,
     update_yaml,
 )
-from flcog.signals import RoundDropped, StopSignals
-from flcog.trackers import Trackers, check_environment
-from flcog.work import Batching, Work, make_work
-from flcog.writer_lock import WriterLock
+from flcog.run.observers.defaults import default_observers
+from flcog.run.partition_report import partition_report, without_clients
+from flcog.run.trackers import Trackers, check_environment
+from flcog.run.writer_lock import WriterLock
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
 

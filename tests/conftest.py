@@ -36,7 +36,7 @@ def _same_start() -> Iterator[None]:
 
 @pytest.fixture
 def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that call ``flcog.cli.main``."""
+    """For tests that call ``flcog.commands.cli.main``."""
     monkeypatch.setattr("sys.argv", ["flcog"])  # LightningCLI warns of arguments given twice
     monkeypatch.setattr("sys.path", sys.path.copy())  # the working directory is added
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):

@@ -13,10 +13,10 @@ from torch import nn
 
 import flcog
 from flcog.data import Partition, Partitioner, Samples, Splits, Task
-from flcog.executors import Result, Round
+from flcog.engine.batching import Work, batches
+from flcog.engine.executors.base import Result, Round
 from flcog.hooks import Callback, Params
 from flcog.models import MLP
-from flcog.work import Work, batches
 
 SIZES = (6, 12, 10, 16, 7, 11, 4, 14)
 NUM_FEATURES, NUM_CLASSES = 6, 3

@@ -12,10 +12,10 @@ from reference.common import Problem, State
 from torch import Tensor
 
 import flcog
-from flcog.callbacks.fedcog import FedCOG
-from flcog.callbacks.local_models import LocalModels
+from flcog.callbacks.fedcog.fedcog import FedCOG
+from flcog.callbacks.observers.local_models import LocalModels
+from flcog.core.randomness import generator
 from flcog.hooks import ClientView
-from flcog.randomness import generator
 
 TINY = FedCOG(num_samples=10, steps=4, lr=0.1, lambda_dis=2.0, lambda_kd=0.7, batch_size=4)
 """Few samples, but weights that leave no term out of sight."""

@@ -7,11 +7,11 @@ from methods import RAGGED, Case
 from reference import fedavg, gradient_noise
 from torch import Tensor, nn
 
-from flcog.callbacks.beta_vae import BetaVAE
-from flcog.callbacks.fedssyn import Fedssyn
+from flcog.callbacks.fedssyn.fedssyn import Fedssyn
+from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.gradient_noise import GradientNoise
-from flcog.callbacks.noise import draw_key, normal
-from flcog.randomness import generator
+from flcog.callbacks.parts.noise import draw_key, normal
+from flcog.core.randomness import generator
 
 TINY_VAE = BetaVAE(latent=2, hidden=8, epochs=2, batch_size=8, lr=0.01)
 

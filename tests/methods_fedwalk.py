@@ -12,11 +12,11 @@ from reference.common import Problem, State
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks.fedwalk import FedWalk
-from flcog.callbacks.leash import leash_rows, linear_head
-from flcog.callbacks.leash_pretraining import LeashPretraining
+from flcog.callbacks.fedwalk.fedwalk import FedWalk
+from flcog.callbacks.fedwalk.leash import leash_rows, linear_head
+from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
+from flcog.core.randomness import generator
 from flcog.datamodules import ArrayData
-from flcog.randomness import generator
 from flcog.schedules import Piecewise
 
 WIDTH = 8

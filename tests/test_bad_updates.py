@@ -11,8 +11,8 @@ from methods import Case
 from test_methods import CASES, run
 from torch import Tensor
 
-from flcog.aggregation import BadUpdate
 from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
+from flcog.engine.aggregation import BadUpdate
 from flcog.hooks import Context, Method, Params, Plan, Slot, Upload
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -21,10 +21,10 @@ from flcog.callbacks.fedpvr import FedPVR
 from flcog.callbacks.fedreg import FedReg, climb, reject
 from flcog.callbacks.moon import MOON, Projected, contrast
 from flcog.client import Apply, ModelFunction
+from flcog.core.randomness import fold, seeded
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.hooks import Batch, Callback, Context, Params
 from flcog.models import MLP, SimpleCNN
-from flcog.randomness import fold, seeded
 
 pytestmark = pytest.mark.filterwarnings("error")
 

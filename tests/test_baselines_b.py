@@ -37,17 +37,23 @@ from flcog.callbacks.feddm import FedDM, class_means, perturb
 from flcog.callbacks.fedgen import FedGen, generator_loss
 from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.fine_tune import FineTune
-from flcog.callbacks.generators import batch_norm_distances, feature_generator, features_of, input_generator, random_view
-from flcog.callbacks.noise import normal, uniform
+from flcog.callbacks.parts.noise import normal, uniform
+from flcog.callbacks.parts.server_generators import (
+    batch_norm_distances,
+    feature_generator,
+    features_of,
+    input_generator,
+    random_view,
+)
 from flcog.callbacks.vhl import VHL, supervised_contrast, virtual_set
 from flcog.client import Apply, ModelFunction
+from flcog.core.randomness import fold
 from flcog.data import Samples, Splits
 from flcog.datamodules import Natural
-from flcog.executors import Result, Round
+from flcog.engine.batching import Work, batches, make_work
+from flcog.engine.executors.base import Result, Round
 from flcog.hooks import Batch, Callback, Context, Method, Optimisation, Params
 from flcog.models import MLP
-from flcog.randomness import fold
-from flcog.work import Work, batches, make_work
 
 pytestmark = pytest.mark.filterwarnings("error")
 

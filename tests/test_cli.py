@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import flcog
-from flcog.cli import main
+from flcog.commands.cli import main
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")

@@ -9,9 +9,9 @@ import torch
 from harness import fit, train, without_times
 from torch import Tensor
 
-from flcog import client_states
 from flcog.callbacks import SCAFFOLD, Checkpoint, Ditto
-from flcog.client_states import ClientStates
+from flcog.run import client_states
+from flcog.run.client_states import ClientStates
 
 SIZE = 1000
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flcog import compare
-from flcog.cli import main
-from flcog.curves import curves_figure
+from flcog.commands.cli import main
+from flcog.commands.compare import command as compare
+from flcog.commands.compare.curves import curves_figure
 
 TABLES = sorted((Path(__file__).parent.parent / "configs/tables").glob("*.yaml"))
 

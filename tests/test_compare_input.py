@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flcog import compare
-from flcog.cli import main
+from flcog.commands.cli import main
+from flcog.commands.compare import command as compare
 
 
 def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

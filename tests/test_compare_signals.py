@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from flcog import compare, processes
-from flcog.cli import main
-from flcog.writer_lock import WriterLock
+from flcog.commands.cli import main
+from flcog.commands.compare import command as compare
+from flcog.core import child_processes as processes
+from flcog.run.writer_lock import WriterLock
 
 ORPHAN = """
 import importlib.util, pathlib, signal, sys, time

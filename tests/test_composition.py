@@ -21,7 +21,7 @@ from test_methods import CASES, METHODS, _client_states
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
-from flcog.executors import VmapExecutor
+from flcog.engine.executors.base import VmapExecutor
 from flcog.hooks import Method, Params, check_methods
 
 FORMS: dict[str, Method] = {}

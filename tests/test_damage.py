@@ -13,9 +13,9 @@ import torch
 from harness import fit, without_times
 
 import flcog
-from flcog import checkpoint
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedAvgM, RoundsToTarget
-from flcog.metrics_rows import read_rows
+from flcog.run import checkpoint
+from flcog.run.metrics_rows import read_rows
 
 LAST = "checkpoints/last.ckpt"
 

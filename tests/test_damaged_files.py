@@ -20,8 +20,8 @@ from torch import Tensor
 
 import flcog
 from flcog.callbacks import BetaVAE, Fedssyn
-from flcog.callbacks.leash_command import main as leash
-from flcog.cli import _own_reason
+from flcog.callbacks.fedwalk.command import main as leash
+from flcog.commands.cli import _own_reason
 from flcog.data import Samples, Splits
 from flcog.datamodules import FEMNIST, FLAIR, HAM10000, MNIST, AGNews, ArrayData, DSprites, ImageFolders, Saved
 from flcog.models import MLP, ResNet18

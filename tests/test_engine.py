@@ -15,9 +15,9 @@ from harness import NUM_CLASSES, NUM_FEATURES, SIZES, BatchNormMLP, TinyData, cl
 from torch import Tensor, nn
 
 import flcog
-from flcog import checkpoint
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.hooks import HOOKS, OBSERVER_HOOKS, Batch, Callback, Method, Upload
+from flcog.run import checkpoint
 
 NOT_RECORDED = {"personal", "on_exception"}  # the one needs held-out parts of the clients, the other a failure
 
@@ -396,7 +396,7 @@ class Pictures(flcog.FederatedDataModule):
 
 
 def test_batches_are_the_same_for_any_cohort_and_process() -> None:
-    from flcog.work import Batching, make_work
+    from flcog.engine.batching import Batching, make_work
 
     federation = TinyData().federation
     batching = Batching(4, None, 2.0)
@@ -407,7 +407,7 @@ def test_batches_are_the_same_for_any_cohort_and_process() -> None:
 
 
 def test_an_epoch_reads_every_sample_once() -> None:
-    from flcog.work import Batching, make_work
+    from flcog.engine.batching import Batching, make_work
 
     federation = TinyData().federation
     for drop_last, sizes in ((False, [4, 4, 4]), (True, [4, 4, 4])):

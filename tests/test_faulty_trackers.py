@@ -10,9 +10,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from matplotlib.figure import Figure
 
 import flcog
-from flcog import checkpoint
 from flcog.callbacks import FedProx
 from flcog.hooks import Callback
+from flcog.run import checkpoint
 
 PLACES = ("save_dir", "log_dir", "experiment", "log_hyperparams", "log_metrics", "finalize")
 

@@ -32,14 +32,16 @@ from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx, generated_images, image_generator
-from flcog.callbacks.distillation import distillation_loss
-from flcog.callbacks.fedcog import FedCOG
-from flcog.callbacks.generated_images import GeneratedImages, to_pixels
-from flcog.callbacks.generation import disagreement, generate, target_loss
-from flcog.callbacks.generation_time import GenerationTime
-from flcog.callbacks.local_models import LocalModels
-from flcog.callbacks.target_labels import allot, complement
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx
+from flcog.callbacks.fedcog import generated_images
+from flcog.callbacks.fedcog.fedcog import FedCOG
+from flcog.callbacks.fedcog.generated_images import GeneratedImages, to_pixels
+from flcog.callbacks.fedcog.generation import disagreement, generate, target_loss
+from flcog.callbacks.fedcog.generation_time import GenerationTime
+from flcog.callbacks.fedcog.target_labels import allot, complement
+from flcog.callbacks.observers.local_models import LocalModels
+from flcog.callbacks.parts import image_generator
+from flcog.callbacks.parts.distillation import distillation_loss
 from flcog.data import Federation, Preprocess, Samples, Splits
 from flcog.models import MLP
 

@@ -16,11 +16,11 @@ from scipy.stats import chisquare, kstest
 
 import flcog
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedDisco, FedDyn, FineTune, Stragglers
-from flcog.callbacks.class_accuracy import frequency_groups
-from flcog.callbacks.feddisco import METRICS, discrepancy
-from flcog.callbacks.feddisco_bound import Bound, project_to_simplex
-from flcog.callbacks.secure_sum import masked
-from flcog.cli import main
+from flcog.callbacks.feddisco.bound import Bound, project_to_simplex
+from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
+from flcog.callbacks.feddisco.secure_sum import masked
+from flcog.callbacks.observers.class_accuracy import frequency_groups
+from flcog.commands.cli import main
 from flcog.data import Federation, Partition, Samples
 from flcog.datamodules import BiasedUnbiased, LongTail
 from flcog.datamodules.partitioners import class_labels

@@ -22,17 +22,19 @@ from torch import Tensor, nn
 
 import flcog
 import flcog.callbacks
-from flcog import checkpoint
-from flcog.callbacks import BetaVAE, ConditionalGAN, Fedssyn, PrivateTraining, RoundsToTarget, beta_vae, synthesis_cache
-from flcog.callbacks.beta_vae import Autoencoder, Posterior, class_means
-from flcog.callbacks.conditional_gan import Critic
-from flcog.callbacks.ddpm import DDPM, MovingAverage
-from flcog.callbacks.private_training import Budget
-from flcog.callbacks.private_training import train as train_generator
-from flcog.callbacks.shuffling import Exchange, Joined, capacity, even_split
-from flcog.callbacks.synthesis import DataGenerator, Form, Log, Sampler, matching_labels, require, subset_of
+from flcog.callbacks import BetaVAE, ConditionalGAN, Fedssyn, PrivateTraining, RoundsToTarget
+from flcog.callbacks.fedssyn import synthesis_cache
+from flcog.callbacks.fedssyn.generators import beta_vae
+from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, Log, Sampler, matching_labels, require, subset_of
+from flcog.callbacks.fedssyn.generators.beta_vae import Autoencoder, Posterior, class_means
+from flcog.callbacks.fedssyn.generators.conditional_gan import Critic
+from flcog.callbacks.fedssyn.generators.ddpm import DDPM, MovingAverage
+from flcog.callbacks.fedssyn.generators.private_training import Budget
+from flcog.callbacks.fedssyn.generators.private_training import train as train_generator
+from flcog.callbacks.fedssyn.shuffling import Exchange, Joined, capacity, even_split
 from flcog.data import Samples, Splits
 from flcog.models import MLP
+from flcog.run import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("error")
 

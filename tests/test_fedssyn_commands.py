@@ -14,9 +14,9 @@ from harness import make_trainer
 from torch import nn
 
 import flcog
-from flcog.callbacks.shuffling_study import problem_of
-from flcog.callbacks.synthesis_cache import export_images
-from flcog.cli import main
+from flcog.callbacks.fedssyn.shuffling_study import problem_of
+from flcog.callbacks.fedssyn.synthesis_cache import export_images
+from flcog.commands.cli import main
 from flcog.datamodules import Digits, LeastSquares, Natural, Quadratics, Shuffled
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,7 @@ def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFi
     (directory,) = [path for path in Path("runs").iterdir() if path.name != "synthetic"]
     assert (directory / "synthetic.csv").is_file() and (directory / "figures" / "synthetic-images-000000.png").is_file()
     # Ten images of 28x28 bytes and a label each.
-    assert f"{10 * (28 * 28 + 8)}" in str(flcog.checkpoint.read(directory / "checkpoints" / "last.ckpt")["ledger"])
+    assert f"{10 * (28 * 28 + 8)}" in str(flcog.run.checkpoint.read(directory / "checkpoints" / "last.ckpt")["ledger"])
 
 
 def test_rounds_of_the_study_are_those_of_a_run() -> None:

@@ -34,11 +34,11 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import EqualWeights, FedAvgM
-from flcog.callbacks import leash as leash_module
-from flcog.callbacks.fedwalk import FedWalk, log_loss_ratio
-from flcog.callbacks.leash import leash_rows
-from flcog.callbacks.leash_pretraining import LeashPretraining
-from flcog.cli import main
+from flcog.callbacks.fedwalk import leash as leash_module
+from flcog.callbacks.fedwalk.fedwalk import FedWalk, log_loss_ratio
+from flcog.callbacks.fedwalk.leash import leash_rows
+from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
+from flcog.commands.cli import main
 from flcog.data import Augment
 from flcog.datamodules import ArrayData, ImageFolders
 from flcog.datamodules import leash_classes as classes

@@ -17,12 +17,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 from test_compare import fake_run, plan_file
 
-from flcog import checkpoint, compare, files
-from flcog.callbacks import synthesis_cache
-from flcog.cli import main
+from flcog.callbacks.fedssyn import synthesis_cache
+from flcog.commands.cli import main
+from flcog.commands.compare import command as compare
+from flcog.core import files
 from flcog.data import Partition
 from flcog.hooks import Callback
-from flcog.run_directory import MetricsTable, write_yaml
+from flcog.run import checkpoint
+from flcog.run.directory import MetricsTable, write_yaml
 
 ROOT = Path(__file__).parent.parent
 NO_SPACE = os.strerror(errno.ENOSPC)

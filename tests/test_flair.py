@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from flcog import FederatedTrainer, MultiLabelClassifier
-from flcog.cli import main
+from flcog.commands.cli import main
 from flcog.datamodules import FLAIR, IID, flair, image_cache
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache

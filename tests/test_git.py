@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flcog.git import git_commit
+from flcog.core.git import git_commit
 
 
 def git(*arguments: str) -> str:

@@ -13,7 +13,7 @@ from methods_fedssyn import TINY_VAE
 from torch import nn
 
 from flcog.callbacks import Fedssyn, GradientHeterogeneity
-from flcog.callbacks.gradient_heterogeneity import measure, noise_bound
+from flcog.callbacks.fedssyn.gradient_heterogeneity import measure, noise_bound
 from flcog.data import Federation
 from flcog.datamodules import LeastSquares, Natural, Quadratics, Shuffled
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.input_gradient import InputGradients, _Convolution
+from flcog.callbacks.parts.input_gradient import InputGradients, _Convolution
 
 
 def loss(inputs: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:

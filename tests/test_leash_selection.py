@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import yaml
 
-from flcog.callbacks.leash_command import main, read_classes, read_reference
-from flcog.callbacks.leash_ranking import rank, text_similarity, wordnet_similarity
-from flcog.callbacks.leash_selection import choose, prompt, read_answer
+from flcog.callbacks.fedwalk.command import main, read_classes, read_reference
+from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
+from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
 from flcog.datamodules.leash_classes import CIFAR10_HH, CIFAR10_LH, CIFAR10_TOP4
 
 CLASSES = ["cat", "polar bear"]

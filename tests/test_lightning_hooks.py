@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Ditto, FedSAM, FineTune
-from flcog.lightning_hooks import ASKED, ASKED_OF_DATA, REFUSED, lightning_hooks
+from flcog.engine.lightning_hooks import ASKED, ASKED_OF_DATA, REFUSED, lightning_hooks
 from flcog.models import MLP
 
 

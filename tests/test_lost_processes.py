@@ -15,9 +15,10 @@ from harness import TinyData, classifier
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 import flcog
-from flcog import checkpoint, lost_processes
+from flcog.core import lost_processes
+from flcog.core.lost_processes import WITHOUT_A_WORD, Death, ProcessDied
 from flcog.hooks import Callback, Context, Method, Params, Slot, Upload
-from flcog.lost_processes import WITHOUT_A_WORD, Death, ProcessDied
+from flcog.run import checkpoint
 
 TESTS = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flcog.masking import masked, masked_command, masked_text
+from flcog.run.masking import masked, masked_command, masked_text
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from torch import Tensor, nn
 import flcog
 import flcog.callbacks
 import flcog.datamodules
-from flcog.aggregation import BadUpdate
 from flcog.callbacks import (
     SCAFFOLD,
     ClientDropout,
@@ -55,10 +54,11 @@ from flcog.callbacks import (
     FedYogi,
     Stragglers,
 )
+from flcog.engine.aggregation import BadUpdate
+from flcog.engine.executors.threads import ThreadedLoop
 from flcog.hooks import Cohort, Method, Params
 from flcog.models import Dropout
 from flcog.schedules import Piecewise
-from flcog.threads import ThreadedLoop
 
 pytestmark = pytest.mark.filterwarnings("error")
 

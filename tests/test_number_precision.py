@@ -14,7 +14,7 @@ from test_methods import CASES
 from torch import Tensor
 
 from flcog.callbacks import FedCOG, FedDisco, FedGen, FedNova, Stragglers
-from flcog.callbacks.noise import normal, uniform
+from flcog.callbacks.parts.noise import normal, uniform
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Optimisation, Params, Slot, Upload
 from flcog.metrics import multilabel_scores
 

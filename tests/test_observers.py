@@ -16,19 +16,19 @@ from harness import TinyData, assert_close, classifier, fit, without_times
 from rich.console import Console
 
 import flcog
-from flcog import checkpoint
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedAvgM, FedProx, RoundsToTarget
-from flcog.checkpointing import Checkpoint
+from flcog.core.ledger import human
+from flcog.core.monitor import Monitor, lower_is_better, main_metric
+from flcog.core.text import clock, seconds
 from flcog.data import Splits
 from flcog.evaluation import spread
 from flcog.hooks import Callback, Cohort, Messages, Method, Params, Slot
-from flcog.ledger import human
 from flcog.models import MLP
-from flcog.monitor import Monitor, lower_is_better, main_metric
-from flcog.observers import default_observers
-from flcog.progress import REFRESHES_PER_SECOND, ProgressBar
-from flcog.summary import Summary, describe
-from flcog.text import clock, seconds
+from flcog.run import checkpoint
+from flcog.run.observers.checkpoint import Checkpoint
+from flcog.run.observers.defaults import default_observers
+from flcog.run.observers.progress import REFRESHES_PER_SECOND, ProgressBar
+from flcog.run.observers.summary import Summary, describe
 
 STANDSTILL = partial(torch.optim.SGD, lr=0.0)
 """An optimiser under which no metric ever changes."""
@@ -354,7 +354,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal of 80 columns is sent by the progress bar."""
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
-    monkeypatch.setattr("flcog.progress.Console", console)
+    monkeypatch.setattr("flcog.run.observers.progress.Console", console)
     return screen
 
 
@@ -504,7 +504,7 @@ trainer:
 def test_the_commands_that_a_run_suggests_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flcog.cli import main
+    from flcog.commands.cli import main
 
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     (tmp_path / "config.yaml").write_text(CONFIG.format(root=tmp_path / "runs"))

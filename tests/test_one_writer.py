@@ -13,8 +13,8 @@ from harness import TinyData, classifier, fit, make_trainer
 from test_resume import finish, run, start
 
 import flcog
-from flcog.run_directory import MetricsTable
-from flcog.writer_lock import WriterLock
+from flcog.run.directory import MetricsTable
+from flcog.run.writer_lock import WriterLock
 
 HELD = (
     rf"is being trained by process {os.getpid()} on {platform.node()} since 2\d\d\d-.*: wait until that has ended or stop it, or"

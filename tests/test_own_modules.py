@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flcog.cli import main
+from flcog.commands.cli import main
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")

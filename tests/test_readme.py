@@ -10,8 +10,8 @@ import torch
 
 import flcog
 import flcog.datamodules
-from flcog import tables
-from flcog.cli import main
+from flcog.commands import methods as tables
+from flcog.commands.cli import main
 from flcog.datamodules import Digits
 
 ROOT = Path(__file__).parent.parent

@@ -13,9 +13,9 @@ import torch
 from harness import TinyData, classifier, make_trainer
 
 import flcog
-from flcog import checkpoint
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
 from flcog.hooks import Cohort, Messages, Params, Slot
+from flcog.run import checkpoint
 
 SCRIPT = """
 import sys

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import TinyData, classifier, fit
 
-from flcog.run_directory import MetricsTable, find_checkpoint, new_run_directory, next_command, run_of, short
+from flcog.run.directory import MetricsTable, find_checkpoint, new_run_directory, next_command, run_of, short
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -12,11 +12,11 @@ from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, fit, make_t
 from torch import nn
 
 import flcog
-from flcog import checkpoint, experiment
 from flcog.callbacks import SCAFFOLD, FedProx
-from flcog.cli import main
-from flcog.run_directory import update_yaml
-from flcog.settings import flat, plain
+from flcog.commands.cli import main
+from flcog.core.told import flat, plain
+from flcog.run import checkpoint, experiment
+from flcog.run.directory import update_yaml
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "local_steps": 4}
 

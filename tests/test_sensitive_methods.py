@@ -11,9 +11,9 @@ from methods_baselines_b import FEDDM
 from reference import feddecorr
 
 import flcog
-from flcog.aggregation import BadUpdate
 from flcog.callbacks import Ditto, FedDecorr, FedDM, GradientNoise
 from flcog.callbacks.feddecorr import decorrelation
+from flcog.engine.aggregation import BadUpdate
 
 
 def almost_without_a_feature(scale: float) -> flcog.Classifier:

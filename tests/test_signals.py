@@ -17,9 +17,10 @@ import torch
 from harness import RecordingTrainer, TinyData, classifier, make_trainer, without_times
 
 import flcog
-from flcog import checkpoint, signals
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM, FedDisco
+from flcog.core import signals
 from flcog.hooks import Context, Gradient, Params
+from flcog.run import checkpoint
 
 ROUNDS = 5
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flcog.cli import main
+from flcog.commands.cli import main
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import flcog.callbacks
-from flcog import tables
 from flcog.callbacks import SCAFFOLD, FedAvgM, FedDisco, FedProx
-from flcog.cli import main
+from flcog.commands import methods as tables
+from flcog.commands.cli import main
 from flcog.data import Federation
 from flcog.hooks import Method, Params, Slot, Upload
 
@@ -89,7 +89,7 @@ def test_its_columns(method: Method, column: str, value: Any) -> None:
 def test_it_fits_a_terminal(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     some = ["FedCOG", "FedProx", "LeashPretraining"]
-    monkeypatch.setattr("flcog.cli._classes", lambda module: [METHODS[name] for name in some])
+    monkeypatch.setattr("flcog.commands.cli._classes", lambda module: [METHODS[name] for name in some])
     main(["methods"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width

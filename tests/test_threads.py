@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import SCAFFOLD, FedDyn
-from flcog.executors import LoopExecutor
+from flcog.engine.executors.base import LoopExecutor
+from flcog.engine.executors.threads import ThreadedLoop
 from flcog.hooks import Batch, Context, Method, Params, Slot
 from flcog.models import Dropout
 from flcog.schedules import Exponential
-from flcog.threads import ThreadedLoop
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from wandb.proto import wandb_internal_pb2
 
 import flcog
-from flcog import checkpoint, trackers
 from flcog.callbacks import FedProx
 from flcog.hooks import Callback
-from flcog.trackers import Trackers
+from flcog.run import checkpoint, trackers
+from flcog.run.trackers import Trackers
 
 TESTS = Path(__file__).parent
 

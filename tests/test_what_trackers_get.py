@@ -13,7 +13,7 @@ from test_faulty_trackers import Faulty
 
 import flcog
 from flcog.hooks import Callback
-from flcog.partition_chart import PartitionChart
+from flcog.run.observers.partition_chart import PartitionChart
 
 
 class Listens(Faulty):

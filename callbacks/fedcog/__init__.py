@@ -1,0 +1,1 @@
+"""FedCOG, its generation of inputs, and the observers that look at it."""

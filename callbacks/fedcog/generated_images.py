@@ -1,0 +1,113 @@
+"""An observer that shows what FedCOG's clients generate."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
+from flcog.client import Apply, PlainApply
+from flcog.core.randomness import generator
+from flcog.data import Federation
+from flcog.hooks import Callback, ClientView, Slot
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+class GeneratedImages(Callback):
+    """Logs a picture of generated images as ``generated_images``: a column for each class, a row for each number of steps.
+
+    They are those of one client's next round: of the global model and of the last local model of the lowest-numbered client that
+    has one. All rows start from the same noise. Figure 5 of FedCOG, https://arxiv.org/abs/2312.05966.
+
+    Args:
+        steps: of generation, a row each.
+        every_n_rounds: rounds between pictures, counted while FedCOG acts; its last round always has one.
+        max_classes: columns at most, >= 1.
+
+    Example:
+        >>> GeneratedImages(steps=(0, 100, 500), every_n_rounds=5).steps
+        (0, 100, 500)
+    """
+
+    def __init__(self, steps: Sequence[int] = (0, 100, 200, 500, 1000), every_n_rounds: int = 10, max_classes: int = 10) -> None:
+        if not steps or min(steps) < 0:
+            raise ValueError(f"steps are one or more numbers of at least 0; got {steps}")
+        if every_n_rounds < 1 or max_classes < 1:
+            raise ValueError(f"every_n_rounds and max_classes must be at least 1; got {every_n_rounds} and {max_classes}")
+        self.steps, self.every_n_rounds, self.max_classes = tuple(steps), every_n_rounds, max_classes
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        fedcog_of(trainer, self)
+        if trainer.federation.train.inputs.ndim != 4:
+            raise ValueError("GeneratedImages shows images, but the data holds none: remove GeneratedImages")
+
+    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        method = fedcog_of(trainer, self)
+        last = round in (trainer.rounds, method.stop_round) or trainer.should_stop
+        acted = round - method.start_round
+        if trainer.is_first and acted > 0 and method.active(round - 1) and (last or acted % self.every_n_rounds == 0):
+            classes = torch.arange(min(self.max_classes, trainer.federation.num_classes))
+            rows = [generate_as_client(trainer, dataclasses.replace(method, steps=n), len(classes), classes) for n in self.steps]
+            figure = image_grid([to_pixels(trainer.federation, row) for row in rows], self.steps, trainer.federation.class_names)
+            trainer.trackers.log_figure("generated_images", figure, round)
+
+
+def fedcog_of(trainer: "FederatedTrainer", observer: Callback) -> FedCOG:
+    """The run's FedCOG, which ``observer`` needs."""
+    for method in trainer.methods:
+        if isinstance(method, FedCOG):
+            return method
+    name = type(observer).__name__
+    raise ValueError(f"{name} looks at what FedCOG generates: add FedCOG to the callbacks, or remove {name}")
+
+
+def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples: int, classes: Tensor | None = None) -> Tensor:
+    """What a client would generate from the present global model and its own last one.
+
+    Args:
+        trainer: of the run; the client is its lowest-numbered one that this process holds a local model of.
+        method: how.
+        num_samples: how many inputs.
+        classes: what they show, [num_samples]; None for what the client would choose.
+    """
+    states, device = trainer.states, trainer.fabric.device
+    holder = next((client for client in states.clients if method.name in states.get(client)), None)
+    kept, client = (None, 0) if holder is None else (states.get(holder)[method.name], holder)
+    view = ClientView(client, int(trainer.federation.partition.sizes[client]), method.start_round, trainer.federation)
+    # What it would generate is asked of one that distils nothing too.
+    method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
+    draws: Slot = method.draw(generator(trainer.seed, "generated images"), view)
+    if classes is not None:
+        draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]
+    draws = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), draws)
+    apply = (PlainApply if trainer.plain else Apply)(trainer.model, trainer.buffers)
+    last = (kept["params"], kept["buffers"]) if kept else None
+    return make_inputs(method, apply, draws, (trainer.params, trainer.buffers), last)
+
+
+def to_pixels(federation: Federation, inputs: Tensor) -> Tensor:
+    """Model inputs [N, C, H, W] as colours in [0, 1], [N, H, W, C]: the inverse of the data's preprocessing."""
+    stored = torch.as_tensor(federation.train.inputs[:1])
+    white = torch.full_like(stored, 1 if stored.is_floating_point() else 255)
+    low, high = (federation.preprocess(image).cpu() for image in (torch.zeros_like(white), white))
+    return ((inputs.cpu() - low) / (high - low)).clamp(0, 1).permute(0, 2, 3, 1)
+
+
+def image_grid(rows: Sequence[Tensor], steps: Sequence[int], class_names: Sequence[str] | None) -> Figure:
+    """Rows of images [N, H, W, C] under their classes' names."""
+    figure = Figure(figsize=(len(rows[0]) + 0.6, len(rows) + 0.4))
+    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06})
+    for row, images in enumerate(rows):
+        axes[row, 0].set_ylabel(f"{steps[row]} steps", fontsize=8)
+        for column, image in enumerate(images):
+            # Neither grey nor RGB: the mean of the channels.
+            axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
+            axes[row, column].set(xticks=[], yticks=[])
+            if row == 0:
+                axes[0, column].set_title(class_names[column] if class_names else str(column), fontsize=8)
+    return figure

@@ -1,0 +1,137 @@
+"""Inputs made from models alone: optimised from noise until one model recognises given labels in them and another does not."""
+
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcog.callbacks.parts.distillation import kl_divergence, log_probabilities
+from flcog.callbacks.parts.input_gradient import InputGradients
+from flcog.hooks import Params
+
+Model = Callable[[Tensor], Tensor]
+"""From inputs [B, ...] to outputs (logits) [B, C]."""
+
+Divergence = Literal["paper", "code"]
+
+
+def target_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy to classes [B], or mean binary cross-entropy to multi-hot rows [B, C].
+
+    >>> round(float(target_loss(torch.zeros(1, 4), torch.tensor([2]))), 4)  # log 4
+    1.3863
+    """
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if labels.ndim == 1:
+        return F.cross_entropy(outputs, labels)
+    return F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype))
+
+
+def disagreement(first: Tensor, second: Tensor, multilabel: bool = False, divergence: Divergence = "paper") -> Tensor:
+    """One minus the mean Jensen-Shannon divergence of two models' outputs: 1 where they agree, 1 - log 2 where they exclude each other.
+
+    With p and q their probabilities and m = (p + q) / 2, eq. 2 of FedCOG (https://arxiv.org/abs/2312.05966) is::
+
+        1 - 1/2 [KL(p || m) + KL(q || m)]
+
+    The authors' code (https://github.com/rui-ye/FedCOG) turns the divergences round, KL(m || p) and KL(m || q), with every
+    probability held within [0.01, 0.99] and their mean below 1, where its gradient ends: ``divergence="code"``. For labels that
+    exclude none another, p and q are each label's probabilities to be absent or present, averaged over the labels.
+
+    >>> opposite = torch.tensor([[50.0, 0.0]])
+    >>> round(float(disagreement(opposite, -opposite)), 4)
+    0.3069
+    """
+    log_p, log_q = log_probabilities(first, multilabel), log_probabilities(second, multilabel)
+    if divergence == "paper":
+        log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+        return 1 - (kl_divergence(log_p, log_m) + kl_divergence(log_q, log_m)) / 2
+    p, q = log_p.exp(), log_q.exp()
+    log_p, log_q, log_m = (value.clamp(0.01, 0.99).log() for value in (p, q, (p + q) / 2))
+    return 1 - ((kl_divergence(log_m, log_p) + kl_divergence(log_m, log_q)) / 2).clamp(0, 1)
+
+
+def adam(
+    gradient: Callable[[Params], Params], variables: Params, steps: int, lr: float, betas: tuple[float, float], eps: float = 1e-8
+) -> Params:
+    """``torch.optim.Adam`` as a pure function, which vmap can run on many clients at once."""
+    mean, square = ({name: torch.zeros_like(value) for name, value in variables.items()} for _ in range(2))
+    for step in range(1, steps + 1):
+        rate, correction = lr / (1 - betas[0] ** step), 1 - betas[1] ** step
+        slopes, moved = gradient(variables), {}
+        for name, slope in slopes.items():
+            mean[name] = betas[0] * mean[name] + (1 - betas[0]) * slope
+            square[name] = betas[1] * square[name] + (1 - betas[1]) * slope.square()
+            moved[name] = variables[name] - rate * mean[name] / ((square[name] / correction).sqrt() + eps)
+        variables = moved
+    return variables
+
+
+@torch.no_grad()
+def generate(
+    noise: Tensor,
+    labels: Tensor,
+    global_model: Model,
+    local_model: Model | None = None,
+    lambda_dis: Tensor | float = 0.1,
+    steps: int = 100,
+    lr: float = 0.01,
+    betas: tuple[float, float] = (0.5, 0.9),
+    batch_size: int | None = None,
+    divergence: Divergence = "paper",
+    weights: Params | None = None,
+    decode: Callable[[Params], Tensor] = operator.itemgetter("noise"),
+) -> Tensor:
+    """Inputs, one for each label, that the global model recognises and the local model sees otherwise (eq. 1 of FedCOG).
+
+    By so many steps of Adam on the inputs x themselves, which start as ``noise``::
+
+        min_x  CE(global(x), y) + lambda_dis * disagreement(global(x), local(x))
+
+    or on latent noise z and the weights of a generator, x = decode(z, weights), in their place. Pure, and fit for vmap. The
+    models' parameters get no gradient; put BatchNorm into evaluation mode.
+
+    Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR 2024,
+    https://arxiv.org/abs/2312.05966.
+
+    Args:
+        noise: where x (or z) starts, [N, ...].
+        labels: y, classes [N] or multi-hot rows [N, C].
+        global_model: recognises the labels.
+        local_model: is to disagree; None leaves that term out.
+        lambda_dis: weight of the disagreement; a tensor can switch it off for some clients.
+        steps: of Adam; 0 returns the noise.
+        lr, betas: of Adam.
+        batch_size: inputs that are made at a time, for clients of little memory; None for all at once.
+        divergence: the form of the disagreement.
+        weights: the generator's initial weights; each batch trains its own from there.
+        decode: x from ``{"noise": ..., **weights}``.
+
+    Returns:
+        x of the last step, [N, ...].
+
+    Example:
+        >>> x = generate(torch.zeros(2, 2), torch.tensor([0, 1]), global_model=lambda x: x, steps=3)
+        >>> bool((x.diagonal() > 0).all())
+        True
+    """
+
+    def loss(variables: Params, labels: Tensor) -> Tensor:
+        inputs = decode(variables)
+        outputs = global_model(inputs)
+        if local_model is None:
+            return target_loss(outputs, labels)
+        apart = disagreement(outputs, local_model(inputs), labels.ndim == 2, divergence)
+        return target_loss(outputs, labels) + lambda_dis * apart
+
+    size, gradient, made = batch_size or len(noise), torch.func.grad(loss), []
+    for start, wanted in zip(noise.split(size), labels.split(size), strict=True):
+        with InputGradients():
+            variables = adam(partial(gradient, labels=wanted), {"noise": start} | (weights or {}), steps, lr, betas)
+        made.append(decode(variables))
+    return torch.cat(made)

@@ -1,0 +1,1 @@
+"""FedDisco, its bound and the command that minimises it."""

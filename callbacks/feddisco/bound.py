@@ -1,0 +1,177 @@
+"""FedDisco's theory: the optimisation bound of Theorem 4.5 as a function of the aggregation weights, and what minimises it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flcog.core.checks import at_least, positive
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How near a stationary point FedAvg with aggregation weights p comes in T rounds: a bound on min_t E||grad F(w_t)||^2.
+
+    With n the K clients' shares of the samples, d their discrepancies, and W_D as in the proof (C.2.3; section 4 drops its K)::
+
+        A = 2 tau (tau - 1) eta^2 L^2,    W_D = 2 K sum_k (n_k - p_k)^2
+        N(p) = 2 (1 - A) [F(w_0) - F_inf] / (tau eta T) + (1 - A) W_D B / K sum_k d_k + 2 (1 - A) L eta sigma^2 sum_k p_k^2
+               + 2 (tau - 1) sigma^2 L^2 eta^2 + 2 A B sum_k p_k d_k
+        D(p) = 1 - 3 A - W_D (1 - A)
+        original:       N(p) / D(p)                 (Theorem 4.5)
+        reformulated:   N(p) - lambda D(p)          (eq. 1)
+
+    The reformulation is Dinkelbach's transform of the ratio. With lambda the bound of the weights that one starts from, whatever
+    lowers the reformulation lowers the original; with lambda its least value, both have the same minimiser. That is how
+    :meth:`tightest` finds it, which the paper calls complicated.
+
+    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, sections 4 and C,
+    https://arxiv.org/abs/2305.19229; Dinkelbach, On Nonlinear Fractional Programming, 1967,
+    https://doi.org/10.1287/mnsc.13.7.492.
+
+    Args:
+        n: shares of the samples, [K], >= 0 and of sum 1.
+        d: discrepancies, [K], >= 0.
+        tau: local steps, >= 1.
+        eta: local learning rate, > 0; eta L <= 1 / (2 tau), and small enough that A < 1/3: else the bound bounds nothing.
+        L: smoothness of the clients' losses, > 0.
+        sigma: standard deviation of a mini-batch's gradient, >= 0.
+        B: what a unit of discrepancy adds to a client's squared gradient norm, > 0.
+        gap: F(w_0) - F_inf, >= 0.
+        T: rounds, >= 1.
+
+    Example:
+        >>> bound = Bound(n=[0.5, 0.5], d=[0.2, 0.8], tau=10, eta=0.03, L=1.0, sigma=1.0, B=1.0, gap=1.0, T=100)
+        >>> [round(float(weight), 3) for weight in bound.tightest()]
+        [0.514, 0.486]
+    """
+
+    n: np.ndarray
+    d: np.ndarray
+    tau: int = 20
+    eta: float = 0.018
+    L: float = 1.0
+    sigma: float = 1.0
+    B: float = 10.0
+    gap: float = 1.0
+    T: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("n", "d"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
+        for name, value in vars(self).items():
+            values = np.ravel(value)
+            # So far that squares and products, of which the bound is made, stay finite.
+            bad = ~(np.abs(values) < 1e75)
+            if bad.any():
+                raise ValueError(f"Bound: {name} must be finite, and below 1e75; got {values[bad][0]}")
+        if self.n.ndim != 1 or self.n.shape != self.d.shape or not len(self.n):
+            raise ValueError(f"Bound: n and d hold one number per client; got shapes {self.n.shape} and {self.d.shape}")
+        if self.n.min() < 0 or abs(self.n.sum() - 1) > 1e-6 or self.d.min() < 0:
+            raise ValueError(
+                f"Bound: n are shares >= 0 of sum 1 and d is at least 0; got sum {self.n.sum():g}, least d {self.d.min():g}"
+            )
+        at_least(self, 1, "tau", "T")
+        at_least(self, 0, "sigma", "gap")
+        positive(self, "eta", "L", "B")
+        if self.eta * self.L > 1 / (2 * self.tau) or self.A >= 1 / 3:
+            raise ValueError(
+                f"Bound: needs eta L <= 1 / (2 tau) and 2 tau (tau - 1) (eta L)^2 < 1/3; got eta L = {self.eta * self.L:g} and "
+                f"{self.A:g} with tau = {self.tau}: lower eta or tau"
+            )
+
+    @property
+    def A(self) -> float:
+        return 2 * self.tau * (self.tau - 1) * (self.eta * self.L) ** 2
+
+    def numerator(self, p: np.ndarray) -> float:
+        """T1 + T2 + T3 + T4 + T5."""
+        mismatch = 2 * len(self.n) * np.square(self.n - p).sum()
+        return float(
+            2 * (1 - self.A) * self.gap / (self.tau * self.eta * self.T)
+            + (1 - self.A) * mismatch * self.B * self.d.mean()
+            + 2 * (1 - self.A) * self.L * self.eta * self.sigma**2 * np.square(p).sum()
+            + 2 * (self.tau - 1) * (self.sigma * self.L * self.eta) ** 2
+            + 2 * self.A * self.B * (p @ self.d)
+        )
+
+    def denominator(self, p: np.ndarray) -> float:
+        """1 / T0."""
+        mismatch = 2 * len(self.n) * np.square(self.n - p).sum()
+        return float(1 - 3 * self.A - (1 - self.A) * mismatch)
+
+    def original(self, p: np.ndarray) -> float:
+        """The bound of Theorem 4.5; infinite for weights so far from n that it says nothing."""
+        below = self.denominator(p)
+        return self.numerator(p) / below if below > 0 else np.inf
+
+    def reformulated(self, p: np.ndarray, weight: float) -> float:
+        """The objective of eq. 1, with ``weight`` for its lambda."""
+        return self.numerator(p) - weight * self.denominator(p)
+
+    def gradient(self, p: np.ndarray, weight: float) -> np.ndarray:
+        """Of the reformulation, by p."""
+        return self._curvature(weight) * p - self._pull(weight) * self.n + 2 * self.A * self.B * self.d
+
+    def minimiser(self, weight: float) -> np.ndarray:
+        """The weights that minimise the reformulation, in closed form (eq. 54).
+
+        The multipliers of its constraints make it a projection: the objective is a paraboloid about the projected point.
+        """
+        centre = (self._pull(weight) * self.n - 2 * self.A * self.B * self.d) / self._curvature(weight)
+        return project_to_simplex(centre)
+
+    def coefficients(self, weight: float) -> tuple[float, float]:
+        """a and b of eq. 2, ``p_k proportional to n_k - a d_k + b``: the minimiser, as far as no client's weight is 0."""
+        a = 2 * self.A * self.B / self._pull(weight)
+        noise = self._curvature(weight) / self._pull(weight) - 1
+        return a, float(noise + a * self.d.sum()) / len(self.n)
+
+    def tightest(self, tolerance: float = 1e-13) -> np.ndarray:
+        """The weights that minimise the original bound: Dinkelbach's iteration, each step of which is the closed form."""
+        p, ratio = self.n, self.original(self.n)
+        while True:
+            p = self.minimiser(ratio)
+            lower = self.original(p)
+            if ratio - lower <= tolerance * ratio:
+                return p
+            ratio = lower
+
+    def descend(self, start: np.ndarray, weight: float, steps: int, lr: float) -> np.ndarray:
+        """Projected gradient descent on the reformulation, as in Table 6: the weights at every step, [steps + 1, K].
+
+        Args:
+            start: first weights.
+            weight: lambda.
+            steps: how many.
+            lr: step size, as a share of the inverse curvature, in (0, 2): 1 arrives in one step.
+        """
+        if not 0 < lr < 2:
+            raise ValueError(f"Bound: lr is a share of the inverse curvature, in (0, 2), beyond which descent diverges; got {lr}")
+        path = [np.asarray(start, dtype=np.float64)]
+        for _ in range(steps):
+            slope = self.gradient(path[-1], weight)
+            path.append(project_to_simplex(path[-1] - lr / self._curvature(weight) * slope))
+        return np.stack(path)
+
+    def _pull(self, weight: float) -> float:
+        """How strongly the reformulation draws p_k to n_k."""
+        if not 0 <= weight < 1e150:
+            raise ValueError(f"Bound: lambda must be at least 0 and finite, and below 1e150; got {weight}")
+        return 4 * (1 - self.A) * (self.B * self.d.sum() + len(self.n) * weight)
+
+    def _curvature(self, weight: float) -> float:
+        return self._pull(weight) + 4 * (1 - self.A) * self.L * self.eta * self.sigma**2
+
+
+def project_to_simplex(point: np.ndarray) -> np.ndarray:
+    """The nearest weights: non-negative and of sum 1.
+
+    Held, Wolfe and Crowder, Validation of subgradient optimization, 1974: all coordinates sink by one amount, those that would
+    become negative stop at 0.
+
+    >>> project_to_simplex(np.array([0.7, 0.5, -0.2]))
+    array([0.6, 0.4, 0. ])
+    """
+    ordered = np.sort(point)[::-1]
+    sunk = (np.cumsum(ordered) - 1) / np.arange(1, len(point) + 1)
+    return np.maximum(point - sunk[np.flatnonzero(ordered > sunk)[-1]], 0)

@@ -1,0 +1,76 @@
+"""``flcog feddisco-bound``: the numerical simulation of FedDisco's Table 6."""
+
+import argparse
+
+import numpy as np
+import torch
+
+from flcog.callbacks.feddisco.bound import Bound
+from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
+from flcog.data import Partitioner, Samples
+from flcog.datamodules.partitioners import Dirichlet
+
+
+def clients(partitioner: Partitioner, num_clients: int, num_classes: int, num_samples: int, metric: str, seed: int) -> tuple:
+    """Shares of the samples and discrepancies from uniform of the clients of a split of balanced classes.
+
+    >>> shares, distances = clients(Dirichlet(1e6), 4, 10, 1000, "l2", seed=0)
+    >>> bool(abs(shares - 0.25).max() < 0.01 and distances.max() < 0.01)
+    True
+    """
+    labels = torch.arange(num_samples) % num_classes
+    partition = partitioner(Samples(labels, labels), num_clients, seed)
+    counts = [torch.bincount(labels[partition.client(k)], minlength=num_classes) for k in range(num_clients)]
+    distances = np.array([discrepancy(count, torch.ones(num_classes), metric) for count in counts])
+    if metric == "kl":
+        distances /= max(distances.sum(), 1e-12)  # as FedDisco's weights take it
+    return partition.sizes / partition.sizes.sum(), distances
+
+
+def main(argv: list[str]) -> None:
+    """Minimise the reformulated bound of FedDisco's Theorem 4.5 over the aggregation weights, and watch the original (Table 6)."""
+    parser = argparse.ArgumentParser(
+        prog="flcog feddisco-bound", description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=10, help="number of clients")
+    parser.add_argument("--beta", type=float, default=0.5, help="of the Dirichlet split of balanced classes (NIID-1)")
+    parser.add_argument("--classes", type=int, default=10, help="number of classes")
+    parser.add_argument("--samples", type=int, default=50_000, help="size of the training set")
+    parser.add_argument("--metric", choices=METRICS, default="kl", help="the discrepancy")
+    parser.add_argument("--seed", type=int, default=0, help="of the split")
+    for name, what in (
+        ("tau", "local steps"),
+        ("eta", "local learning rate"),
+        ("L", "smoothness of the losses"),
+        ("sigma", "noise of the gradients"),
+        ("B", "dissimilarity that a unit of discrepancy brings"),
+        ("gap", "initial loss above the least"),
+        ("T", "rounds"),
+    ):
+        default = getattr(Bound, name)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+    parser.add_argument(
+        "--lambda", dest="weight", type=float, help="of the reformulation; by default the bound of FedAvg's weights"
+    )
+    parser.add_argument("--steps", type=int, default=400, help="of gradient descent")
+    parser.add_argument("--every", type=int, default=100, help="steps between lines")
+    parser.add_argument("--lr", type=float, default=0.01, help="of gradient descent, as a share of the inverse curvature")
+    given = parser.parse_args(argv)
+    for name in ("clients", "classes", "samples", "steps", "every"):
+        if getattr(given, name) < 1:
+            raise ValueError(f"--{name} must be at least 1; got {getattr(given, name)}")
+    n, d = clients(Dirichlet(given.beta), given.clients, given.classes, given.samples, given.metric, given.seed)
+    bound = Bound(n, d, **{name: getattr(given, name) for name in ("tau", "eta", "L", "sigma", "B", "gap", "T")})
+    weight = bound.original(n) if given.weight is None else given.weight
+    path = bound.descend(n, weight, given.steps, given.lr)
+    print(f"{'step':>8}{'reformulated':>14}{'original':>12}")
+    for step in sorted({*range(0, given.steps + 1, given.every), given.steps}):
+        print(f"{step:>8}{bound.reformulated(path[step], weight):>14.6f}{bound.original(path[step]):>12.6f}")
+    closed, tightest = bound.minimiser(weight), bound.tightest()
+    print(f"{'closed':>8}{bound.reformulated(closed, weight):>14.6f}{bound.original(closed):>12.6f}   eq. 54")
+    print(f"{'least':>8}{bound.reformulated(tightest, weight):>14.6f}{bound.original(tightest):>12.6f}   of the original bound")
+    a, b = bound.coefficients(weight)
+    print(f"\nlambda = {weight:.4g}, and eq. 2's a = {a:.4g} and b = {b:.4g}\n")
+    print(f"{'client':>8}{'n':>10}{'d':>10}{'p':>10}")
+    for k in range(given.clients):
+        print(f"{k:>8}{n[k]:>10.4f}{d[k]:>10.4f}{path[-1][k]:>10.4f}")

@@ -1,0 +1,1 @@
+"""Fedssyn: synthetic data, its exchange, its measurements and its commands."""

@@ -1,0 +1,200 @@
+"""Fedssyn: clients share synthetic data once, shuffled, before the first round."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, check_generator
+from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
+from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
+from flcog.callbacks.fedssyn.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
+from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
+from flcog.core.checks import at_least, one_of
+from flcog.core.files import write_table
+from flcog.core.randomness import fold
+from flcog.data import Federation, Partition
+from flcog.hooks import Method
+from flcog.run.directory import RUN_REMEDY
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fedssyn(Method):
+    """Before the first round each client makes synthetic data and sends them; shuffled, they become part of everybody's data.
+
+    Client i, with samples D_i, trains a class-conditional generator on a random fraction rho of them and draws n~ labelled samples
+    with that part's class frequencies. The server shuffles what all N clients sent and splits it evenly::
+
+        D^_i = D_i + (D~_1 + ... + D~_N)_si,     |(.)_si| = n~,     p = n~ / (n_i + n~)
+
+    All rounds run on D^_i, whatever their methods; the mean squared distance of the clients' gradients from their average falls to
+    (1 - p)^2 of what it was. What is sent is counted before round 1, images once up and once down: over R rounds a client and the
+    server exchange 2 M_s + 2 R M_c bytes. The data come with a generator's privacy and no more: see :class:`PrivateTraining`, and
+    ``flcog synthesize``, which stops when the images are made, for people to look at them and delete what must not be sent.
+
+    Synthetic sets are kept under ``directory`` by all that they depend on, so a run that was killed goes on with the client it was
+    at, and runs that differ in ``share`` or ``p`` alone share them. They depend on the seed and the client, not on the processes.
+    A checkpoint fixes who trains on what: a run does not go on from it after images were deleted or made anew.
+
+    Li et al. 2024, Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity,
+    https://arxiv.org/abs/2306.13263; https://github.com/lyn1874/fedssyn.
+
+    Args:
+        share: what becomes of the synthetic data. ``shuffled`` is Fedssyn; ``local`` leaves every client its own; ``real`` makes
+            none, and shuffles a fraction p of everybody's own samples instead, for comparison and on data of any task; ``none`` is
+            no exchange at all.
+        generator: :class:`DDPM` (the paper's for photographs), :class:`BetaVAE` (its for dSprites, also for tables; the default) or
+            :class:`ConditionalGAN`.
+        rho: fraction of its samples that a client trains the generator on, in (0, 1].
+        num_images: n~, how many samples each client makes, >= 1; None for the clients' mean number of samples, as in the paper.
+        p: at most this part of each client's data is synthetic, in (0, 1]: clients then send, and get, fewer. None: no limit.
+            With share=real it is the fraction that is mixed, n~ / (n_i + n~) by default.
+        directory: where synthetic sets are kept; None for ``synthetic`` under ``trainer.default_root_dir``.
+
+    Example:
+        >>> Fedssyn(generator=BetaVAE(epochs=30), p=0.5).rho
+        0.75
+    """
+
+    share: Literal["shuffled", "local", "real", "none"] = "shuffled"
+    # Were the default an object, the parser would carry its values over to the class that a config names instead.
+    generator: DataGenerator | None = None
+    rho: float = 0.75
+    num_images: int | None = None
+    p: float | None = None
+    directory: str | None = None
+
+    papers = ("Fedssyn",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "share", "shuffled", "local", "real", "none")
+        if self.generator is None:
+            object.__setattr__(self, "generator", BetaVAE())
+        if not isinstance(self.generator, DataGenerator):
+            raise ValueError(f"Fedssyn: generator must be a DDPM, a BetaVAE or a ConditionalGAN; got {self.generator!r}")
+        for name, value in (("rho", self.rho), ("p", self.p)):
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"Fedssyn: {name} must lie in (0, 1]; got {value}")
+        at_least(self, 1, "num_images")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Only generators need classes."""
+        return Method.tasks if self.share in ("real", "none") else ("classification",)
+
+    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+        if self.start_round or self.stop_round is not None:
+            raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
+        if self.share == "none":
+            return federation
+        seed = generator.initial_seed()
+        rng = np.random.default_rng(fold(seed, "shuffle"))
+        sizes = federation.partition.sizes
+        if self.share == "real":
+            count = self._count(federation)
+            fractions = count / (sizes + count) if self.p is None else np.full(len(sizes), self.p)
+            kept, got = mix_real(federation.partition, fractions, rng)
+            clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
+            changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
+            return self._noted(changed, Exchange(kept, got, got.sizes, digest_of(kept, got)), len(got.indices))
+        synthesis = self._synthesis(federation, seed)
+        check_generator(synthesis.generator, Form.of(federation.train).images)
+        sets, folder = synthetic_sets(synthesis, federation, self._root(federation))
+        made = np.array([len(labels) for _, labels in sets])
+        sent = capacity(sizes, self.p, made)
+        chosen = [torch.from_numpy(np.sort(rng.permutation(n)[:count])) for n, count in zip(made, sent, strict=True)]
+        inputs = torch.cat([part[rows] for (part, _), rows in zip(sets, chosen, strict=True)])
+        targets = torch.cat([part[rows] for (_, part), rows in zip(sets, chosen, strict=True)])
+        if self.share == "local":
+            received = Partition(np.arange(sent.sum()), np.concatenate([[0], np.cumsum(sent)]))
+        else:
+            received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), rng)
+        changed, received = add_samples(federation, inputs, targets, received)
+        digest = digest_of(federation.partition, received, inputs, targets)
+        return self._noted(
+            changed,
+            Exchange(federation.partition, received, sent, digest, folder),
+            0 if self.share == "local" else int(sent.sum()),
+        )
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        exchange = trainer.federation.exchanged.get(self.name)
+        if not trainer.is_first or not isinstance(exchange, Exchange) or trainer.run_dir is None:
+            return
+        what = {"shuffled": "shuffled synthetic", "local": "their own synthetic", "real": "shuffled real"}[self.share]
+        shares = exchange.shares
+        print(f"{self.name}: clients train on {shares.min():.1%} to {shares.max():.1%} {what} samples", flush=True)
+        if self.share == "real":
+            return
+        rows = [] if exchange.folder is None else training_logs(exchange.folder)
+        if rows:
+            write_table(trainer.run_dir / "synthetic.csv", rows, remedy=RUN_REMEDY)
+            spent = [row["epsilon"] for row in rows if "epsilon" in row]
+            if spent:
+                privacy = self.generator.privacy  # type: ignore[union-attr]
+                assert privacy is not None
+                print(f"{self.name}: privacy spent on a client: {privacy.told(max(spent))}", flush=True)
+                trainer.trackers.log_figure("synthetic/epsilon", epsilon_figure(rows, privacy), trainer.round)
+        if trainer.federation.train.inputs.ndim == 4:
+            figure = received_figure(trainer.federation, exchange)
+            trainer.trackers.log_figure("synthetic/images", figure, trainer.round)
+
+    def _count(self, federation: Federation) -> int:
+        """n~."""
+        return self.num_images or round(len(federation.partition.indices) / federation.num_clients)
+
+    def _synthesis(self, federation: Federation, seed: int) -> Synthesis:
+        assert self.generator is not None
+        return Synthesis(self.generator, self.rho, self._count(federation), seed)
+
+    def _root(self, federation: Federation) -> Path | None:
+        if self.directory is not None:
+            return Path(self.directory)
+        return None if federation.workspace is None else federation.workspace / "synthetic"
+
+    def _noted(self, federation: Federation, exchange: Exchange, sent: int) -> Federation:
+        """With what was sent in the ledger, and what became of the data for those who measure it."""
+        size = num_bytes(federation.train.inputs, sent)
+        return replace(
+            federation,
+            ledger={**federation.ledger, self.name: (size, size)},
+            exchanged={**federation.exchanged, self.name: exchange},
+        )
+
+
+def received_figure(federation: Federation, exchange: Exchange, max_clients: int = 10, max_images: int = 12) -> Figure:
+    """The first synthetic images that each client trains on, a row for each client."""
+    clients = range(min(max_clients, federation.num_clients))
+    form = Form.of(federation.train)
+    figure = Figure(figsize=(max_images * 0.7, len(clients) * 0.75))
+    axes = figure.subplots(len(clients), max_images, squeeze=False, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
+    for row, client in enumerate(clients):
+        chosen = torch.from_numpy(exchange.received.client(client)[:max_images]).to(federation.train.targets.device)
+        images: Tensor = form.encode(federation.train.gather(chosen)).permute(0, 2, 3, 1).cpu()
+        for column in range(max_images):
+            axes[row, column].set(xticks=[], yticks=[], frame_on=False)
+            if column < len(images):
+                image = images[column]
+                axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
+        axes[row, 0].set_ylabel(f"client {client}", fontsize=7)
+    return figure
+
+
+def epsilon_figure(rows: list[dict[str, float]], privacy: PrivateTraining) -> Figure:
+    """What each client's training spent, by epoch."""
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for client in sorted({row["client"] for row in rows}):
+        own = [row for row in rows if row["client"] == client and "epsilon" in row]
+        axes.plot([row["epoch"] for row in own], [row["epsilon"] for row in own], linewidth=1)
+    axes.set(xlabel="epoch", ylabel="epsilon, by Opacus' Renyi accountant")
+    axes.set_title("" if privacy.secret else "seeded noise: it protects nothing", fontsize=9)
+    return figure

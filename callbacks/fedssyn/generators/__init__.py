@@ -1,0 +1,1 @@
+"""Generators of labelled data that a client can train."""

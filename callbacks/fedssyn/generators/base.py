@@ -1,0 +1,174 @@
+"""What every generator of labelled data is to a client: something it trains on its own samples and then draws from."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcog.core.randomness import fold, seeded
+from flcog.data import Federation, Samples
+
+Sampler = Callable[[Tensor], Tensor]
+"""From labels [B] to inputs [B, ...] in the form in which the generator was given its own."""
+
+Log = Callable[[int, dict[str, float]], None]
+"""``log(epochs done, figures)``, after every epoch."""
+
+
+class DataGenerator(ABC):
+    """A class-conditional generator that a client trains on its own samples.
+
+    Subclasses are frozen dataclasses of hyper-parameters. They draw from torch's global random stream, which the caller has seeded
+    for this client, and so need no generator object of their own.
+    """
+
+    makes_tables: ClassVar[bool] = True
+    """Whether it can make rows of a table too."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """What it needs beyond flcog's own dependencies."""
+
+    @abstractmethod
+    def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
+        """Learn from a client's samples.
+
+        Args:
+            inputs: images [n, C, H, W] of values in [0, 1], or rows of a table [n, D].
+            labels: their classes [n].
+            num_classes: of the task, more than the client may have.
+            log: is told each epoch's figures.
+        """
+
+
+def require(package: str, what: str) -> Any:
+    """A package of the ``generate`` extra, which `import flcog` must not load, and a plain install does not bring."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ValueError(f"{what} needs {package}, which is not installed: pip install 'flcog[generate]'") from error
+
+
+def check_generator(generator: DataGenerator, images: bool) -> None:
+    """Refuse data that the generator cannot make, or a machine without its packages, before anything is trained."""
+    name = type(generator).__name__
+    if not images and not generator.makes_tables:
+        raise ValueError(f"{name} makes images, and this data set holds rows of a table: use BetaVAE or ConditionalGAN")
+    private = getattr(generator, "privacy", None) is not None
+    for package in (*generator.packages, *(["opacus"] if private else [])):
+        require(package, name if package in generator.packages else "private training")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a data set stores its inputs, and a generator's values for the same.
+
+    Args:
+        images: whether they are images, stored [N, H, W, C]; rows of a table otherwise.
+        white: the stored value of a full pixel: 255 for bytes (1 where bytes only are 0 and 1, as dSprites'), 1 for floats.
+        dtype: of the stored values.
+    """
+
+    images: bool
+    white: float
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, samples: Samples) -> "Form":
+        """The form of a set's inputs; an error where they are no numbers that could be generated."""
+        first = torch.as_tensor(samples.inputs[:1000])
+        if first.dtype != torch.uint8 and not first.is_floating_point():
+            raise ValueError(f"{first.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
+        if first.ndim not in (2, 4):
+            raise ValueError(f"generators make images or rows of a table; these inputs have shape {tuple(first.shape[1:])}")
+        if first.ndim == 4 and first.is_floating_point() and not 0 <= float(first.min()) <= float(first.max()) <= 1:
+            raise ValueError("images stored as floats must lie in [0, 1] to be generated: store them so, or as bytes")
+        binary = first.dtype == torch.uint8 and int(first.max()) <= 1
+        return cls(first.ndim == 4, 255.0 if first.dtype == torch.uint8 and not binary else 1.0, first.dtype)
+
+    def encode(self, stored: Tensor) -> Tensor:
+        """Stored inputs as a generator sees them.
+
+        >>> Form(True, 255.0, torch.uint8).encode(torch.full((1, 2, 2, 3), 51, dtype=torch.uint8)).mean((2, 3))
+        tensor([[0.2000, 0.2000, 0.2000]])
+        """
+        values = stored.float()
+        return (values / self.white).permute(0, 3, 1, 2).contiguous() if self.images else values
+
+    def decode(self, values: Tensor) -> Tensor:
+        """The inverse, cut to what can be stored."""
+        if self.images:
+            values = values.permute(0, 2, 3, 1).clamp(0, 1) * self.white
+        values = values if self.dtype.is_floating_point else values.round()
+        return values.to("cpu", self.dtype).contiguous()
+
+
+@contextmanager
+def seeded_in_float32(key: int, device: torch.device) -> Iterator[None]:
+    """Torch's global stream starts from ``key`` inside and is as it was after; new tensors are float32 whatever the run's precision."""
+    precision = torch.get_default_dtype()
+    with seeded(key, device):
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(precision)
+
+
+def subset_of(federation: Federation, client: int, rho: float, seed: int) -> np.ndarray:
+    """The samples on which a client trains its generator: round(rho n_k) of its own, at random, one at least."""
+    own = federation.partition.client(client)
+    count = max(1, round(rho * len(own)))
+    order = np.random.default_rng(fold(seed, client, "subset")).permutation(len(own))
+    return own[np.sort(order[:count])]
+
+
+def matching_labels(labels: Tensor, count: int, num_classes: int) -> Tensor:
+    """``count`` labels, sorted, with the class frequencies of ``labels``; where shares are no whole numbers the largest rests win.
+
+    >>> matching_labels(torch.tensor([0, 0, 2]), 4, 3).tolist()
+    [0, 0, 0, 2]
+    """
+    shares = torch.bincount(labels.cpu(), minlength=num_classes).double() / len(labels) * count
+    counts = shares.floor().long()
+    rest = (shares - counts).argsort(descending=True, stable=True)[: count - int(counts.sum())]
+    counts[rest] += 1
+    return torch.arange(num_classes).repeat_interleave(counts)
+
+
+def synthesise(
+    generator: DataGenerator, federation: Federation, client: int, rho: float, count: int, seed: int, log: Log
+) -> tuple[Tensor, Tensor]:
+    """Train a client's generator and draw its synthetic set: inputs as the data set stores them, and labels, on the CPU.
+
+    All that is random follows from ``seed`` and ``client``.
+    """
+    train, device = federation.train, federation.train.targets.device
+    rows = torch.from_numpy(subset_of(federation, client, rho, seed)).to(device)
+    form = Form.of(train)
+    labels = train.targets[rows]
+    wanted = matching_labels(labels, count, federation.num_classes)
+    with seeded_in_float32(fold(seed, client, "generator"), device):
+        sample = generator.train(form.encode(train.gather(rows).to(device)), labels, federation.num_classes, log)
+        with torch.no_grad():
+            parts = [form.decode(_finite(sample(part.to(device)), client)) for part in wanted.split(500)]
+    inputs = torch.cat(parts) if parts else form.decode(form.encode(train.gather(rows[:1]).to(device)))[:0]
+    return inputs, wanted
+
+
+def _finite(values: Tensor, client: int) -> Tensor:
+    """What a generator made, unless its training diverged: as bytes, NaN would look like pixels."""
+    if not torch.isfinite(values).all():
+        raise ValueError(f"client {client}'s generator has diverged: it makes NaN or infinite values. Lower generator.lr")
+    return values
+
+
+def padded(images: Tensor, multiple: int) -> Tensor:
+    """Images [B, C, H, W] with black added below and to the right until both sides are multiples of ``multiple``."""
+    height, width = images.shape[2:]
+    return F.pad(images, (0, -width % multiple, 0, -height % multiple))

@@ -1,0 +1,271 @@
+"""Training a client's generator, with differential privacy where it is asked for."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flcog.callbacks.fedssyn.generators.base import Log, require
+from flcog.core.checks import at_least, positive
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+"""``loss(network, inputs, labels) -> the loss of each sample [B]``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateTraining:
+    """Trains a generator with a differential privacy guarantee (DP-SGD), by Opacus.
+
+    In every step each sample takes part with probability q = batch_size / n, and the optimiser sees::
+
+        1/(q n) [ sum_j g_j min(1, max_grad_norm / ||g_j||) + N(0, noise_multiplier^2 max_grad_norm^2 I) ]
+
+    so that all that is made with the generator is (epsilon, delta)-private in the client's samples: adding or removing one changes
+    the distribution of what the client sends by a factor of at most e^epsilon, but for a chance of delta. Epsilon is Opacus'
+    Renyi accountant's, logged after every epoch. Outside of it are:
+
+    - how many samples of each class the client has, which the synthetic labels follow;
+    - the run's seed, from which the noise follows unless ``secret``, and which stands in config.yaml and at the trackers: who knows
+      it can take the noise away;
+    - the quality of torch's random numbers, which are not cryptographic;
+    - the loss of each epoch in synthetic.csv, which has no noise: keep it to yourself;
+    - which images people delete by hand, if they look at the samples to decide.
+
+    Abadi et al. 2016 (https://arxiv.org/abs/1607.00133); Fedssyn's values, after Dockhorn et al. 2022
+    (https://arxiv.org/abs/2210.09929), in section 6 of https://arxiv.org/abs/2306.13263; Opacus, https://arxiv.org/abs/2109.12298.
+
+    Args:
+        noise_multiplier: the noise's scale in units of ``max_grad_norm``, > 0.
+        max_grad_norm: longest gradient of one sample, > 0.
+        delta: in (0, 1), well below 1 / n.
+        max_epsilon: training ends before the epoch that would exceed it, > 0; None for never.
+        secret: whether noise and sampling come from the system's entropy (``os.urandom``) instead of the seed. The sets then can be
+            made only once: what lies in Fedssyn's ``directory`` is all there is of them.
+        physical_batch_size: gradients of so many samples are in memory at once, >= 1; changes no result but by rounding.
+
+    Example:
+        >>> PrivateTraining(max_epsilon=10.0).noise_multiplier
+        1.906
+    """
+
+    noise_multiplier: float = 1.906
+    max_grad_norm: float = 1.0
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+    secret: bool = False
+    physical_batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        positive(self, "noise_multiplier", "max_grad_norm", "max_epsilon")
+        at_least(self, 1, "physical_batch_size")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"PrivateTraining: delta must lie in (0, 1), well below 1 / samples; got {self.delta}")
+
+    def told(self, epsilon: float) -> str:
+        """Epsilon as it may be reported: with delta, who computed it, and when it protects nothing.
+
+        >>> PrivateTraining(secret=True).told(9.8765)
+        "epsilon 9.877 at most, delta 1e-05, by Opacus' Renyi accountant; noise from the system's entropy"
+        """
+        noise = (
+            "noise from the system's entropy"
+            if self.secret
+            else "its noise follows the run's seed, with which anybody can take it away: it protects nothing (generator.privacy.secret)"
+        )
+        return f"epsilon {epsilon:.4g} at most, delta {self.delta:g}, by Opacus' Renyi accountant; {noise}"
+
+    def stream(self, device: torch.device | str = "cpu") -> torch.Generator | None:
+        """Where one draw of noise or samples comes from; None for torch's global stream, which follows the seed.
+
+        A new one for each draw: torch uses 32 bits of a seed on the CPU, few enough to be tried out were they a whole training's.
+        """
+        if not self.secret:
+            return None
+        return torch.Generator(device).manual_seed(int.from_bytes(os.urandom(8), "little"))
+
+
+class Budget:
+    """What has been spent of a client's privacy.
+
+    Args:
+        privacy: the setting.
+        extra_releases: uses of all samples at once, with the same noise, that follow the training (see :meth:`release`).
+    """
+
+    def __init__(self, privacy: PrivateTraining, extra_releases: int = 0) -> None:
+        require("opacus", "private training")
+        self.privacy, self.extra_releases = privacy, extra_releases
+        self.steps: dict[float, int] = {}
+        """Steps taken, by the rate at which samples took part."""
+        self._divergences: dict[float, Any] = {}
+
+    def spend(self, sample_rate: float) -> None:
+        """Count a step in which each sample took part with this probability."""
+        self.steps[sample_rate] = self.steps.get(sample_rate, 0) + 1
+
+    def epsilon(self, more_steps: int = 0, sample_rate: float = 1.0) -> float:
+        """What will have been spent after so many more steps and the releases still to come.
+
+        That is what ``opacus.accountants.RDPAccountant`` says. It would compute a step's divergence anew every time, for up to
+        a third of a second; divergences add up over steps, so once is enough.
+        """
+        steps = dict(self.steps)
+        for rate, count in ((sample_rate, more_steps), (1.0, self.extra_releases)):
+            steps[rate] = steps.get(rate, 0) + count
+        if not any(steps.values()):
+            return 0.0
+        analysis = require("opacus.accountants.analysis.rdp", "private training")
+        orders = require("opacus.accountants", "private training").RDPAccountant.DEFAULT_ALPHAS
+        with warnings.catch_warnings():
+            # That the best order is the largest it tries only means that epsilon is not as small as it could be.
+            warnings.simplefilter("ignore")
+            total = sum(count * self._divergence(rate, analysis, orders) for rate, count in steps.items() if count)
+            return float(analysis.get_privacy_spent(orders=orders, rdp=total, delta=self.privacy.delta)[0])
+
+    def _divergence(self, rate: float, analysis: Any, orders: Any) -> Any:
+        if rate not in self._divergences:
+            self._divergences[rate] = analysis.compute_rdp(
+                q=rate, noise_multiplier=self.privacy.noise_multiplier, steps=1, orders=orders
+            )
+        return self._divergences[rate]
+
+    def release(self, contributions: Tensor) -> Tensor:
+        """The noisy sum of rows [n, ...] of which each has a norm of at most 1, and counts for that."""
+        self.extra_releases -= 1
+        self.spend(1.0)
+        noise = torch.randn(contributions.shape[1:], generator=self.privacy.stream()).to(contributions.device)
+        return contributions.sum(0) + self.privacy.noise_multiplier * noise
+
+
+def train(
+    network: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    epochs: int,
+    batch_size: int,
+    log: Log,
+    privacy: PrivateTraining | None = None,
+    after_step: Callable[[Any], None] | None = None,
+    extra_releases: int = 0,
+) -> Budget | None:
+    """Minimise the mean loss over shuffled epochs; private runs draw each step's samples independently and return what they spent.
+
+    >>> line, points = nn.Linear(1, 1), torch.linspace(-1, 1, 8)[:, None]
+    >>> optimizer, seen = torch.optim.SGD(line.parameters(), lr=0.5), []
+    >>> train(line, lambda f, x, y: (f(x) - 2 * x).square().sum(1), optimizer, points, points, 60, 8, lambda *a: seen.append(a))
+    >>> round(line.weight.item(), 3), len(seen)
+    (2.0, 60)
+    """
+    if privacy is not None:
+        return _train_privately(
+            network, loss, optimizer, inputs, labels, epochs, batch_size, log, privacy, after_step, extra_releases
+        )
+    for epoch in range(epochs):
+        total = torch.zeros((), device=inputs.device)  # read once an epoch: an accelerator does not wait for each step's
+        for rows in torch.randperm(len(inputs)).split(batch_size):
+            rows = rows.to(inputs.device)
+            optimizer.zero_grad(set_to_none=True)
+            values = loss(network, inputs[rows], labels[rows])
+            values.mean().backward()
+            optimizer.step()
+            total += values.detach().sum()
+            if after_step:
+                after_step(network)
+        log(epoch + 1, {"loss": float(total) / len(inputs)})
+    return None
+
+
+def _train_privately(
+    network: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    epochs: int,
+    batch_size: int,
+    log: Log,
+    privacy: PrivateTraining,
+    after_step: Callable[[Any], None] | None,
+    extra_releases: int,
+) -> Budget:
+    budget, size = Budget(privacy, extra_releases), len(inputs)
+    rate = min(1.0, batch_size / size)
+    steps = max(1, round(1 / rate))
+    with _opacus_without_its_warnings():
+        wrapped = require("opacus", "private training").GradSampleModule(network)
+        # Opacus 1.6 takes a convolution's inputs to lie in memory as N, C, H, W, and after attention they do not: it would clip and
+        # add up something else than gradients.
+        in_order = [
+            layer.register_forward_pre_hook(lambda _, given: tuple(value.contiguous() for value in given))
+            for layer in network.modules()
+            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+        ]
+        private: Any = require("opacus.optimizers", "private training").DPOptimizer(
+            optimizer,
+            noise_multiplier=privacy.noise_multiplier,
+            max_grad_norm=privacy.max_grad_norm,
+            expected_batch_size=rate * size,
+        )
+        private.attach_step_hook(lambda _: budget.spend(rate))
+        for epoch in range(epochs):
+            if privacy.max_epsilon is not None and budget.epsilon(steps, rate) > privacy.max_epsilon:
+                if epoch == 0:
+                    raise ValueError(
+                        f"one epoch would spend epsilon {budget.epsilon(steps, rate):.3g} of max_epsilon={privacy.max_epsilon:g} "
+                        "on a client: raise noise_multiplier, lower batch_size, or raise max_epsilon"
+                    )
+                break
+            total, seen = torch.zeros((), device=inputs.device), 0
+            for _ in range(steps):
+                # Poisson sampling, which the accountant presumes.
+                drawn = torch.nonzero(torch.rand(size, generator=privacy.stream()) < rate).squeeze(1).to(inputs.device)
+                parts = drawn.split(privacy.physical_batch_size)
+                private.generator = privacy.stream(inputs.device)
+                for i, rows in enumerate(parts):
+                    private.zero_grad(set_to_none=True)
+                    if len(rows):
+                        values = loss(wrapped, inputs[rows], labels[rows])
+                        values.mean().backward()
+                        total, seen = total + values.detach().sum(), seen + len(rows)
+                    else:
+                        for value in network.parameters():
+                            value.grad_sample = value.new_zeros((0, *value.shape))  # type: ignore[attr-defined]
+                    # Clipped gradients add up until the last part, whose step adds the noise.
+                    private.signal_skip_step(i < len(parts) - 1)
+                    private.step()
+                if after_step:
+                    after_step(wrapped)
+            log(epoch + 1, {"loss": float(total) / max(1, seen), "epsilon": budget.epsilon()})
+        private.zero_grad(set_to_none=True)
+        wrapped.to_standard_module()
+        for handle in in_order:
+            handle.remove()
+    return budget
+
+
+@contextmanager
+def hooks_off(network: Any) -> Iterator[nn.Module]:
+    """The network without Opacus' bookkeeping, for passes that touch no sample."""
+    if not hasattr(network, "disable_hooks"):
+        yield network
+        return
+    network.disable_hooks()
+    try:
+        yield network._module
+    finally:
+        network.enable_hooks()
+
+
+@contextmanager
+def _opacus_without_its_warnings() -> Iterator[None]:
+    """Opacus' hooks make torch warn about inputs without gradients in every pass, and the first layer never needs one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,202 @@
+"""An observer that measures how noisy and how different the clients' gradients are, and what shuffling changed of it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.callbacks.fedssyn.shuffling import Exchange
+from flcog.client import ClientModule
+from flcog.core.randomness import fold, sample_without_replacement
+from flcog.data import Partition
+from flcog.hooks import Callback
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+class Moments(NamedTuple):
+    """Of the gradients of a set of samples: their mean [d], their mean squared norm, and how many samples stand behind them."""
+
+    mean: Tensor
+    square: float
+    num_samples: int
+
+    @property
+    def noise(self) -> float:
+        """E || g - E g ||^2."""
+        # What rounding makes of 0 is no negative variance.
+        return max(0.0, self.square - float(self.mean.square().sum()))
+
+
+def mixture(first: Moments, second: Moments, p: float) -> Moments:
+    """The moments of a draw that comes from ``second`` with probability p.
+
+    >>> a, b = Moments(torch.zeros(1), 1.0, 9), Moments(torch.ones(1), 1.0, 1)
+    >>> both = mixture(a, b, 0.5)
+    >>> both.mean.item(), both.square, both.noise, both.num_samples
+    (0.5, 1.0, 0.75, 10)
+    """
+    mean = (1 - p) * first.mean + p * second.mean
+    return Moments(mean, (1 - p) * first.square + p * second.square, first.num_samples + second.num_samples)
+
+
+def noise_bound(p: float, noise: float, shared_noise: float, dissimilarity: float, shift: float) -> float:
+    """Lemma 1 of Fedssyn: (1-p) sigma^2 + p sigma~_avg^2 + p (1-p) zeta^2 + p (1-p) delta^2.
+
+    >>> noise_bound(0.5, 4.0, 2.0, 8.0, 4.0)
+    6.0
+    """
+    return (1 - p) * noise + p * shared_noise + p * (1 - p) * (dissimilarity + shift)
+
+
+class GradientHeterogeneity(Callback):
+    """Adds the constants of the convergence theory to a round's row, at the server's model x.
+
+    With g_i the gradient of client i's loss, averaged over its data D_i, and bars for means over the N clients, in columns
+    ``heterogeneity/...``::
+
+        noise          1/N sum_i E || grad F(x, xi) - g_i ||^2                           sigma^2
+        dissimilarity  1/N sum_i || g_i - g_bar ||^2                                      zeta^2
+
+    Where clients exchanged data before the first round (:class:`Fedssyn`) those are of what they train on, and there are also::
+
+        noise_before, dissimilarity_before     of their own data alone
+        noise_shared                           of all that was exchanged, D~: sigma~_avg^2
+        shift                                  || g_bar - grad f(x, D~) ||^2: delta^2, where g_bar is of the clients' own data
+        p                                      the part of a client's data that it received, the clients' mean
+        noise_bound                            (1-p) sigma^2 + p sigma~_avg^2 + p (1-p) (zeta^2 + delta^2)
+        dissimilarity_bound                    (1-p)^2 zeta^2
+
+    The bounds are Lemma 1's, in expectation over what each client receives of D~, for clients with equal p. Dropout is off and
+    BatchNorm uses its running statistics, so that a gradient belongs to a sample.
+
+    Section 2 and appendix A.3.5 of Fedssyn, https://arxiv.org/abs/2306.13263.
+
+    Args:
+        every_n_rounds: rounds between measurements, of those that are evaluated; >= 1.
+        max_samples: of each client's own and of its received data that are used, drawn once; None for all. With m samples of a client's
+            zeta^2 comes out larger by about sigma^2 / m.
+        chunk_size: gradients in memory at once, >= 1.
+
+    Example:
+        >>> GradientHeterogeneity(every_n_rounds=5).max_samples
+        500
+    """
+
+    def __init__(self, every_n_rounds: int = 1, max_samples: int | None = 500, chunk_size: int = 32) -> None:
+        for name, value in (("every_n_rounds", every_n_rounds), ("max_samples", max_samples), ("chunk_size", chunk_size)):
+            if value is not None and value < 1:
+                raise ValueError(f"GradientHeterogeneity: {name} must be at least 1; got {value}")
+        self.every_n_rounds, self.max_samples, self.chunk_size = every_n_rounds, max_samples, chunk_size
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        if not isinstance(trainer.model.module, ClientModule):
+            raise ValueError(
+                "GradientHeterogeneity needs the loss of each sample, which a plain LightningModule does not give: use a "
+                "flcog.ClientModule, or remove it"
+            )
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        if round % self.every_n_rounds == 0:
+            figures = measure(trainer, self.max_samples, self.chunk_size)
+            metrics |= {f"heterogeneity/{name}": value for name, value in figures.items()}
+
+
+def measure(trainer: "FederatedTrainer", max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
+    """The figures of :class:`GradientHeterogeneity` at the trainer's present model. Every process calls it."""
+    exchange = next((value for value in trainer.federation.exchanged.values() if isinstance(value, Exchange)), None)
+    moments_of = _gradient_moments(trainer, chunk_size)
+    rank, world_size = trainer.fabric.global_rank, trainer.fabric.world_size
+    num_clients = trainer.federation.num_clients
+    sizes = sum(value.numel() for value in trainer.params.values())
+
+    def moments(partition: Partition, client: int, purpose: str) -> Moments:
+        rows = partition.client(client)
+        if max_samples is not None and len(rows) > max_samples:
+            key = fold(trainer.seed, client, "gradient heterogeneity", purpose)
+            rows = rows[sample_without_replacement(len(rows), max_samples, key)]
+        return moments_of(rows)._replace(num_samples=len(partition.client(client)))
+
+    names = ("present", "before", "shared")
+    means = {name: torch.zeros(sizes, dtype=torch.float64) for name in names}
+    scalars = {f"{name}/{figure}": 0.0 for name in names for figure in ("noise", "length", "square", "count")} | {"p": 0.0}
+    for client in range(rank, num_clients, world_size):
+        if exchange is None:
+            parts = {"present": moments(trainer.federation.partition, client, "own")}
+        else:
+            original = moments(trainer.datamodule.federation.partition, client, "own")
+            # Synthetic data come on top; only where real ones were exchanged is what a client kept less than what it had.
+            whole = len(exchange.own.client(client)) == original.num_samples
+            own = original if whole else moments(exchange.own, client, "kept")
+            received, p = moments(exchange.received, client, "received"), float(exchange.shares[client])
+            parts = {"before": original, "shared": received, "present": mixture(own, received, p)}
+            scalars["p"] += p / num_clients
+        for name, part in parts.items():
+            weight = part.num_samples if name == "shared" else 1 / num_clients
+            means[name] += weight * part.mean.cpu()
+            scalars[f"{name}/noise"] += weight * part.noise
+            scalars[f"{name}/length"] += weight * float(part.mean.square().sum())
+            scalars[f"{name}/square"] += weight * part.square
+            scalars[f"{name}/count"] += part.num_samples
+    if world_size > 1:
+        together = torch.cat([*means.values(), torch.tensor(list(scalars.values()), dtype=torch.float64)]).to(
+            trainer.fabric.device
+        )
+        torch.distributed.all_reduce(together)
+        together = together.cpu()
+        means = {name: together[i * sizes : (i + 1) * sizes] for i, name in enumerate(names)}
+        scalars = dict(zip(scalars, together[len(names) * sizes :].tolist(), strict=True))
+
+    def dissimilarity(name: str) -> float:
+        # What rounding makes of 0 is no negative distance.
+        return max(0.0, scalars[f"{name}/length"] - float(means[name].square().sum()))
+
+    figures = {"noise": scalars["present/noise"], "dissimilarity": dissimilarity("present")}
+    if exchange is None or not scalars["shared/count"]:
+        return figures
+    total = scalars["shared/count"]
+    shared = Moments(means["shared"] / total, scalars["shared/square"] / total, int(total))
+    shift, p = float((means["before"] - shared.mean).square().sum()), scalars["p"]
+    noise, before = scalars["before/noise"], dissimilarity("before")
+    return figures | {
+        "noise_before": noise,
+        "dissimilarity_before": before,
+        "noise_shared": shared.noise,
+        "shift": shift,
+        "p": p,
+        "noise_bound": noise_bound(p, noise, shared.noise, before, shift),
+        "dissimilarity_bound": (1 - p) ** 2 * before,
+    }
+
+
+def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[[np.ndarray], Moments]:
+    """From rows of the training set to the moments of their gradients at the server's model."""
+    model, buffers, federation, device = trainer.model, trainer.buffers, trainer.federation, trainer.fabric.device
+    params = {name: value.detach() for name, value in trainer.params.items()}
+
+    def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = model.call(False, params, buffers, _forward, inputs[None])
+        return model.module.per_example_loss(outputs, targets[None]).sum()  # type: ignore[operator,union-attr]
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+
+    def moments(rows: np.ndarray) -> Moments:
+        mean = torch.zeros(sum(value.numel() for value in params.values()), dtype=torch.float64, device=device)
+        square = 0.0
+        if not len(rows):
+            return Moments(mean, square, 0)  # as with p = 1, where a client keeps nothing: it counts for nothing in a mixture
+        for part in torch.from_numpy(rows).to(device).split(chunk_size):
+            inputs, targets = federation.load(federation.train, part, device)
+            slopes = each(params, trainer._convert(inputs), targets)
+            mean += torch.cat([slopes[name].flatten(1).sum(0, dtype=torch.float64) for name in params]) / len(rows)
+            square += float(sum(slopes[name].square().sum(dtype=torch.float64) for name in params)) / len(rows)
+        return Moments(mean, square, len(rows))
+
+    return moments
+
+
+def _forward(module: torch.nn.Module, inputs: Tensor) -> Tensor:
+    return module(inputs)

@@ -1,0 +1,282 @@
+"""``flcog shuffling-study``: how many rounds shuffling saves on quadratics, counted and by the theory."""
+
+import argparse
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from flcog.core.files import write_figure, write_table
+from flcog.datamodules import Natural, Quadratics, Shuffled
+
+
+@dataclass(frozen=True)
+class Problem:
+    """FedAvg with exact gradients on clients f_i(x) = c_i/2 ||x - x_i||^2, all of which have the same number of samples.
+
+    Args:
+        curvatures: c [n].
+        optima: x_i [n, d].
+        local_steps: tau.
+        start: x_0 [d].
+    """
+
+    curvatures: np.ndarray
+    optima: np.ndarray
+    local_steps: int
+    start: np.ndarray
+
+    @property
+    def optimum(self) -> np.ndarray:
+        """Where the mean of the f_i is least."""
+        return (self.curvatures[:, None] * self.optima).mean(0) / self.curvatures.mean()
+
+    @property
+    def drift(self) -> float:
+        """How far local steps pull the fixed point from x*, for small lr, in units of lr (tau - 1) / 2.
+
+        There a client's tau steps move x by -lr (tau c_i - lr c_i^2 tau (tau - 1) / 2) (x - x_i), so that with gradients
+        g_i = c_i (x* - x_i), whose mean is 0, the fixed point is x* + lr (tau - 1) / 2 * mean_i (c_i - c) g_i / c, c the mean c_i.
+        """
+        c, mean = self.curvatures, self.curvatures.mean()
+        gradients = c[:, None] * (self.optimum - self.optima)
+        return float(np.linalg.norm(((c - mean)[:, None] * gradients).mean(0)) / mean)
+
+    def rounds(self, lr: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """The first round after which ||x - x*||^2 is at most the target, for step sizes [S] and targets [T]: [S, T]; inf for never.
+
+        A round is affine: y_i = x_i + (1 - lr c_i)^tau (x - x_i), so with a the mean of those powers and x_inf its fixed point
+        x_R = x_inf + a^R (x_0 - x_inf). On that line the distance to x* is a parabola in a^R.
+
+        >>> problem = Problem(np.array([1.0, 1.0]), np.array([[1.0], [-1.0]]), 1, np.array([1.0]))
+        >>> problem.rounds(np.array([0.5]), np.array([0.25**2, 0.2**2]))  # 1, 1/2, 1/4, 1/8
+        array([[2., 3.]])
+        """
+        powers = (1 - lr[:, None] * self.curvatures) ** self.local_steps
+        a = powers.mean(1)
+        ends = ((1 - powers) @ self.optima / len(self.curvatures)) / (1 - a)[:, None]
+        v, w = self.start - ends, ends - self.optimum
+        # || u v + w ||^2 <= target, solved for the largest u = a^R of at most 1.
+        vv, vw, ww = (v * v).sum(1)[:, None], (v * w).sum(1)[:, None], (w * w).sum(1)[:, None]
+        root = vw**2 - vv * (ww - targets)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            largest = (-vw + np.sqrt(root)) / vv
+            rounds = np.ceil(np.log(largest) / np.log(a)[:, None] - 1e-9)
+        possible = (root >= 0) & (largest > 0) & ((a > 0) & (a < 1))[:, None]
+        return np.where(possible, np.maximum(rounds, 0), np.inf)
+
+    def tuned(self, targets: np.ndarray, num_rates: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+        """The fewest rounds to each target over step sizes up to 1 / max c, and the step sizes that take them."""
+        rates = np.geomspace(1e-7, 1, num_rates) / self.curvatures.max()
+        rounds = self.rounds(rates, targets)
+        best = rounds.argmin(0)
+        return rounds[best, np.arange(len(targets))], rates[best]
+
+
+def problem_of(data: Quadratics, local_steps: int, start: float) -> Problem:
+    """The clients of a data module as they were made by its partitioner."""
+    return Problem(
+        data.curvatures.numpy(), data.client_optima.numpy(), local_steps, np.full(data.dimension, start, dtype=np.float64)
+    )
+
+
+def fit_line(targets: np.ndarray, rounds: np.ndarray) -> tuple[float, float]:
+    """A and B of R = A / sqrt(target) + B, by least squares.
+
+    >>> targets = np.array([0.01, 0.04, 0.16])
+    >>> [round(value, 9) for value in fit_line(targets, 3 / np.sqrt(targets) + 5)]
+    [3.0, 5.0]
+    """
+    slope, constant = np.polyfit(1 / np.sqrt(targets), rounds, 1)
+    return float(slope), float(constant)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What shuffling a fraction p did.
+
+    Args:
+        p: the fraction.
+        smoothness: L_p, (1-p) L_max + p L_avg.
+        zeta: measured gradient dissimilarity at the optimum, unsquared.
+        zeta_theory: (1-p) zeta.
+        lr: the best step size.
+        rounds: counted, at that step size.
+        rounds_theory: A_p / sqrt(target) + B, where A_p / A_0 = (1-p) sqrt(L_p / L_max), and A_0 and B are fitted at p = 0; where p is
+            near 1 and the line falls below, 1.
+        rounds_fixed_l: the same without the change of L.
+        ratio: A_p / A_0, each fitted.
+        ratio_theory: (1-p) sqrt(L_p / L_max).
+        ratio_drift: the same ratio by :attr:`Problem.drift`. Where that bias limits the step size, rounds go with it: a covariance of
+            the clients' curvatures and gradients, of which shuffling shrinks *both* by 1 - p, faster than any bound by L and zeta.
+    """
+
+    p: float
+    smoothness: float
+    zeta: float
+    zeta_theory: float
+    lr: float
+    rounds: float
+    rounds_theory: float
+    rounds_fixed_l: float
+    ratio: float
+    ratio_theory: float
+    ratio_drift: float
+
+
+def study(shares: list[float], target: float, local_steps: int, start: float, **data: Any) -> list[Row]:
+    """Rounds to the target for each shuffled fraction; the first must be 0."""
+    targets = target * np.geomspace(1, 4, 9)
+    rows: list[Row] = []
+    base = Quadratics(**data)
+    largest, mean, zeta = base.smoothness_max, base.smoothness_mean, math.sqrt(base.dissimilarity)
+    slope_at_0 = constant = drift_at_0 = math.nan
+    for p in shares:
+        shuffled = Quadratics(**data, partitioner=Shuffled(p, Natural())) if p else base
+        problem = problem_of(shuffled, local_steps, start)
+        rounds, rates = problem.tuned(targets)
+        if not np.isfinite(rounds).all():
+            raise ValueError(
+                f"no step size reaches {target:g} with {p:.0%} shuffled: raise --target, or lower --zeta or --local-steps"
+            )
+        slope, offset = fit_line(targets, rounds)
+        if not rows:
+            if rounds[0] == rounds[-1]:
+                raise ValueError(
+                    f"--target {target:g} is reached after {rounds[0]:g} rounds, and so is four times that: lower it"
+                )
+            slope_at_0, constant, drift_at_0 = slope, offset, problem.drift
+        smoothness = (1 - p) * largest + p * mean
+        ratio = (1 - p) * math.sqrt(smoothness / largest)
+        rows.append(
+            Row(
+                p=p,
+                smoothness=smoothness,
+                zeta=math.sqrt(shuffled.dissimilarity),
+                zeta_theory=(1 - p) * zeta,
+                lr=float(rates[0]),
+                rounds=float(rounds[0]),
+                rounds_theory=max(1.0, slope_at_0 * ratio / math.sqrt(target) + constant),
+                rounds_fixed_l=max(1.0, slope_at_0 * (1 - p) / math.sqrt(target) + constant),
+                ratio=slope / slope_at_0,
+                ratio_theory=ratio,
+                ratio_drift=problem.drift / drift_at_0,
+            )
+        )
+    return rows
+
+
+def noisy_errors(data: Quadratics, lr: float, local_steps: int, rounds: int, start: float, seed: int) -> np.ndarray:
+    """||x - x*||^2 after each round of FedAvg whose steps see the gradient of one random sample of the client's: [rounds + 1]."""
+    rng, pairs = np.random.default_rng(seed), data._clients
+    slopes = np.stack([a.numpy() for a, _ in pairs])
+    values = np.stack([b.numpy() for _, b in pairs])
+    optimum, clients = data.optimum.numpy(), np.arange(len(slopes))
+    x = np.full(values.shape[2], start, dtype=np.float64)
+    errors = [float(((x - optimum) ** 2).sum())]
+    for _ in range(rounds):
+        local = np.repeat(x[None], len(slopes), 0)
+        for drawn in rng.integers(slopes.shape[1], size=(local_steps, len(slopes))):
+            a, b = slopes[clients, drawn][:, None], values[clients, drawn]
+            local -= lr * a * (a * local - b)
+        x = local.mean(0)
+        errors.append(float(((x - optimum) ** 2).sum()))
+    return np.array(errors)
+
+
+def main(argv: list[str]) -> None:
+    """Count the rounds that shuffling a part of the clients' samples saves on quadratics, beside Fedssyn's theory.
+
+    Section 2.3 and appendix A.3.2 of https://arxiv.org/abs/2306.13263: step sizes are tuned for each fraction.
+    """
+    parser = argparse.ArgumentParser(prog="flcog shuffling-study", description=(main.__doc__ or "").split("\n")[0])
+    parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
+    parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
+    parser.add_argument("--dimension", type=int, default=25, help="d")
+    parser.add_argument("--samples", type=int, default=100, help="of each client, n_i")
+    parser.add_argument("--zeta", type=float, default=10.0, help="how far the clients differ, above 0")
+    parser.add_argument("--sigma", type=float, default=1000**0.5, help="noise of the second part; 0 leaves it out")
+    parser.add_argument("--local-steps", type=int, default=10, help="tau")
+    parser.add_argument("--target", type=float, default=1.1e-6, help="squared distance to the optimum")
+    parser.add_argument("--start", type=float, default=1.0, help="every coordinate of x_0")
+    parser.add_argument("--noise-rounds", type=int, default=300, help="rounds of the second part")
+    parser.add_argument("--noise-lr", type=float, default=1e-3, help="step size of the second part")
+    parser.add_argument("--seed", type=int, default=0, help="of samples and shuffling")
+    parser.add_argument("--out", default="runs/shuffling-study", help="folder for the tables and the figure")
+    given = parser.parse_args(argv)
+    shares = sorted({0.0, *given.p})
+    if shares[0] < 0 or shares[-1] > 1:
+        raise ValueError(f"--p are fractions from 0 to 1; got {given.p}")
+    if given.clients < 2:
+        raise ValueError(f"--clients must be at least 2, for somebody to exchange with; got {given.clients}")
+    for name in ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr"):
+        if getattr(given, name) <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be positive; got {getattr(given, name)}")
+    data = {
+        "num_clients": given.clients,
+        "dimension": given.dimension,
+        "samples_per_client": given.samples,
+        "zeta": given.zeta,
+        "seed": given.seed,
+        "partition_seed": given.seed,
+    }
+    rows = study(shares, given.target, given.local_steps, given.start, sigma=0.0, **data)
+    print(f"rounds to ||x - x*||^2 <= {given.target:g}, {given.clients} clients, {given.local_steps} local steps, no noise")
+    print("    p     L_p    zeta  (1-p)zeta   rounds  theory  theory, L fixed  A_p/A_0  theory   drift")
+    for row in rows:
+        print(
+            f"{row.p:5.2f} {row.smoothness:7.1f} {row.zeta:7.4f} {row.zeta_theory:10.4f} {row.rounds:8.0f} {row.rounds_theory:7.0f} "
+            f"{row.rounds_fixed_l:16.0f} {row.ratio:8.3f} {row.ratio_theory:7.3f} "
+            f"{row.ratio_drift:7.3f}"
+        )
+    curves: dict[tuple[float, float], np.ndarray] = {}
+    for sigma in (0.0, given.sigma) if given.sigma else ():
+        for p in shares:
+            problem = Quadratics(**data, sigma=sigma, partitioner=Shuffled(p, Natural()))
+            curves[sigma, p] = noisy_errors(
+                problem, given.noise_lr, given.local_steps, given.noise_rounds, given.start, given.seed
+            )
+    if curves:
+        print(f"squared distance left after {given.noise_rounds} rounds of one-sample gradients, step size {given.noise_lr:g}")
+        print("    p " + "".join(f"   sigma^2 = {sigma**2:<8g}" for sigma in (0.0, given.sigma)))
+        for p in shares:
+            print(f"{p:5.2f} " + "".join(f"   {curves[sigma, p][-20:].mean():<18.3e}" for sigma in (0.0, given.sigma)))
+    out = Path(given.out)
+    remedy = "free space or choose another --out"
+    write_table(out / "rounds.csv", [asdict(row) for row in rows], remedy=remedy)
+    if curves:
+        table = [
+            {"sigma2": sigma**2, "p": p, "round": i, "error": e}
+            for (sigma, p), errors in curves.items()
+            for i, e in enumerate(errors)
+        ]
+        write_table(out / "noise.csv", table, remedy=remedy)
+    write_figure(out / "figure.png", study_figure(rows, curves), remedy=remedy, bbox_inches="tight")
+    print(f"tables and figure are in {out}")
+
+
+def study_figure(rows: list[Row], curves: dict[tuple[float, float], np.ndarray]) -> Figure:
+    """Rounds counted and predicted, the ratio of coefficients, and the errors under noise."""
+    sigmas = sorted({sigma for sigma, _ in curves})
+    figure = Figure(figsize=(4 * (2 + len(sigmas)), 3.2), layout="constrained")
+    axes = figure.subplots(1, 2 + len(sigmas))
+    p = [row.p for row in rows]
+    axes[0].plot(p, [row.rounds for row in rows], "o-", label="counted")
+    axes[0].plot(p, [row.rounds_theory for row in rows], "s--", label="theory with $L_p$")
+    axes[0].plot(p, [row.rounds_fixed_l for row in rows], ":", label="theory, $L$ fixed")
+    axes[0].set(xlabel="p", ylabel="rounds to the target")
+    axes[1].plot(p, [row.ratio for row in rows], "o-", label="fitted")
+    axes[1].plot(p, [row.ratio_theory for row in rows], "s--", label=r"$(1-p)\sqrt{L_p/L_{max}}$")
+    axes[1].plot(p, [row.ratio_drift for row in rows], "^:", label="drift of the fixed point")
+    axes[1].set(xlabel="p", ylabel="$A_p / A_0$")
+    for i, sigma in enumerate(sigmas):
+        for (other, share), errors in curves.items():
+            if other == sigma:
+                axes[2 + i].plot(errors, label=f"p = {share:g}")
+        axes[2 + i].set(xlabel="round", ylabel="$||x - x^*||^2$", yscale="log", title=f"$\\sigma^2 = {sigma**2:g}$")
+    for axis in axes:
+        axis.legend(fontsize=7)
+    return figure

@@ -1,0 +1,275 @@
+"""Synthetic sets on disk: made once for each setting, client by client, and there to be looked at before they are shared."""
+
+import csv
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch import Tensor
+
+from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, synthesise
+from flcog.core.files import replacing, replacing_folder, write_table
+from flcog.core.labels import require_labels
+from flcog.core.text import clock
+from flcog.data import Federation
+from flcog.run.directory import short, write_yaml
+
+Set = tuple[Tensor, Tensor]
+"""Inputs as the data set stores them, and labels."""
+
+FORMAT = 2
+REMEDY = "free space or choose another directory"
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """What the synthetic sets of a federation are made of.
+
+    It fixes them to the bit on one kind of device and version of torch; sets that were made on another, or with secret noise, are
+    taken as they lie there.
+
+    Args:
+        generator: the clients' generator.
+        rho: fraction of its samples that a client trains it on.
+        count: how many samples each client makes.
+        seed: of everything that is drawn.
+    """
+
+    generator: DataGenerator
+    rho: float
+    count: int
+    seed: int
+
+    def about(self, federation: Federation) -> dict[str, Any]:
+        """All that the sets depend on."""
+        return {
+            "format": FORMAT,
+            "generator": repr(self.generator),
+            "rho": self.rho,
+            "images_per_client": self.count,
+            "seed": self.seed,
+            "num_classes": federation.num_classes,
+            "partition": federation.partition.hash,
+            "data": fingerprint(federation),
+        }
+
+
+def fingerprint(federation: Federation) -> str:
+    """Eight hex digits of a training set: its shape, its targets and its inputs.
+
+    Inputs on disk may take an hour to read: of those it is a hundred, and when the file was last written.
+    """
+    train, inputs = federation.train, federation.train.inputs
+    digest = hashlib.sha256(f"{tuple(inputs.shape)} {inputs.dtype}".encode())
+    file = getattr(inputs, "filename", None)  # of a memory map
+    if file is not None:
+        digest.update(str(os.stat(file).st_mtime_ns).encode())
+        rows = torch.linspace(0, len(train) - 1, 100, dtype=torch.float64).long().unique()
+        inputs = train.gather(rows)
+    for values in (inputs, train.targets):
+        for first in range(0, len(values), 10000):
+            part = values[first : first + 10000]
+            array = part.cpu().numpy() if isinstance(part, Tensor) else part
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:8]
+
+
+def folder_of(about: dict[str, Any], root: Path) -> Path:
+    """Where the sets lie that depend on this."""
+    return root / hashlib.sha256(repr(sorted(about.items())).encode()).hexdigest()[:12]
+
+
+def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | None) -> tuple[list[Set], Path | None]:
+    """Every client's synthetic set, as far as its images were not deleted, and the folder.
+
+    What lies there already is read, the rest made: a run that was killed goes on with the first client that was not finished.
+    Processes share out the clients; two runs that want the same sets at once wait for one another instead of making them twice.
+    """
+    rank, world_size = _process()
+    about = {} if root is None else synthesis.about(federation)
+    folder = None if root is None else folder_of(about, root)
+    report = _Reporter(federation.num_clients, folder, rank)
+    if folder is not None:
+        write_yaml(folder / "about.yaml", about, REMEDY)
+    sets: dict[int, Set] = {}
+    for client in range(rank, federation.num_clients, world_size):
+        if folder is None:
+            sets[client] = _make(synthesis, federation, client, lambda epoch, figures: None)
+            continue
+        with FileLock(folder / f".{_name(client)}.lock"):
+            if not (folder / f"{_name(client)}.npz").is_file():
+                log = report.begin(client)
+                made = _make(synthesis, federation, client, log)
+                report.write_log(client)
+                _write(folder / f"{_name(client)}.npz", made)
+                report.done(client, len(made[1]))
+        sets[client] = _keep_undeleted(_read(folder / f"{_name(client)}.npz", federation), folder, client)
+    if world_size > 1:
+        parts: list[Any] = [None] * world_size
+        torch.distributed.all_gather_object(parts, sets)
+        sets = {client: made for part in parts for client, made in part.items()}
+    return [sets[client] for client in range(federation.num_clients)], folder
+
+
+def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]:
+    """Write every synthetic image as ``images/client-0000/<class>/<number>.png``, once; afterwards what is gone stays gone.
+
+    Returns the folder of the images, how many there are, and how many there were.
+    """
+    form, images = Form.of(federation.train), folder / "images"
+    if not form.images:
+        raise ValueError(f"only images can be looked at, and the data holds rows of a table: they are in {folder}, as .npz")
+    sets = [_read(folder / f"{_name(client)}.npz", federation) for client in range(federation.num_clients)]
+    total = sum(len(labels) for _, labels in sets)
+    if images.is_dir():
+        return images, sum(1 for _ in images.glob("client-*/*/*.png")), total
+    if sets[0][0].shape[-1] not in (1, 3, 4):
+        raise ValueError(f"PNG images have 1, 3 or 4 channels; these have {sets[0][0].shape[-1]}: look at the .npz in {folder}")
+    names = federation.class_names or tuple(map(str, range(federation.num_classes)))
+    with replacing_folder(images, REMEDY) as aside:
+        for client, (inputs, labels) in enumerate(sets):
+            (aside / _name(client)).mkdir(parents=True)
+            for label in labels.unique().tolist():
+                (aside / _name(client) / _file_name(names[label])).mkdir()
+            for row, (pixels, label) in enumerate(zip(inputs, labels.tolist(), strict=True)):
+                values = (pixels.double() * (255 / form.white)).round().to(torch.uint8).numpy()
+                path = aside / _name(client) / _file_name(names[label]) / f"{row:05d}.png"
+                Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values).save(path)
+    return images, total, total
+
+
+def training_logs(folder: Path) -> list[dict[str, float]]:
+    """The rows of all clients' training: client, epoch, loss, and epsilon where training was private."""
+    rows = []
+    for path in sorted(folder.glob("client-*.csv")):
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                rows += [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+            if not all({"client", "epoch"} <= row.keys() for row in rows):
+                raise ValueError("a row lacks its client or epoch")
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(f"{path} is no readable record of a generator's training: delete it ({error})") from error
+    return rows
+
+
+def _make(synthesis: Synthesis, federation: Federation, client: int, log: Callable[[int, dict[str, float]], None]) -> Set:
+    return synthesise(synthesis.generator, federation, client, synthesis.rho, synthesis.count, synthesis.seed, log)
+
+
+def _keep_undeleted(made: Set, folder: Path, client: int) -> Set:
+    """The samples whose image was not deleted, once images were written for people to look at."""
+    images = folder / "images"
+    if not images.is_dir():
+        return made
+    kept = sorted(int(path.stem) for path in (images / _name(client)).glob("*/*.png") if path.stem.isdigit())
+    rows = torch.tensor([row for row in kept if row < len(made[1])], dtype=torch.long)
+    return made[0][rows], made[1][rows]
+
+
+def _name(client: int) -> str:
+    return f"client-{client:04d}"
+
+
+def _file_name(class_name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in class_name)
+
+
+def _write(path: Path, made: Set) -> None:
+    with replacing(path, remedy=REMEDY) as file:
+        np.savez(file, inputs=made[0].numpy(), labels=made[1].numpy())
+
+
+def _read(path: Path, federation: Federation) -> Set:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            inputs, labels = torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
+        _check(inputs, labels, federation)
+        return inputs, labels
+    except Exception as error:  # a damaged archive raises nearly every kind
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is no readable synthetic set: delete it, and it is made again ({reason})") from error
+
+
+def _check(inputs: Tensor, labels: Tensor, federation: Federation) -> None:
+    """Complain of what no client of this federation can have made."""
+    train, dtype = federation.train.inputs, Form.of(federation.train).dtype
+    if inputs.shape[1:] != train.shape[1:] or inputs.dtype != dtype:
+        raise ValueError(
+            f"its inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, the data's {dtype} of {tuple(train.shape[1:])}"
+        )
+    if len(inputs) != len(labels):
+        raise ValueError(f"it has {len(inputs)} inputs and {len(labels)} labels")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"its labels are {labels.dtype}, not whole numbers of 64 bits")
+    require_labels(labels, federation.num_classes, "it")
+    if not inputs.isfinite().all():
+        raise ValueError("its inputs hold NaN or infinite values")
+
+
+def _process() -> tuple[int, int]:
+    """This process's rank and how many there are.
+
+    >>> _process()
+    (0, 1)
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+class _Reporter:
+    """A line for each client, and on a terminal one that moves while it trains. Silent where nothing is kept."""
+
+    def __init__(self, num_clients: int, folder: Path | None, rank: int) -> None:
+        self.num_clients, self.folder = num_clients, folder
+        self.live = rank == 0 and sys.stderr.isatty()
+        self.rows: list[dict[str, float]] = []
+        self.began = self.shown = time.perf_counter()
+        self.announced = rank != 0
+
+    def begin(self, client: int) -> Callable[[int, dict[str, float]], None]:
+        assert self.folder is not None
+        if not self.announced:
+            found = sum((self.folder / f"{_name(k)}.npz").is_file() for k in range(self.num_clients))
+            print(
+                f"synthetic data: making {self.num_clients - found} of {self.num_clients} sets in {short(self.folder)}",
+                flush=True,
+            )
+            self.announced = True
+        self.rows, self.began = [], time.perf_counter()
+
+        def log(epoch: int, figures: dict[str, float]) -> None:
+            self.rows.append({"client": client, "epoch": epoch, **figures})
+            if self.live and time.perf_counter() - self.shown > 0.5:
+                self.shown = time.perf_counter()
+                figure = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+                line = f"client {client + 1} of {self.num_clients}, epoch {epoch}: {figure}, {clock(self.shown - self.began)}"
+                print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+
+        return log
+
+    def write_log(self, client: int) -> None:
+        """The client's training, before its set: a set that is there has its log."""
+        assert self.folder is not None
+        if self.rows:
+            write_table(self.folder / f"{_name(client)}.csv", self.rows, remedy=REMEDY)
+
+    def done(self, client: int, count: int) -> None:
+        last = "".join(
+            f", {name} {value:.4g}" for name, value in (self.rows[-1:] or [{}])[0].items() if name not in ("client", "epoch")
+        )
+        if self.live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print(
+            f"  client {client + 1} of {self.num_clients}: {count} in {clock(time.perf_counter() - self.began)}{last}", flush=True
+        )

@@ -1,0 +1,1 @@
+"""FedWalk, its leash, and the choice of the leash's classes."""

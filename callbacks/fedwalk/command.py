@@ -1,0 +1,134 @@
+"""``flcog leash``: choose a leash's classes from a public set's, with the help of a language model or without."""
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+
+from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
+from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
+
+_INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
+"""What to do where a way to rank finds nothing."""
+
+
+def read_classes(source: str) -> list[str]:
+    """The user's class names: separated by commas, or the lines of a file.
+
+    >>> read_classes("cat, polar bear")
+    ['cat', 'polar bear']
+    """
+    # Not Path.is_file, to which many names are a path too long.
+    names = _text_of(Path(source)).splitlines() if os.path.isfile(source) else source.split(",")
+    classes = [name.strip() for name in names if name.strip()]
+    if not classes or len({name.lower() for name in classes}) < len(classes):
+        raise ValueError(f"--classes wants different names, separated by commas or one a line in a file; got {source!r}")
+    return classes
+
+
+def read_reference(source: str) -> dict[str, str]:
+    """The public set's labels with their names.
+
+    Args:
+        source: ``imagenet``, which has names alone; a folder with one folder a class, named by ImageNet's order if there are 1000
+            of them, else by the ``words.txt`` in or beside it, as Tiny-ImageNet has; or a file with one label a line, where a
+            WordNet id may come first: ``n02123045 tabby, tabby cat``.
+    """
+    path = Path(source)
+    if source == "imagenet":
+        return {name: name for name in _imagenet_names()}
+    if path.is_dir():
+        folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
+        if len(folders) == 1000:
+            # ImageNet's classes are numbered in the order of their folders.
+            return dict(zip(folders, _imagenet_names(), strict=True))
+        lists = [folder / "words.txt" for folder in (path, path.parent) if (folder / "words.txt").is_file()]
+        names = _read_labels(lists[0]) if lists else {}
+        return {folder: names.get(folder, folder) for folder in folders}
+    if not path.is_file():
+        raise ValueError(f"--reference is imagenet, a folder of class folders, or a file of labels; there is no {source}")
+    return _read_labels(path)
+
+
+def _read_labels(path: Path) -> dict[str, str]:
+    lines = [line.strip() for line in _text_of(path).splitlines() if line.strip()]
+    pairs = [re.fullmatch(r"(n\d{8})[\s,:]+(.+)", line) for line in lines]
+    return {pair[1] if pair else line: pair[2] if pair else line for line, pair in zip(lines, pairs, strict=True)}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+
+
+def main(argv: list[str]) -> None:
+    """Choose the classes of a leash task, for FedWalk."""
+    parser = argparse.ArgumentParser(prog="flcog leash", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    options: dict[str, argparse.ArgumentParser] = {}
+    for name, description in (
+        ("prompt", "Write the question for a language model."),
+        ("read", "Check a language model's answer, and choose."),
+        ("rank", "Choose without a language model."),
+    ):
+        options[name] = commands.add_parser(name, help=description, description=description)
+        options[name].add_argument("--classes", required=True, help="your class names: a,b,c or a file with one a line")
+        options[name].add_argument(
+            "--reference", default="imagenet", help="imagenet, a folder of class folders, or a file of labels"
+        )
+        options[name].add_argument("--count", type=int, default=4, help="labels ranked for each class")
+        if name != "prompt":
+            options[name].add_argument("--keep", type=int, default=2, help="labels used for each class")
+            options[name].add_argument("--random", type=int, default=0, help="how many of those are replaced by random ones")
+            options[name].add_argument("--seed", type=int, default=0, help="of the random ones")
+    options["read"].add_argument("answer", help="a file with the answer")
+    options["rank"].add_argument(
+        "--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet where nltk has it"
+    )
+    given = parser.parse_args(argv)
+    classes, reference = read_classes(given.classes), read_reference(given.reference)
+    if not 1 <= given.count <= len(reference):
+        raise ValueError(f"--count must lie between 1 and the reference's {len(reference)} labels; got {given.count}")
+    if given.command == "prompt":
+        print(prompt(classes, reference, given.count))
+        return
+    if not 1 <= given.keep <= given.count:
+        raise ValueError(f"--keep must lie between 1 and --count, {given.count}; got {given.keep}")
+    notes: dict[tuple[str, str], str] = {}
+    if given.command == "read":
+        if not Path(given.answer).is_file():
+            raise ValueError(f"there is no file {given.answer} with an answer")
+        ranking = read_answer(_text_of(Path(given.answer)), classes, reference, given.count)
+    else:
+        similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
+        unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
+        if unlike:
+            raise ValueError(
+                f"rank --by {given.by} finds nothing like {', '.join(unlike)} in {given.reference}, whose labels are such as "
+                f"{next(iter(reference.values()))!r}: {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
+            )
+        ranking = rank(similarity, classes, reference, given.count)
+        columns = list(reference)
+        for name, labels in ranking.items():
+            notes |= {(name, label): f" {similarity[classes.index(name), columns.index(label)]:.2f}" for label in labels}
+    for name, labels in ranking.items():
+        print(f"# {name}: " + "; ".join(_shown(label, reference) + notes.get((name, label), "") for label in labels))
+    if given.reference == "imagenet":
+        print(
+            "# These are names. With --reference FOLDER, where ImageNet's classes lie, you get its folders', as ImageFolders wants."
+        )
+    # A list of strings in JSON is one in YAML.
+    print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
+
+
+def _shown(label: str, reference: dict[str, str]) -> str:
+    return label if label == reference[label] else f"{label} {reference[label]}"
+
+
+def _imagenet_names() -> list[str]:
+    from torchvision.models import ResNet18_Weights
+
+    return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])

@@ -1,0 +1,166 @@
+"""FedWalk: a public task at the server, the leash, guides what the clients learn."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
+from flcog.client import Apply, ClientModule
+from flcog.core.checks import below_one
+from flcog.core.precision import number_dtype
+from flcog.data import FederatedDataModule
+from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.schedules import Schedule
+
+
+def cosine_and_length(move: Params, other: Params) -> tuple[float, float]:
+    """The cosine between two moves of a model, and the first one's length over the second's; 0 where that is not defined.
+
+    >>> cosine_and_length({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 10.0])})
+    (0.8, 0.5)
+    """
+    first, second = (torch.cat([part[name].flatten().double() for name in move]) for part in (move, other))
+    inner, length, other_length = first @ second, first.norm(), second.norm()
+    if not length or not other_length:
+        return 0.0, 0.0
+    return float(inner / (length * other_length)), float(length / other_length)
+
+
+def log_loss_ratio(client_loss: float, leash_loss: float) -> float:
+    """``log2(L^c / L^s)``; -inf while the leash has never been measured.
+
+    >>> log_loss_ratio(4.0, 1.0), log_loss_ratio(4.0, float("inf"))
+    (2.0, -inf)
+    """
+    # By torch, for which a loss of 0 is a number: nan compares as "do not leash".
+    return float(torch.log2(torch.tensor(client_loss, dtype=torch.float64) / leash_loss))
+
+
+@dataclass(frozen=True)
+class FedWalk(Method):
+    """Makes the server take SGD steps on a public task after each aggregation, as long as that task is not far ahead of the clients'.
+
+    With W the aggregated model, L_k client k's loss on all of its data after local training, and F the leash's loss::
+
+        L^c <- beta L^c + (1 - beta) mean_k L_k
+        if log2(L^c / L^s) < tau:
+            W <- W - lr grad F(W)      for num_steps batches
+            L^s <- F(W)                on all leash data
+
+    Otherwise L^s stays as it is. L^c starts at 0, as in the paper; L^s at infinity, which the paper leaves open, so the first
+    round leashes. beta has no value there: 0.9 is ours. From 0, L^c stays low for about 1 / (1 - beta) rounds, which then leash
+    more; ``bias_correction`` divides it by 1 - beta^t.
+
+    Nor does the paper say how 20 leash classes meet the model's 10: here the leash reads the model's features through a linear
+    head of its own. It stays on the server: clients neither receive it nor decay it, and the ledger counts one number per client
+    and round, L_k. Both means take the aggregation weights; list ``EqualWeights`` for the paper's plain ones. The gradient is of
+    the leash alone: no momentum, no weight decay. Clients with a momentum of m take steps of up to 1 / (1 - m) times the leash's at
+    the same learning rate; Algorithm 1 has plain steps on both sides. Processes of a run each repeat the leash steps.
+
+    List FedWalk after methods that change the server's step (FedNova, SCAFFOLD, FedAvgM, FedOpt's, FedDyn, FedDC, FedExP), which
+    would else take the leash's part for the clients'. A FedNova listed after it multiplies the leash's steps by the clients' number
+    of steps (for 5 steps by 5, by 13 with a momentum of 0.9), and before that shows the leash a model that has moved by less.
+
+    Each round logs ``fedwalk/client_loss`` (L^c as compared), ``fedwalk/llr`` (the ratio's logarithm as compared),
+    ``fedwalk/applied``, ``fedwalk/leash_loss`` (L^s after the round) and ``fedwalk/steps`` (leash steps so far); and what tells
+    whether the leash leads where the clients go: ``fedwalk/cosine`` between its move of the model and the clients' aggregated
+    one, and ``fedwalk/length`` of the first over the second, both 0 in rounds that do not leash.
+
+    Zhai et al., The Dog Walking Theory: Rethinking Convergence in Federated Learning, 2024, https://arxiv.org/abs/2404.11888.
+
+    Args:
+        leash: the public data, whose training set is used whole; a step takes its ``batch_size`` (the paper's 64). Inputs must be
+            of a size that the model reads.
+        tau: bound on the ratio's logarithm, or its schedule by round. -inf is FedAvg, inf always leashes. The paper's values rise
+            over the rounds: 0, 0.5, 1 for a leash close to the task, -1, -0.5, 0 and -1.3, -1.1 for more distant ones, without
+            saying when.
+        num_steps: leash steps of a round that leashes (T_s), >= 1.
+        lr: their step size (gamma), > 0, or its schedule by round, of step sizes and not of factors (``Piecewise``); None is the
+            clients' of that round, as in the paper.
+        beta: memory of L^c, in [0, 1).
+        bias_correction: whether L^c makes up for its start at 0.
+        head: ``own``, or ``shared``: the model's head, for a leash with the same classes in the same order. Only the task and the
+            number of classes are compared.
+        mode: ``eval`` or ``train``: whether BatchNorm's statistics hold still in leash steps and dropout is off, or not.
+
+    Example:
+        >>> from flcog.datamodules import Digits
+        >>> FedWalk(leash=Digits(), tau=0.5).num_steps
+        1
+    """
+
+    leash: FederatedDataModule = field(kw_only=True, repr=False)
+    tau: float | Schedule = 0.0
+    num_steps: int = 1
+    lr: float | Schedule | None = None
+    beta: float = 0.9
+    bias_correction: bool = False
+    head: Literal["own", "shared"] = "own"
+    mode: Literal["eval", "train"] = "eval"
+
+    papers = ("FedWalk",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.tau, float) and self.tau != self.tau:
+            raise ValueError("FedWalk: tau must be a number or infinite; got nan")
+        if self.num_steps < 1:
+            raise ValueError(f"FedWalk: num_steps must be at least 1; got {self.num_steps}: tau=-inf never leashes")
+        check_lr(self)
+        below_one(self, "beta")
+        _ = self._task
+
+    @property
+    def _task(self) -> Leash:
+        return Leash(self.name, self.leash, self.head, self.mode)
+
+    def configure_model(self, model: ClientModule) -> ClientModule:
+        self._task.check(model)
+        return model
+
+    def init_server(self, params: Params) -> Slot:
+        real = number_dtype()
+        losses = {"client_loss": torch.zeros((), dtype=real), "leash_loss": torch.full((), torch.inf, dtype=real)}
+        # How many features there are to read is known once the model has seen leash data.
+        return losses | {"rounds": torch.tensor(0), "steps": torch.tensor(0), "head": {}}
+
+    def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:
+        return {"loss": apply.loss(params, batch, ctx.buffers)}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, ctx.client, mean={"loss": ctx.measured["loss"]})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        rounds, steps, head = int(server["rounds"]) + 1, int(server["steps"]), server["head"]
+        mean = self.beta * float(server["client_loss"]) + (1 - self.beta) * float(messages.mean["loss"])
+        client_loss = mean / (1 - self.beta**rounds) if self.bias_correction else mean
+        leash_loss, task = float(server["leash_loss"]), self._task
+        llr = log_loss_ratio(client_loss, leash_loss)
+        # A loss that is not a number never leashes.
+        applied = llr < value_at(self.tau, cohort.round)
+        cosine = length = 0.0
+        if applied:
+            apply = Apply(cohort.apply.model, cohort.buffers)
+            aggregated = {name: value + delta[name] for name, value in params.items()}
+            head = head or task.make_head(apply, aggregated, cohort.generator(f"{self.name} head"))
+            lr = cohort.optimisation.lr if self.lr is None else value_at(self.lr, cohort.round)
+            new, head = task.walk(apply, aggregated, head, lr, steps, self.num_steps, cohort.seed)
+            leash_loss, steps = task.loss(apply, new, head), steps + self.num_steps
+            cosine, length = cosine_and_length({name: value - aggregated[name] for name, value in new.items()}, delta)
+            delta = {name: value - params[name] for name, value in new.items()}
+        for name, value in (
+            ("client_loss", client_loss),
+            ("leash_loss", leash_loss),
+            ("llr", llr),
+            ("applied", float(applied)),
+            ("steps", float(steps)),
+            ("cosine", cosine),
+            ("length", length),
+        ):
+            cohort.log(f"fedwalk/{name}", value)
+        losses = {
+            "client_loss": server["client_loss"].new_tensor(mean),
+            "leash_loss": server["leash_loss"].new_tensor(leash_loss),
+        }
+        return delta, losses | {"rounds": torch.tensor(rounds), "steps": torch.tensor(steps), "head": head}

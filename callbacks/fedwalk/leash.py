@@ -1,0 +1,172 @@
+"""The leash: a public task on which a server trains the global model, for the methods that hold one."""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcog.client import Apply, ClientModule
+from flcog.core.checks import one_of, positive
+from flcog.core.randomness import fold, fold_each, generator, seeded
+from flcog.data import FederatedDataModule
+from flcog.hooks import Params
+from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
+
+LOSSES = {
+    "classification": F.cross_entropy,
+    "multilabel": lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype)),
+    "regression": lambda outputs, targets: F.mse_loss(outputs.squeeze(1), targets.to(outputs.dtype)),
+}
+
+
+def value_at(value: float | Schedule, time: int) -> float:
+    """A number, or what its schedule makes of it.
+
+    >>> value_at(0.5, time=3)
+    0.5
+    """
+    return value(time) if isinstance(value, Schedule) else value
+
+
+def check_lr(owner: Any) -> None:
+    """Refuse step sizes of leash steps that climb, and schedules of factors: a leash has no rate of its own to multiply."""
+    positive(owner, "lr")
+    if isinstance(owner.lr, Exponential | Cosine):
+        raise ValueError(
+            f"{owner.name}: lr's schedule is one of step sizes, and {type(owner.lr).__name__} gives factors: "
+            "list the step sizes in a flcog.schedules.Piecewise"
+        )
+    if isinstance(owner.lr, Piecewise) and not all(0 <= value < math.inf for value in owner.lr.values):
+        raise ValueError(f"{owner.name}: lr's values must be finite and at least 0; got {owner.lr.values}")
+
+
+def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """Leash steps ``first`` to ``first + count - 1``, each with its rows: shuffled passes over all samples, in full batches.
+
+    What is left of a pass lies elsewhere in the next. Rows are a function of the step and the seed: a run remembers a counter.
+
+    >>> [(step, sorted(rows.tolist())) for step, rows in leash_rows(4, 4, first=7, count=2, seed=0)]
+    [(7, [0, 1, 2, 3]), (8, [0, 1, 2, 3])]
+    """
+    per_pass = max(1, num_samples // batch_size)
+    for step in range(first, first + count):
+        shuffle, position = divmod(step, per_pass)
+        if step == first or position == 0:
+            order = torch.randperm(num_samples, generator=generator(seed, "leash", shuffle))
+        yield step, order[position * batch_size : (position + 1) * batch_size]
+
+
+def linear_head(num_features: int, num_outputs: int, generator: torch.Generator, like: Tensor) -> Params:
+    """Weights and biases uniform in +-1 / sqrt(num_features), as ``torch.nn.Linear`` has them; the same in every precision."""
+
+    def uniform(*shape: int) -> Tensor:
+        return ((2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * num_features**-0.5).to(like)
+
+    return {"weight": uniform(num_outputs, num_features), "bias": uniform(num_outputs)}
+
+
+@dataclass(frozen=True)
+class Leash:
+    """A public task that shares the model's features, or all of the model.
+
+    Args:
+        name: the method that uses it, for messages.
+        data: its training set, whole, is the leash; its batch sizes are those of a leash step and of a measurement.
+        head: what reads the features: ``own``, a linear layer that only the server has, or ``shared``, the model's head.
+        mode: of the model in leash steps. In ``train`` BatchNorm normalises by the batch and moves its statistics, and dropout
+            drops.
+    """
+
+    name: str
+    data: FederatedDataModule
+    head: Literal["own", "shared"]
+    mode: Literal["eval", "train"]
+
+    def __post_init__(self) -> None:
+        one_of(self, "head", "own", "shared")
+        one_of(self, "mode", "eval", "train")
+
+    def check(self, model: ClientModule) -> None:
+        """Refuse what the model cannot learn, before a round has been trained."""
+        data, parameter = type(self.data).__name__, next(model.parameters())
+        inputs, _ = self._read(torch.arange(1), parameter)
+        try:
+            with torch.no_grad():
+                probe = copy.deepcopy(model).eval()
+                outputs = probe.features(inputs) if self.head == "own" else probe(inputs)
+        except (ValueError, RuntimeError, IndexError) as error:
+            shape = tuple(inputs.shape[1:])
+            raise ValueError(
+                f"{self.name}: the model cannot read the leash {data}, with inputs of shape {shape}: {error}"
+            ) from error
+        if self.head == "shared" and (model.task != self.data.task or outputs.shape[1] != self._num_outputs):
+            raise ValueError(
+                f"{self.name}: head=shared needs a leash labelled as the federation is: the model has {outputs.shape[1]} outputs "
+                f"for {model.task}, {data} needs {self._num_outputs} for {self.data.task}; use head=own"
+            )
+
+    def make_head(self, apply: Apply, params: Params, generator: torch.Generator) -> Params:
+        """A new head of the leash's own; nothing where it shares the model's."""
+        if self.head == "shared":
+            return {}
+        like = next(iter(params.values()))
+        with torch.no_grad():
+            features = apply.features(params, self._read(torch.arange(1), like)[0], apply.buffers)
+        return linear_head(features.shape[1], self._num_outputs, generator, like)
+
+    def walk(
+        self, apply: Apply, params: Params, head: Params, lr: float, first: int, count: int, seed: int
+    ) -> tuple[Params, Params]:
+        """``count`` steps of plain SGD on the leash, of which ``first`` have been taken before: new parameters and head."""
+        for step, rows in leash_rows(len(self.data.federation.train), self.data.batch_size, first, count, seed):
+            keys = fold_each(fold(seed, "leash", "augment", step), rows.numpy())
+            like = next(iter(params.values()))
+            inputs, targets = self._read(rows, like, keys)
+            noise = fold(seed, "leash", "dropout", step) >> 1
+            if self.mode == "train":
+                apply = self._with_dropout(apply, noise, like.device)
+            # flcog's dropout draws from its keys, torch's from the global stream.
+            with torch.enable_grad(), seeded(noise, like.device) if self.mode == "train" else nullcontext():
+                params, head = ({n: v.detach().requires_grad_() for n, v in part.items()} for part in (params, head))
+                loss = self._loss(apply, params, head, inputs, targets, None if self.mode == "train" else apply.buffers)
+                leaves = [*params.values(), *head.values()]
+                gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+            params, head = ({n: v.detach() - lr * next(gradients) for n, v in part.items()} for part in (params, head))
+        return params, head
+
+    @torch.no_grad()
+    def loss(self, apply: Apply, params: Params, head: Params) -> float:
+        """The mean loss on all leash data, in evaluation mode."""
+        total, num_samples = 0.0, len(self.data.federation.train)
+        for rows in torch.arange(num_samples).split(self.data.eval_batch_size):
+            inputs, targets = self._read(rows, next(iter(params.values())))
+            total += float(self._loss(apply, params, head, inputs, targets, apply.buffers)) * len(rows)
+        return total / num_samples
+
+    def _loss(
+        self, apply: Apply, params: Params, head: Params, inputs: Tensor, targets: Tensor, buffers: Params | None
+    ) -> Tensor:
+        if self.head == "shared":
+            return apply.per_example_loss(apply(params, inputs, buffers), targets).mean()
+        features = apply.features(params, inputs, buffers).to(head["weight"].dtype)
+        return LOSSES[self.data.federation.task](F.linear(features, head["weight"], head["bias"]), targets)
+
+    @property
+    def _num_outputs(self) -> int:
+        return 1 if self.data.federation.task == "regression" else self.data.federation.num_classes
+
+    def _read(self, rows: Tensor, like: Tensor, keys: object = None) -> tuple[Tensor, Tensor]:
+        federation = self.data.federation
+        inputs, targets = federation.load(federation.train, rows, like.device, keys)  # type: ignore[arg-type]
+        return inputs.to(like.dtype) if inputs.is_floating_point() else inputs, targets.to(like.device)
+
+    def _with_dropout(self, apply: Apply, key: int, device: torch.device) -> Apply:
+        """The same model, whose ``flcog.models.Dropout`` draws this step's noise."""
+        names = [name for name in apply.model.buffers if name.endswith("dropout_key")]
+        return Apply(apply.model, apply.buffers | {name: torch.tensor(fold(key, name) >> 1, device=device) for name in names})

@@ -1,0 +1,1 @@
+"""Observers that measure a run and change nothing in it."""

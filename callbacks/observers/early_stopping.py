@@ -1,0 +1,109 @@
+"""An observer that ends a run when it no longer gets better, or is good enough."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from flcog.core.monitor import Monitor, or_none
+from flcog.hooks import Callback
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+class EarlyStopping(Callback):
+    """Ends the run when a metric has stopped improving, or has reached a threshold; says which in one line.
+
+    Args:
+        monitor: the metric, as ``metrics.csv`` names it. By default the task's main one (accuracy, macro-AP or mse), on the
+            validation set where there is one and else on the test set.
+        mode: whether it should grow (max) or fall (min). By default losses and errors should fall, all others grow.
+        patience: evaluations in a row without improvement (not rounds: see ``trainer.eval_every``) after which the run ends.
+        min_delta: by how much more than this a value must be better to count as an improvement.
+        threshold: a value that is good enough: the run ends at the first evaluation that reaches it. None for none.
+
+    Example:
+        >>> EarlyStopping(monitor="test/accuracy", patience=5, threshold=0.9).patience
+        5
+
+    In YAML::
+
+        callbacks+:
+          - class_path: flcog.callbacks.EarlyStopping
+            init_args: {patience: 5}
+    """
+
+    _metric: str | None = None
+    _best: float | None = None
+    _best_round: int | None = None
+    _last: float | None = None
+    _waited: int = 0
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] | None = None,
+        patience: int = 10,
+        min_delta: float = 0.0,
+        threshold: float | None = None,
+    ) -> None:
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1; got {patience}")
+        if min_delta < 0:
+            raise ValueError(f"min_delta must be at least 0; got {min_delta}")
+        self.monitor, self.mode, self.patience, self.min_delta, self.threshold = monitor, mode, patience, min_delta, threshold
+        self._monitor = Monitor(monitor, mode)
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        self._monitor = Monitor(self.monitor, self.mode)
+        self._monitor.check(trainer, self)
+        if trainer.round == 0 or self.monitor not in (None, self._metric):
+            self.load_state_dict({})
+        self._decide(trainer)  # a run that had stopped stays so, unless it is now given more patience
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        name = self._monitor.find(metrics)
+        if name is None:
+            return
+        if name != self._metric:
+            self.load_state_dict({"metric": name})
+        self._last = metrics[name]
+        # NaN is no improvement: no comparison with it holds.
+        if self._last == self._last and (
+            self._best is None or self._monitor.gain(name, self._last, over=self._best) > self.min_delta
+        ):
+            self._best, self._best_round, self._waited = self._last, round, 0
+        else:
+            self._waited += 1
+        self._decide(trainer)
+
+    def _decide(self, trainer: "FederatedTrainer") -> None:
+        # Every process decides alike, even where a metric's last digit differs between machines.
+        reason = trainer.fabric.broadcast(self._reason())
+        if reason is not None:
+            trainer.should_stop = True
+            if trainer.is_first:
+                print(f"EarlyStopping ends the run after round {trainer.round}: {reason}", flush=True)
+
+    def _reason(self) -> str | None:
+        if self._metric is None or self._last is None:
+            return None
+        if self.threshold is not None and self._monitor.gain(self._metric, self._last, over=self.threshold) >= 0:
+            return f"{self._metric} is {self._last:.4g}, which reaches the threshold of {self.threshold:g}"
+        if self._waited < self.patience:
+            return None
+        if self._best is None:
+            return f"{self._metric} was NaN at {self._waited} evaluations in a row"
+        return f"{self._metric} has not improved on {self._best:.4g} of round {self._best_round} for {self._waited} evaluations"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self._metric,
+            "best": self._best,
+            "best_round": self._best_round,
+            "last": self._last,
+            "waited": self._waited,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._metric, self._waited = state.get("metric"), int(state.get("waited", 0))
+        self._last, self._best = or_none(float, state.get("last")), or_none(float, state.get("best"))
+        self._best_round = or_none(int, state.get("best_round"))

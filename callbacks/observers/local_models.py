@@ -1,0 +1,82 @@
+"""Measures the models that clients send, before they are averaged."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from flcog.client import ClientModule
+from flcog.core.monitor import lower_is_better, main_metric
+from flcog.evaluation import spread
+from flcog.hooks import Cohort, Messages, Method, Params, Slot
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+@dataclass(frozen=True)
+class LocalModels(Method):
+    """Changes nothing, and adds to each evaluation how far the cohort's local models are from the global one and how good they are.
+
+    For a client's model y_k as it was sent, and x the global model of its round's end, over the clients of the round::
+
+        local/distance_*            ||x - y_k||, over parameters
+        local/test_accuracy_*       of y_k on the global test set: what training at the client has left of general knowledge
+        local/reweighted_accuracy_* of y_k on the global test set, every class weighted by its share of the client's own samples
+        local/client_accuracy_*     of y_k on the client's own test part (``data.client_test``)
+
+    each with ``mean``, ``std``, ``worst_decile`` (of which the distance's is the farthest) and quantiles ``q10``, ``q50``, ``q90``;
+    other tasks have their own score in accuracy's place, and none that is reweighted. The first three are Figure 2 of FedCOG
+    (ICLR 2024), https://arxiv.org/abs/2312.05966, whose "personalized test dataset" the authors' code makes by reweighting, which
+    takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds by ``start_round`` and
+    ``stop_round``.
+
+    It looks at single clients' models, so no secure aggregation can be simulated beside it.
+
+    Example:
+        >>> LocalModels(start_round=50).individual_uploads
+        True
+    """
+
+    individual_uploads = True
+    papers = ("FedCOG",)
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        if any(upload.delta.keys() != params.keys() for upload in messages.individual):
+            raise ValueError("LocalModels measures the models that clients send, but a method of this run sends none: remove one")
+        return delta, {
+            upload.client: {
+                "params": {name: value + upload.delta[name] for name, value in params.items()},
+                "buffers": cohort.buffers | upload.buffers,
+            }
+            for upload in messages.individual
+        }
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        federation, evaluate, module = trainer.federation, trainer.evaluator, trainer.model.module
+        scores: dict[str, list[float]] = {}
+        for client, model in trainer.servers[self.name].items():
+            params, buffers = model["params"], model["buffers"]
+            distance = torch.stack([(params[name] - value).norm() for name, value in trainer.params.items()]).norm()
+            scores.setdefault("local/distance", []).append(float(distance))
+            if federation.test is not None:
+                figures = {f"test/{name}": value for name, value in evaluate.on_set(params, buffers, federation.test).items()}
+                if name := main_metric(figures):
+                    scores.setdefault(f"local/{name.replace('/', '_')}", []).append(figures[name])
+                if federation.task == "classification" and isinstance(module, ClientModule):
+                    accuracy = evaluate.on_classes(params, buffers, federation.test)
+                    shares = federation.label_counts(client).where(~accuracy.isnan(), 0)
+                    if shares.any():
+                        reweighted = (accuracy.nan_to_num() * shares).sum() / shares.sum()
+                        scores.setdefault("local/reweighted_accuracy", []).append(float(reweighted))
+            own = None if federation.client_test is None else federation.client_test.client(client)
+            if own is not None and len(own) and isinstance(module, ClientModule):
+                name = f"local/client_{module.score_name}"
+                scores.setdefault(name, []).append(evaluate.on_rows(params, buffers, own))
+        for name, values in scores.items():
+            worse = name != "local/distance" and not lower_is_better(name)
+            metrics |= spread(torch.tensor(values, dtype=torch.float64), name, lower_is_better=not worse)
+        trainer.servers[self.name] = {}
+
+    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        trainer.servers[self.name] = {}  # a round without an evaluation: no checkpoint shall hold a cohort's models

@@ -1,0 +1,65 @@
+"""An observer that counts what a target costs: the rounds-to-accuracy columns of papers' tables."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from flcog.core.ledger import human
+from flcog.core.monitor import Monitor
+from flcog.hooks import Callback
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+class RoundsToTarget(Callback):
+    """Says after how many rounds and bytes a metric first reached a target, and adds that to the round's row.
+
+    For a target of 0.8 on test accuracy the columns are ``to_accuracy_0.8/rounds``, ``to_accuracy_0.8/up_bytes`` and
+    ``to_accuracy_0.8/down_bytes``, in the row of that round only. List one for each target.
+
+    Args:
+        target: the value to reach.
+        monitor: the metric, as ``metrics.csv`` names it. By default the task's main one (accuracy, macro-AP or mse), on the
+            test set where there is one.
+        mode: whether it is reached from below (max) or from above (min). By default losses and errors come from above.
+
+    Example:
+        >>> RoundsToTarget(target=0.8).target
+        0.8
+    """
+
+    reached_in: int | None = None
+    """The round that reached it."""
+
+    def __init__(self, target: float, monitor: str | None = None, mode: Literal["max", "min"] | None = None) -> None:
+        self.target, self.monitor, self.mode = target, monitor, mode
+        self._monitor = Monitor(monitor, mode, selecting=False)
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        self._monitor = Monitor(self.monitor, self.mode, selecting=False)
+        self._monitor.check(trainer, self)
+        if trainer.round == 0:
+            self.load_state_dict({})
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        name = self._monitor.find(metrics)
+        if name is None or self.reached_in is not None or not self._monitor.gain(name, metrics[name], over=self.target) >= 0:
+            return
+        self.reached_in = round
+        column, up, down = (
+            f"to_{name.removeprefix('test/').replace('/', '_')}_{self.target:g}",
+            trainer.ledger.total_up,
+            trainer.ledger.total_down,
+        )
+        metrics |= {f"{column}/rounds": round, f"{column}/up_bytes": up, f"{column}/down_bytes": down}
+        if trainer.is_first:
+            print(f"{name} reached {self.target:g} in round {round}, after {human(up)} up and {human(down)} down", flush=True)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        if trainer.is_first and self.reached_in is None:
+            print(f"{self.monitor or 'the main metric'} did not reach {self.target:g} in {trainer.round} rounds", flush=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reached_in": self.reached_in}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reached_in = state.get("reached_in")

@@ -1,0 +1,34 @@
+"""Noise for pure hooks: values as a function of a drawn key, the step and the position, in every executor the same."""
+
+import torch
+from torch import Tensor
+
+from flcog.core.precision import number_dtype
+from flcog.models import _GOLDEN, _mix
+
+
+def draw_key(generator: torch.Generator) -> Tensor:
+    """All the randomness that a client's round needs, in one number."""
+    return torch.randint(2**62, (), generator=generator)
+
+
+def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    """Values in [0, 1), independent for every key, step, stream and position; rows added at the end leave the others alone.
+
+    They are float32 at least; what a bfloat16 model reads is rounded by the caller.
+
+    What ``Method.draw`` returns must not grow with the number of steps, which it is not told, or with the model: so it draws a key.
+
+    >>> uniform(torch.tensor(1), 0, (3,)).equal(uniform(torch.tensor(1), 0, (5,))[:3])
+    True
+    """
+    position = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
+    bits = _mix(_mix(_mix(_mix(key) + step) + stream) + position * _GOLDEN)
+    # 24 bits are what a float32 holds below 1: every value is exact, and none rounds up to 1, as one in 500 would in bfloat16.
+    return ((bits >> 40) & (2**24 - 1)).to(number_dtype()) * 2.0**-24
+
+
+def normal(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    """Standard normal values in the same way (by Box and Muller's transform)."""
+    radius, angle = (uniform(key, step, shape, 2 * stream + half) for half in (0, 1))
+    return (-2 * torch.log1p(-radius)).sqrt() * (2 * torch.pi * angle).cos()

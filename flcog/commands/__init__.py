@@ -1,0 +1,1 @@
+"""The command line: ``flcog fit`` and its siblings."""

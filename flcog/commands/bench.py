@@ -1,0 +1,158 @@
+"""``flcog bench``: the config's rounds against a bare PyTorch loop doing the same SGD steps."""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from flcog.client import masked_mean
+from flcog.core.randomness import fold_each
+from flcog.data import Samples
+from flcog.engine.batching import BLOCK_BYTES, Batching
+from flcog.trainer import num_cores
+
+
+def bench(trainer: Any, model: Any, datamodule: Any, repeats: int) -> dict[str, float]:
+    """Time ``repeats`` rounds of both, in turn, and compare medians.
+
+    Evaluation, trackers and checkpoints are left out of both sides: what is compared is training. The bare loop is what one writes by
+    hand: a deep copy of the model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
+    of state dicts. It runs on every core of the machine, in one process; that freed memory is kept for reuse helps it as it helps us.
+
+    Images are also read for an epoch as the engine reads them, and by a ``DataLoader`` over torchvision's transforms.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1; got {repeats}")
+    trainer.prepare(model, datamodule)
+    ours: list[float] = []
+    bare: list[float] = []
+    baseline = BareLoop(trainer) if trainer.is_first else None
+    threads = torch.get_num_threads()
+    for repeat in range(repeats + 1):
+        began = time.perf_counter()
+        trainer.train_round()
+        synchronise(trainer)
+        ours.append(time.perf_counter() - began)
+        if baseline is not None:
+            torch.set_num_threads(num_cores())
+            began = time.perf_counter()
+            baseline.round(repeat)
+            _wait_for_device(trainer)
+            bare.append(time.perf_counter() - began)
+            torch.set_num_threads(threads)
+        synchronise(trainer)
+    figures = {"flcog": statistics.median(ours[1:])}  # the first is warm-up
+    if baseline is not None:
+        figures |= {"bare": statistics.median(bare[1:]), "ratio": figures["flcog"] / statistics.median(bare[1:])}
+        print(
+            f"executor {trainer.executor.name}, {trainer.fabric.world_size} process(es), {threads} thread(s) each, {repeats} rounds"
+        )
+        print(f"flcog  {figures['flcog']:.4f} s a round")
+        print(f"bare   {figures['bare']:.4f} s a round")
+        print(f"ratio  {figures['ratio']:.3f}")
+        figures |= bench_reading(trainer, repeats)
+    return figures
+
+
+def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> dict[str, float]:
+    """Seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
+    federation = trainer.federation
+    samples = federation.train
+    if samples.inputs.ndim != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
+        return {}
+    count = min(most, len(samples))
+    size, batch_size = samples.inputs.shape[1], trainer.batching.batch_size
+    augmented = [transforms.RandomCrop(size, 4), transforms.RandomHorizontalFlip()] if federation.augment is not None else []
+    loader = DataLoader(
+        _Pictures(samples, transforms.Compose([*augmented, transforms.ToTensor()]), count), batch_size, shuffle=True
+    )
+    ours, theirs = [], []
+    for repeat in range(repeats):
+        order = np.random.default_rng(repeat).permutation(count)
+        keys = fold_each(repeat, order)
+        began = time.perf_counter()
+        block = max(1, BLOCK_BYTES // trainer.bytes_per_sample)
+        for first in range(0, count, block):
+            indices = torch.from_numpy(order[first : first + block]).to(trainer.fabric.device)
+            federation.load(samples, indices, trainer.fabric.device, keys[first : first + block])
+        _wait_for_device(trainer)
+        ours.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        for _ in loader:
+            pass
+        theirs.append(time.perf_counter() - began)
+    figures = {"reading": statistics.median(ours), "reading_dataloader": statistics.median(theirs)}
+    print(
+        f"reading {count} images{', augmented' if augmented else ''}: {figures['reading']:.4f} s; "
+        f"by a DataLoader over torchvision's transforms: {figures['reading_dataloader']:.4f} s"
+    )
+    return figures
+
+
+class _Pictures(Dataset):
+    """Samples one by one, as PIL images through torchvision's transforms: how tutorials read them."""
+
+    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], count: int) -> None:
+        self.samples, self.transform, self.count = samples, transform, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = np.asarray(self.samples.inputs[index])
+        return self.transform(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)), self.samples.targets[index]
+
+
+def synchronise(trainer: Any) -> None:
+    """Wait for the device and for the other processes."""
+    _wait_for_device(trainer)
+    trainer.fabric.barrier()
+
+
+def _wait_for_device(trainer: Any) -> None:
+    if trainer.fabric.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+class BareLoop:
+    """FedAvg with nothing around it, on the trainer's model, data and optimiser settings; methods play no part."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.server = copy.deepcopy(trainer.model.module)
+        self.device = trainer.fabric.device
+        federation, self.batching = trainer.federation, trainer.batching
+        everything = torch.arange(len(federation.train), device=self.device)
+        self.inputs, self.targets = (t.contiguous() for t in federation.load(federation.train, everything, self.device))
+
+    def round(self, round: int) -> None:
+        trainer, partition = self.trainer, self.trainer.federation.partition
+        clients = trainer.sample(round)
+        sizes = [len(partition.client(k)) for k in clients]
+        total = {name: torch.zeros_like(value) for name, value in self.server.state_dict().items()}
+        for client, size in zip(clients, sizes, strict=True):
+            model = copy.deepcopy(self.server)
+            optimizer = model.configure_optimizers()
+            inputs, targets, starts, batch_sizes = self._shuffled(torch.from_numpy(partition.client(client)), size)
+            for start, batch_size in zip(starts, batch_sizes, strict=True):
+                optimizer.zero_grad()
+                outputs = model(inputs[start : start + batch_size])
+                masked_mean(model.per_example_loss(outputs, targets[start : start + batch_size]), None).backward()
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                total[name] += (value * (size / sum(sizes))).to(value.dtype)
+        self.server.load_state_dict(total)
+
+    def _shuffled(self, indices: Tensor, size: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
+        batching: Batching = self.batching
+        starts, sizes, passes = batching.layout(size, batching.num_steps(size))
+        order = torch.cat([indices[torch.randperm(size)] for _ in range(passes)])[: int(starts[-1] + sizes[-1])].to(self.device)
+        return self.inputs[order], self.targets[order], starts.tolist(), sizes.tolist()

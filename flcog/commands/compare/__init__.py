@@ -1,0 +1,1 @@
+"""``flcog compare``: a paper's table as one command."""

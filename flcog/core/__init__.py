@@ -1,0 +1,1 @@
+"""Tools that know nothing of federated learning: types, randomness, checks of arguments, files, text."""

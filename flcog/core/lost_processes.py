@@ -1,0 +1,179 @@
+"""Several processes train one model. If one dies the others say so and end, where they would wait for ever or blame the network."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
+from lightning.fabric.strategies.launchers import subprocess_script
+
+from flcog.core import child_processes as processes
+
+PATIENCE = 5.0
+"""Seconds in which a process that waits for a dead one should have heard of it from the network."""
+
+WITHOUT_A_WORD = 69
+"""Exit code of a process that ends because another did, and leaves it to the first one to say so."""
+
+
+class ProcessDied(ValueError):
+    """Another process of this run is gone."""
+
+
+class Death(NamedTuple):
+    """A process that is gone, and its exit code: negative for a signal, None where only its own parent knows."""
+
+    process: int
+    code: int | None
+
+    @property
+    def has_said_why(self) -> bool:
+        """Python ends with 1 after a traceback, ``flcog`` with 2 after its line, and both with 130 after Ctrl-C."""
+        return self.code in (1, 2, 130)
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return f"process {self.process} died"
+        how = f"killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
+        return f"process {self.process} died ({how})"
+
+
+class _Relatives:
+    """The processes of this machine that one can watch: the first one's children, or the parent of any other."""
+
+    def __init__(self) -> None:
+        self.children: list[subprocess.Popen[Any]] = []
+        self.parent: int | None = None
+        self.idle = threading.Event()
+        """Set while this process trains nothing, so that it waits for nobody."""
+        self.advice: Callable[[], str] = str
+        self.idle.set()
+
+    def deaths(self) -> list[Death]:
+        """Who is gone; first those who went by themselves."""
+        codes = [(rank, child.poll()) for rank, child in enumerate(self.children, 1)]
+        dead = sorted((Death(rank, code) for rank, code in codes if code is not None), key=lambda d: d.code == WITHOUT_A_WORD)
+        if self.parent is not None and os.getppid() != self.parent:
+            dead.append(Death(0, None))
+        return dead
+
+    def verdict(self, dead: list[Death]) -> ProcessDied | SystemExit:
+        """How this process ends: one of them says what happened, the others keep quiet."""
+        self.end_children()
+        if self.parent is not None and (not dead or os.environ.get("LOCAL_RANK") != "1"):
+            return SystemExit(WITHOUT_A_WORD)
+        if dead and dead[0].has_said_why:
+            return SystemExit(dead[0].code)
+        return ProcessDied(f"{dead[0] if dead else 'another process died or cannot be reached'}: {self.advice()}")
+
+    def end_children(self) -> None:
+        """Those that are left wait for a collective that will never be: they hear no other signal."""
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+
+    def watch_children(self, child_processes: list[subprocess.Popen[Any]]) -> None:
+        self.children = child_processes
+        self.watch()
+
+    def watch(self) -> None:
+        threading.Thread(target=self._watch, name="flcog-processes", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Ends this process where the network does not: amid a long computation, or while it still waits for the others to come."""
+        while True:
+            time.sleep(0.5)
+            if self.idle.is_set() or not any(death.code != 0 for death in self.deaths()) or self.idle.wait(PATIENCE):
+                continue
+            verdict = self.verdict(self.deaths())
+            if isinstance(verdict, ProcessDied):
+                print(f"flcog: error: {verdict}", file=sys.stderr, flush=True)
+            os._exit(2 if isinstance(verdict, ProcessDied) else int(str(verdict.code)))
+
+
+_relatives = _Relatives()
+
+
+def launch(fabric: Fabric, num_nodes: int) -> None:
+    """Start the other processes, or find those that something else has started."""
+    num_processes = getattr(fabric.strategy, "num_processes", 1)
+    check_number(fabric._connector.cluster_environment, num_processes, num_nodes)
+    processes.end_with_parent()
+    if processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's may be a comparison
+        _relatives.parent = processes.starter
+        _relatives.watch()
+    # Lightning's own observer kills this process without a word.
+    lightnings = subprocess_script._launch_process_observer
+    subprocess_script._launch_process_observer = _relatives.watch_children
+    try:
+        with processes.starting_processes():
+            fabric.launch()
+    finally:
+        subprocess_script._launch_process_observer = lightnings
+
+
+def check_number(environment: ClusterEnvironment | None, num_processes: int, num_nodes: int) -> None:
+    """Refuse to train with another number of processes than was asked for, where something else than flcog starts them."""
+    if environment is None or isinstance(environment, LightningEnvironment):
+        return
+    asked, started = num_processes * num_nodes, environment.world_size()
+    slurm = isinstance(environment, SLURMEnvironment)
+    if asked == started or (slurm and asked < started and "SLURM_STEP_NUM_TASKS" not in os.environ):
+        return  # a batch script may use one of its tasks, without srun
+    who = f"SLURM started {started} (SLURM_NTASKS)" if slurm else f"{type(environment).__name__} has {started}"
+    start = f"srun --nodes={num_nodes} --ntasks-per-node={num_processes}" if slurm else f"--nproc-per-node={num_processes}"
+    own = "; with SLURM_JOB_NAME=bash flcog starts its own" if slurm else ""
+    raise ValueError(
+        f"trainer.devices={num_processes} on trainer.num_nodes={num_nodes} asks for {asked} process{'es' * (asked > 1)}, but {who}: "
+        f"start as many ({start}), or set trainer.devices and trainer.num_nodes to what there is{own}"
+    )
+
+
+@contextmanager
+def fails_for_all() -> Iterator[None]:
+    """The first process says why it has failed; those that it has started would only add that they lost it."""
+    try:
+        yield
+    except BaseException:
+        _relatives.end_children()
+        raise
+
+
+@contextmanager
+def watched(advice: Callable[[], str]) -> Iterator[None]:
+    """While processes depend on each other: the death of one is an error that says so.
+
+    Args:
+        advice: how the user can go on.
+    """
+    _relatives.advice = advice
+    _relatives.idle.clear()
+    try:
+        yield
+    except BaseException as error:
+        cause = explain(error)
+        if cause is error:
+            raise
+        raise cause from None
+    finally:
+        _relatives.idle.set()
+
+
+def explain(error: BaseException) -> BaseException:
+    """``error``, or what is behind it where a collective has failed: the death of a process."""
+    _relatives.idle.set()
+    distributed = isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    if not distributed:
+        return error
+    deadline, alone = time.monotonic() + PATIENCE, not _relatives.children and _relatives.parent is None
+    while not (dead := _relatives.deaths()) and not alone and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return _relatives.verdict(dead)

@@ -1,0 +1,157 @@
+"""Who does what in a round: each client's steps and the samples it will read, drawn for the whole cohort at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from flcog.core.randomness import epoch_orders, fold, fold_each, hash64
+from flcog.data import Federation
+from flcog.hooks import Batch, Slot
+
+
+@dataclass
+class Work:
+    """One client's part in a round.
+
+    ``own`` are the client's training-set indices. ``order`` lists those it reads, in order; step t takes
+    ``order[starts[t] : starts[t] + sizes[t]]``.
+    """
+
+    client: int
+    num_samples: int
+    num_steps: int
+    weight: float
+    own: np.ndarray
+    order: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    keys: np.ndarray | None = None
+    slots: list[Slot] = field(default_factory=list)
+    draws: list[Slot] = field(default_factory=list)
+
+
+Read = Callable[[np.ndarray, np.ndarray | None], tuple[Tensor, Tensor]]
+"""``read(indices, keys) -> (inputs, targets)`` on the device."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a client's samples become steps.
+
+    With ``local_steps`` the client reads its shuffled samples round and round in full batches of min(batch_size, its samples).
+    With ``local_epochs`` each pass ends with a smaller batch, as a DataLoader's does, unless ``drop_last``; a client smaller than one
+    batch trains on what it has.
+    """
+
+    batch_size: int
+    local_steps: int | None
+    local_epochs: float | None
+    drop_last: bool = False
+
+    def steps_per_epoch(self, num_samples: int) -> int:
+        if self.drop_last:
+            return max(1, num_samples // self.batch_size)
+        return -(-num_samples // self.batch_size)
+
+    def num_steps(self, num_samples: int) -> int:
+        """A client's local steps in a round."""
+        if self.local_steps is not None:
+            return self.local_steps
+        assert self.local_epochs is not None
+        return max(1, round(self.local_epochs * self.steps_per_epoch(num_samples)))
+
+    def layout(self, num_samples: int, num_steps: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Starts and sizes of the batches in the client's stream of shuffled passes, and how many passes that takes."""
+        steps = np.arange(num_steps)
+        if self.local_steps is not None:
+            size = min(self.batch_size, num_samples)
+            return steps * size, np.full(num_steps, size), -(-num_steps * size // num_samples)
+        epoch, within = np.divmod(steps, self.steps_per_epoch(num_samples))
+        sizes = np.minimum(self.batch_size, num_samples - within * self.batch_size)
+        return epoch * num_samples + within * self.batch_size, sizes, int(epoch[-1]) + 1
+
+
+def make_work(
+    federation: Federation,
+    batching: Batching,
+    clients: Sequence[int],
+    num_steps: Sequence[int],
+    weights: Sequence[float],
+    seed: int,
+    round: int,
+) -> list[Work]:
+    """Every client's batches. The draws depend on (seed, round, client) only: not on the cohort, the executor or the process."""
+    ids = np.asarray(clients, dtype=np.int64)
+    partition = federation.partition
+    starts_in_partition = partition.offsets[ids]
+    num_samples = partition.offsets[ids + 1] - starts_in_partition
+    layouts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
+    for pair in zip(num_samples.tolist(), num_steps, strict=True):
+        if pair not in layouts:
+            layouts[pair] = batching.layout(*pair)
+    chosen = [layouts[pair] for pair in zip(num_samples.tolist(), num_steps, strict=True)]
+    passes = np.array([layout[2] for layout in chosen], dtype=np.int64)
+    order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes)
+    order = partition.indices[order + np.repeat(starts_in_partition, np.diff(offsets))]
+    keys = None
+    if federation.augment is not None:
+        counter = np.arange(len(order)) - np.repeat(offsets[:-1], np.diff(offsets))
+        per_client = fold_each(fold(seed, round, "augment"), ids)
+        keys = hash64(np.repeat(per_client, np.diff(offsets)) ^ hash64(counter.astype(np.uint64)))
+    bounds = offsets.tolist()
+    return [
+        Work(
+            client=client,
+            num_samples=samples,
+            num_steps=steps,
+            weight=weight,
+            own=partition.client(client),
+            order=order[begin:end],
+            starts=layout[0],
+            sizes=layout[1],
+            keys=None if keys is None else keys[begin:end],
+        )
+        for client, samples, steps, weight, layout, begin, end in zip(
+            ids.tolist(), num_samples.tolist(), num_steps, weights, chosen, bounds, bounds[1:], strict=False
+        )
+    ]
+
+
+BLOCK_BYTES = 8 * 2**20
+"""Batches are read this much at a time: one gather a block instead of one a step, small enough to stay near the cache."""
+
+
+def batches(work: Work, read: Read, bytes_per_sample: int) -> Iterator[Batch]:
+    """One client's local batches, gathering many steps' samples at once and slicing."""
+    samples_per_block = BLOCK_BYTES // max(1, bytes_per_sample)
+    starts, sizes, step = work.starts.tolist(), work.sizes.tolist(), 0
+    while step < work.num_steps:
+        first, begin = step, starts[step]
+        while step < work.num_steps and (step == first or starts[step] + sizes[step] - begin <= samples_per_block):
+            step += 1
+        end = starts[step - 1] + sizes[step - 1]
+        inputs, targets = read(work.order[begin:end], None if work.keys is None else work.keys[begin:end])
+        for s in range(first, step):
+            at = starts[s] - begin
+            yield Batch(inputs[at : at + sizes[s]], targets[at : at + sizes[s]])
+
+
+def stacked_positions(works: Sequence[Work], first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Positions in each work's ``order`` of steps ``first`` to ``last``, padded: [K, steps, B], and the mask of real rows.
+
+    Padding, and steps past a client's last, point at the client's first sample; the mask is None if there is none.
+    """
+    steps = range(first, last)
+    width = max(int(work.sizes.max()) for work in works)
+    starts = np.zeros((len(works), len(steps)), np.int64)
+    sizes = np.zeros((len(works), len(steps)), np.int64)
+    for k, work in enumerate(works):
+        alive = max(0, min(last, work.num_steps) - first)
+        starts[k, :alive] = work.starts[first : first + alive]
+        sizes[k, :alive] = work.sizes[first : first + alive]
+    rows = np.arange(width)
+    mask = rows < sizes[:, :, None]
+    positions = np.where(mask, starts[:, :, None] + rows, 0)
+    return positions, None if mask.all() else mask

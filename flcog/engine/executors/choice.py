@@ -1,0 +1,127 @@
+"""Which executor runs the clients, how many of them at a time, and why."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flcog.client import ClientModule, ModelFunction
+from flcog.engine.executors.base import ELEMENTWISE, LoopExecutor, VmapExecutor
+from flcog.engine.executors.threads import ThreadedLoop
+from flcog.hooks import Method
+
+SMALL_STEP = 5_000_000
+"""One client's multiply-adds per step up to which batching fully connected models took at most 0.6 of the loop's time on a CPU."""
+
+MOST_AT_ONCE = 8
+"""Clients side by side, whatever the cores: up to a fifth of SimpleCNN's step on 64 images is Python, which one thread at a time runs."""
+
+CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
+"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the choice depends on.
+
+    Args:
+        model: the client's model, with its parameters on the device that trains.
+        optimizer: the module's own.
+        methods: of the run.
+        plain: whether the module trains itself: its loss is known only by its ``training_step``.
+        sample: one input, [1, ...].
+        batch_size: of a local step.
+        largest_client: the most samples that a client has.
+        clients: how many one process trains in a round.
+        chunk_size: how many of them at a time, if the user says so.
+    """
+
+    model: ModelFunction
+    optimizer: torch.optim.Optimizer
+    methods: Sequence[Method]
+    plain: bool
+    sample: Tensor
+    batch_size: int
+    largest_client: int
+    clients: int
+    chunk_size: int | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.sample.device.type == "cpu"
+
+
+def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"]) -> tuple[LoopExecutor | VmapExecutor, str]:
+    """The executor, and one line that says why where the user did not choose it."""
+    if wanted == "loop":
+        return loop(job)
+    if obstacles := _obstacles_to_vmap(job):
+        if wanted == "vmap":
+            warnings.warn(f"executor=vmap falls back to loop: {obstacles}", stacklevel=2)
+        return loop(job, obstacles)
+    num_params = sum(p.numel() for p in job.model.params.values())
+    work = num_params * min(job.batch_size, job.largest_client)
+    if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
+        return loop(job, "on a CPU batching clients pays only for small models without convolutions")
+    sample_bytes = job.sample.numel() * job.sample.element_size()
+    each = 16 * num_params + 8 * sample_bytes * job.batch_size
+    chunk = job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, each)))
+    why = "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
+    note = f"executor: vmap, {chunk} clients at a time ({why})" if wanted == "auto" else ""
+    return VmapExecutor(job.model, job.optimizer, chunk), note
+
+
+def loop(job: Job, why: str = "") -> tuple[LoopExecutor, str]:
+    """The loop, and one line about it.
+
+    Clients run side by side on a CPU's cores where their kernels outweigh their Python, which holds a lock on the others.
+
+    Args:
+        job: what it is to run.
+        why: a reason for the loop, to be told.
+    """
+    threads, at_once = torch.get_num_threads(), min(job.chunk_size or 1, job.clients)
+    if job.chunk_size is None and job.on_cpu and job.model.convolves:
+        turns = -(-job.clients // min(threads, MOST_AT_ONCE))
+        at_once = -(-job.clients // turns)
+    obstacle = _obstacle_to_threads(job) if at_once > 1 else ""
+    told = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
+    text = "; ".join(filter(None, [told, why]))
+    note = "executor: loop" + f" ({text})" * bool(text)
+    if obstacle or at_once == 1:
+        return LoopExecutor(job.model, job.optimizer), note
+    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, threads // at_once)), note
+
+
+def _obstacles_to_vmap(job: Job) -> str:
+    """Why clients cannot be one batched program, if they cannot."""
+    obstacles = [f"{method.name} cannot be vectorised over clients" for method in job.methods if not method.vmappable]
+    if job.plain:
+        obstacles.append(_by_itself(job))
+    if type(job.optimizer) not in ELEMENTWISE:
+        obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
+    return "; ".join(obstacles)
+
+
+def _by_itself(job: Job) -> str:
+    module = job.model.module
+    if isinstance(module, ClientModule):
+        return f"{type(module).__name__} has a training_step of its own (per_example_loss could be vectorised)"
+    return "a plain LightningModule is known only by its training_step (use a flcog.ClientModule)"
+
+
+def _obstacle_to_threads(job: Job) -> str:
+    """Why clients cannot run side by side in this process, if they cannot."""
+    if not job.on_cpu:
+        return f"threads share out the cores of a CPU; this run is on {job.sample.device.type}"
+    if job.plain:
+        kind = "a training_step of one's own" if isinstance(job.model.module, ClientModule) else "a plain LightningModule"
+        return f"{kind} may keep what it likes between steps"
+    try:
+        draws = job.model.draws(job.sample)
+    except Exception:  # told in full, with its client and step, once a client trains
+        return "its forward pass fails on two copies of a training sample"
+    return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""

@@ -1,0 +1,110 @@
+"""The loop on several cores of one process: clients side by side, each on a thread and a copy of the model of its own."""
+
+import copy
+import dataclasses
+import itertools
+import threading
+import warnings
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from queue import SimpleQueue
+
+import torch
+
+from flcog.client import ModelFunction
+from flcog.engine.batching import Work
+from flcog.engine.executors.base import LoopExecutor, Result, Round, Stopped, longest_first
+
+
+class ThreadedLoop(LoopExecutor):
+    """Several clients at a time, with the same numbers as one at a time.
+
+    torch splits one small batch badly over cores, and clients well: they share nothing until they are added up, and torch holds
+    Python's lock between kernels only. Results come in the loop's own order, so sums do too.
+
+    What a client draws from torch's *global* stream (a method that breaks the rule that its draws are made in ``draw``) would depend on
+    who runs beside it. Such a client is run again, and from there on one at a time.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own optimiser.
+        clients_at_once: how many threads.
+        threads_each: that torch may use for each of them.
+    """
+
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int, threads_each: int) -> None:
+        super().__init__(model, optimizer)
+        self.clients_at_once = clients_at_once
+        self._loops = [self._copy() for _ in range(clients_at_once)]
+        self._free: SimpleQueue[LoopExecutor] = SimpleQueue()
+        for loop in self._loops:
+            self._free.put(loop)
+        self._pool = ThreadPoolExecutor(clients_at_once, "client", torch.set_num_threads, (threads_each,))
+        self._stop = threading.Event()
+        self._one_at_a_time = False
+
+    def _copy(self) -> LoopExecutor:
+        # Together, so that the copied optimiser's parameters are the copied module's.
+        module, optimizer = copy.deepcopy((self.model.module, self.optimizer))
+        return LoopExecutor(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
+
+    def run(self, round: Round) -> Iterator[Result]:
+        works, done = longest_first(round.works), 0
+        if not self._one_at_a_time:
+            with closing(self._together(round, works)) as results:
+                for result in results:
+                    done += 1
+                    yield result
+            if done == len(works):
+                return
+            self._one_at_a_time = True
+            warnings.warn(
+                f"client {works[done].client} of round {round.round + 1} or one beside it drew from torch's global stream: clients run "
+                "one at a time from here on, so that the run can be repeated; let the method make its draws in its draw hook",
+                stacklevel=2,
+            )
+        yield from super().run(round._replace(works=works[done:]))
+
+    def _together(self, round: Round, works: list[Work]) -> Generator[Result, None, None]:
+        """Clients' results in order, until one has drawn from the global stream."""
+        for loop in self._loops:
+            for own, group in zip(loop.optimizer.param_groups, self.optimizer.param_groups, strict=True):
+                own.update({name: value for name, value in group.items() if name != "params"})
+        self._stop.clear()
+        stream = torch.default_generator.get_state()
+        waiting, running = iter(works), deque[Future[Result]]()
+        try:
+            for _ in works:
+                # Some ahead, so that nobody waits for a slow client; not all, or every client's update would be in memory.
+                ahead = itertools.islice(waiting, 4 * self.clients_at_once - len(running))
+                running.extend(self._pool.submit(self._client_alone, round, work) for work in ahead)
+                result = self._next(running)
+                if not torch.equal(torch.default_generator.get_state(), stream):
+                    return
+                yield result
+        finally:
+            self._stop.set()
+            wait(running)
+
+    def _next(self, running: deque[Future[Result]]) -> Result:
+        """The first client's result, or whatever made one of them fail."""
+        try:
+            return running.popleft().result()
+        except Stopped:
+            errors = [future.exception() for future in running]
+            raise next(error for error in errors if error is not None and not isinstance(error, Stopped)) from None
+
+    def _client_alone(self, round: Round, work: Work) -> Result:
+        loop = self._free.get()
+        try:
+            if self._stop.is_set():
+                raise Stopped
+            program = dataclasses.replace(round.program, model=loop.model)
+            return next(loop.run(round._replace(program=program, works=[work], stop=self._stop)))
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            self._free.put(loop)

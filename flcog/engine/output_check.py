@@ -1,0 +1,39 @@
+"""Whether a model's outputs suffice for a federation's labels: asked before round 1, where the answer would be an index error."""
+
+import torch
+from torch import Tensor
+
+from flcog.client import ClientModule, ModelFunction
+from flcog.core.randomness import seeded
+from flcog.data import Federation
+
+
+@torch.no_grad()
+def check_outputs(model: ModelFunction, sample: Tensor, federation: Federation) -> None:
+    """Refuse a model with fewer outputs than the training, validation or test set's labels take.
+
+    Args:
+        model: the client's model, with its parameters on the device that trains.
+        sample: one input as the model takes it, [1, ...].
+        federation: the sets.
+    """
+    module = model.module
+    if not isinstance(module, ClientModule) or not _loss_is_known(type(module)):
+        return
+    try:
+        with seeded(0, sample.device):
+            buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
+            outputs = model.call(False, model.params, buffers, lambda module, inputs: module(inputs), sample)
+    except Exception:  # told in full, with its client and step, once a client trains
+        return
+    for part, samples in (("training", federation.train), ("validation", federation.val), ("test", federation.test)):
+        if samples is not None and outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
+            raise ValueError(
+                f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "
+                "num_classes"
+            )
+
+
+def _loss_is_known(cls: type) -> bool:
+    """Whether the loss is of the class that says what outputs it takes: a user's own may take others."""
+    return next("outputs_short_of" in vars(base) for base in cls.__mro__ if "per_example_loss" in vars(base))

@@ -1,0 +1,132 @@
+"""Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flcog.core.files import replacing
+from flcog.hooks import Callback
+from flcog.run.checkpoint_contents import check_run, check_states
+from flcog.run.directory import RUN_REMEDY, short
+
+FORMAT = 1
+
+
+def write(path: Path, payload: dict[str, Any]) -> None:
+    """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one."""
+    with replacing(path, remedy=RUN_REMEDY) as file:
+        torch.save(payload, file)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Load a run's checkpoint, without running anything that it might contain."""
+    payload = _load(path)
+    check_run(path, payload)
+    return payload
+
+
+def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, dict[str, Any]]:
+    """The states in a file, which holds those of these clients and perhaps others', by method. They lie there until they are used.
+
+    Args:
+        path: the file.
+        clients: who must be in it.
+        tested: whether it was written or read before by this process, so that its checksums need no second look.
+    """
+    payload = _load(path, tested, mmap=True)
+    check_states(path, payload)
+    absent = [client for client in clients if client not in payload["clients"]]
+    if absent:
+        raise ValueError(f"{path} holds no state of client {absent[0]}, as a checkpoint beside it says: use another of its run")
+    return payload["clients"]
+
+
+def load_observer(path: Path, name: str, observer: Callback, state: dict[str, Any]) -> None:
+    """Hand an observer its state of ``path``."""
+    try:
+        observer.load_state_dict(state)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: the state of {name} is none of its own ({error}); use another checkpoint of its run"
+        ) from error
+
+
+def _load(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(
+            f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's"
+        )
+    try:
+        if not tested:
+            _test(path)
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # readers of archives and pickles raise nearly every kind of error on broken files
+        reason = str(error).strip().partition(". ")[0].splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path} is no readable flcog checkpoint (truncated, damaged, or not written by flcog): use another of its run ({reason})"
+        ) from error
+    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
+        raise ValueError(f"{path} is no flcog checkpoint of format {FORMAT}: it was written by another program or version")
+    return payload
+
+
+def _test(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()  # torch.load does not look at the checksums
+        folders = [entry.filename for entry in archive.infolist() if entry.external_attr & 0x10]
+    if folders:  # torch would read nothing of what is marked so, and take whatever lies in memory
+        raise ValueError(f"{folders[0]} in it is marked as a folder")
+    if damaged is not None:
+        raise ValueError(f"the checksum of {damaged} in it does not match")
+
+
+def may_have_methods(path: Path, names: list[str]) -> bool:
+    """Whether a checkpoint is of a run with these methods; True where it cannot be read, which reading all of it will tell."""
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
+        return bool(payload["methods"] == names)
+    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
+        return True
+
+
+def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[str, torch.Tensor]) -> None:
+    """Refuse a checkpoint whose parameters are not this model's, saying which differ."""
+    missing = sorted(present.keys() - saved.keys())
+    extra = sorted(saved.keys() - present.keys())
+    shapes = [
+        f"{name} is {tuple(saved[name].shape)} there, {tuple(present[name].shape)} here"
+        for name in sorted(saved.keys() & present.keys())
+        if saved[name].shape != present[name].shape
+    ]
+    shapes += [
+        f"{name} is {saved[name].dtype} there, {present[name].dtype} here"
+        for name in sorted(saved.keys() & present.keys())
+        if saved[name].is_floating_point() != present[name].is_floating_point()
+    ]
+    differences = [*(f"{n} is only here" for n in missing), *(f"{n} is only there" for n in extra), *shapes]
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ValueError(
+            f"{path} holds another model: {'; '.join(differences[:3])}{more}. Use the model and the methods of the run that wrote it"
+        )
+
+
+def digests(exchanged: dict[str, Any]) -> dict[str, str]:
+    """What fixes the data that methods exchanged before round 1, where they say so."""
+    return {name: value.digest for name, value in exchanged.items() if hasattr(value, "digest")}
+
+
+def check_same_exchange(path: Path, saved: dict[str, str], exchanged: dict[str, Any]) -> None:
+    """Refuse to go on where the clients' data are no longer those that the run began with."""
+    present = digests(exchanged)
+    for name in sorted(saved.keys() | present.keys()):
+        if saved.get(name) != present.get(name):
+            folder = getattr(exchanged.get(name), "folder", None)
+            where = "" if folder is None else f"what lies in {short(folder)} was changed or made anew, or "
+            raise ValueError(
+                f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "
+                "put that back, or start a new run"
+            )

@@ -1,0 +1,152 @@
+"""What a checkpoint may hold: every entry is looked at before any of it is taken over, so that damage is one line, not a run gone wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REMEDY = "the file is damaged or was changed; use another checkpoint of its run"
+LARGEST = 2**53
+"""Whole numbers beyond it are no counts."""
+
+
+def check_run(path: Path, payload: dict[str, Any]) -> None:
+    """Refuse a run's checkpoint in which an entry is missing or of another type, or a parameter no number."""
+    _check_entries(path, payload, RUN | (CLIENTS if payload.get("resumable") is True else {}))
+    for name, value in payload["params"].items():
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{path}: parameter {name} has NaN or infinite values: {REMEDY}")
+
+
+def check_states(path: Path, payload: dict[str, Any]) -> None:
+    """Refuse a file of clients' states that holds anything else."""
+    _check_entries(path, payload, STATES)
+
+
+def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> None:
+    for name, (what, fits) in entries.items():
+        if name not in payload and name in LATER:
+            continue
+        if name not in payload or not fits(payload[name]):
+            got = _told(payload[name]) if name in payload else "nothing"
+            raise ValueError(f"{path}: {name} must be {what}; it holds {got}: {REMEDY}")
+
+
+def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
+    """Refuse state of another structure, shape or kind of number than what this run's methods begin with.
+
+    What begins empty (a list, a dictionary, None) is filled in the course of the run, with anything.
+    """
+    fault = _difference(saved, expected, what)
+    if fault is not None:
+        raise ValueError(f"{path}: {fault}: use the methods and settings of the run that wrote it, or another of its checkpoints")
+
+
+def _difference(saved: Any, expected: Any, what: str) -> str | None:
+    if expected is None or (isinstance(expected, dict | list | tuple) and not expected):
+        return None if _is_state(saved) else f"{what} is {_told(saved)}"
+    if isinstance(expected, Tensor):
+        return None if _is_tensor_like(saved, expected) else f"{what} is {_told(saved)} there, {_told(expected)} here"
+    if isinstance(expected, dict):
+        if not isinstance(saved, dict) or saved.keys() != expected.keys():
+            return f"{what} is {_told(saved)} there, {_told(expected)} here"
+        return next(filter(None, (_difference(saved[k], expected[k], f"{what}[{k!r}]") for k in expected)), None)
+    if isinstance(expected, list | tuple):
+        if not isinstance(saved, list | tuple) or len(saved) != len(expected):
+            return f"{what} is {_told(saved)} there, {_told(expected)} here"
+        return next(filter(None, (_difference(saved[i], e, f"{what}[{i}]") for i, e in enumerate(expected))), None)
+    return None if type(saved) is type(expected) else f"{what} is {_told(saved)} there, {_told(expected)} here"
+
+
+def _is_tensor_like(saved: Any, expected: Tensor) -> bool:
+    return _is_tensor(saved) and saved.shape == expected.shape and saved.is_floating_point() == expected.is_floating_point()
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and not value.is_quantized
+
+
+def _is_state(value: Any) -> bool:
+    """Tensors and primitives, however nested."""
+    if isinstance(value, dict):
+        return all(map(_is_state, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_state, value))
+    return value is None or isinstance(value, bool | int | float | str) or _is_tensor(value)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    text = f"{{{', '.join(map(repr, value))}}}" if isinstance(value, dict) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_file_name(value: Any) -> bool:
+    """Of a file in the folder itself: nothing outside a run's directory is read or removed."""
+    return type(value) is str and value not in ("", ".", "..") and not set(value) & set("/\\\0:")
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _by(key: Callable[[Any], bool], fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(key(name) and fits(part) for name, part in value.items())
+
+
+def _is_ledger(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"up", "down"} and all(map(_by(_is_text, _is_count), value.values()))
+
+
+def _is_experiment(value: Any) -> bool:
+    """As :func:`flcog.run.experiment.describe` gives it, or empty, where rounds were driven by hand."""
+    settings = _by(_is_text, _is_state)
+    parts: dict[str, Callable[[Any], bool]] = {
+        "clients": _is_count,
+        "partition": _is_text,
+        "trained_on": _is_text,
+        "targets": _is_text,
+        "layers": _by(_is_text, _is_text),
+        "settings": settings,
+        "objects": settings,
+        "config": lambda part: part is None or settings(part),
+    }
+    return value == {} or (isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts))
+
+
+Entries = dict[str, tuple[str, Callable[[Any], bool]]]
+
+RUN: Entries = {
+    "round": ("a number of rounds done", _is_count),
+    "seed": ("a whole number", _is_whole),
+    "params": ("tensors by name", _by(_is_text, _is_tensor)),
+    "buffers": ("tensors by name", _by(_is_text, _is_tensor)),
+    "methods": ("a list of names", _list_of(_is_text)),
+    "servers": ("each method's state", _by(_is_text, _is_state)),
+    "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
+    "ledger": ("bytes up and down by what was sent", _is_ledger),
+    "exchanged": ("digests by method", _by(_is_text, _is_text)),
+    "experiment": ("what the run was", _is_experiment),
+    "observers": ("each observer's state", _by(_is_text, _by(_is_text, _is_state))),
+    "tracker_run": ("a tracker's name of the run, or None", lambda value: value is None or _is_text(value)),
+    "resumable": ("True or False", lambda value: isinstance(value, bool)),
+}
+LATER = {"exchanged", "experiment"}
+"""What the first checkpoints had not."""
+CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
+STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

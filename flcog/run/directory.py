@@ -1,0 +1,158 @@
+"""A run's directory: what it was, what came out, and where it can go on from."""
+
+import csv
+import importlib.metadata
+import io
+import os
+import platform
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flcog.core import files
+from flcog.core.git import git_commit
+from flcog.run.earlier_files import keep_earlier
+from flcog.run.masking import masked_command
+from flcog.run.metrics_rows import read_rows
+from flcog.run.round_order import fault_in
+
+LAST = "checkpoints/last.ckpt"
+RUN_REMEDY = "free space or choose another trainer.default_root_dir"
+
+
+def new_run_directory(root: str | Path) -> Path:
+    """A fresh directory under ``root``, named by the time it was made."""
+    root = Path(root)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        path = root / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+        try:
+            files.make_folder(root)
+            path.mkdir()
+        except FileExistsError:
+            if path.is_dir():
+                continue
+            raise ValueError(
+                f"cannot write runs under {root}: {path} is a file; choose another trainer.default_root_dir"
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"cannot write runs under {root}: {error.strerror}; choose another trainer.default_root_dir"
+            ) from error
+        return path
+    raise ValueError(f"a thousand runs started this second under {root}")
+
+
+def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Path], bool]) -> Path:
+    """The file meant by ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root`` that fits."""
+    if str(ckpt_path) in ("last", "best"):
+        runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        newest = next(filter(fits, runs), None)
+        if newest is None:
+            others = f" of a run with these methods (the newest, {short(run_of(runs[0]))}, has others)" if runs else ""
+            raise ValueError(
+                f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint{others}; give a file, or start without ckpt_path"
+            )
+        return newest.with_name(f"{ckpt_path}.ckpt")
+    path = Path(ckpt_path)
+    return path / LAST if path.is_dir() else path
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The directory of the run that wrote a checkpoint, in which it goes on."""
+    folder = checkpoint.resolve().parent
+    if folder.name != Path(LAST).parent.name:
+        raise ValueError(
+            f"{checkpoint} lies outside a run's directory, where its metrics and its clients' states would be: give the run's "
+            "directory, or the file inside its checkpoints folder (flcog test takes a checkpoint from anywhere)"
+        )
+    return folder.parent
+
+
+def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:
+    """What to type to fit, test or validate from a run's checkpoint (or directory): in the shell, or else in Python."""
+    if not cli:
+        return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
+    prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
+    return shlex.join([*prefix, "flcog", verb, "-c", str(short(run / "config.yaml")), "--ckpt_path", str(short(checkpoint))])
+
+
+def short(path: Path) -> Path:
+    """The path as seen from the working directory, where it lies below."""
+    absolute, here = path.absolute(), Path.cwd()
+    return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
+
+
+class MetricsTable:
+    """``metrics.csv``: one row per round, flushed to the disk as it is written; a new column rewrites the file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.rows, self.columns = path, [], []  # type: tuple[Path | None, list[dict[str, float]], list[str]]
+
+    def load(self, rounds: int) -> None:
+        """Take over the rows of the first ``rounds`` rounds; later ones were not checkpointed and will be run again.
+
+        Where rounds are missing, stand there twice or cannot be read it says so, keeps the file as it was beside the new one, and
+        goes on with the last row of each round, up to where the file is damaged.
+        """
+        self.rows, damage = read_rows(self.path) if self.path is not None and self.path.is_file() else ([], None)
+        # Half a line at the end, which a power cut leaves, is of a round that is run again.
+        if self.path is not None and (fault := fault_in([row["round"] for row in self.rows], rounds)):
+            fault = f"{damage}, and {fault}" if damage else fault
+            kept = f"; it is kept as {keep_earlier(self.path).name}" if self.path.is_file() else ""
+            warnings.warn(f"{short(self.path)}: {fault}{kept}, and the run goes on with the last row of each round", stacklevel=2)
+        last = {row["round"]: row for row in self.rows}
+        self.rows = [last[round] for round in sorted(last) if round <= rounds]
+        self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        self._rewrite()
+
+    def append(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+        new = [name for name in row if name not in self.columns]
+        if new or len(self.rows) == 1:
+            self.columns += new
+            self._rewrite()
+        elif self.path is not None:
+            line = io.StringIO()
+            csv.DictWriter(line, self.columns).writerow(row)
+            files.append(self.path, line.getvalue(), RUN_REMEDY)
+
+    def _rewrite(self) -> None:
+        if self.path is not None and self.columns:
+            files.write_table(self.path, self.rows, self.columns, RUN_REMEDY)
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on beside its config: versions, the commit, the machine, the command."""
+    packages = ("flcog", "torch", "torchvision", "lightning", "torchmetrics", "numpy", "wandb")
+    return {
+        "command": masked_command(sys.argv),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+    }
+
+
+def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY) -> None:
+    with files.replacing(path, "w", remedy) as file:
+        file.write(_as_yaml(content))
+
+
+def update_yaml(path: Path, content: Any) -> None:
+    """Write a run's file anew when it goes on; what the file said before is kept beside it, if that was something else."""
+    if path.is_file():
+        if path.read_bytes() == _as_yaml(content).encode():
+            return
+        keep_earlier(path)
+    write_yaml(path, content)
+
+
+def _as_yaml(content: Any) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

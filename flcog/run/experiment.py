@@ -1,0 +1,103 @@
+"""What a run is, as its checkpoint records it, so that a resume is of the same experiment."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flcog.core.told import digest, flat, plain, told
+from flcog.data import FederatedDataModule
+from flcog.hooks import Method
+
+HOW_IT_RUNS = (
+    *("rounds", "callbacks", "seed", "executor", "chunk_size", "accelerator", "strategy", "devices", "num_nodes"),
+    *("logger", "default_root_dir", "resume_changed"),
+)
+"""Arguments of the trainer that make no other experiment. Methods and the seed are compared by themselves."""
+
+WHERE_DATA_LIE = ("data_dir", "cache_dir", "directory", "path", "download", "eval_batch_size")
+"""Nor do these make one, whoever has them: the samples are compared by themselves."""
+
+
+def describe(
+    trainer: object,
+    methods: Iterable[Method],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: FederatedDataModule,
+    config: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What the run is: what fixes it, and all its settings by name, in numbers and strings only.
+
+    The command line knows what model and data were told (``config``); in Python they are asked what they kept of it.
+    """
+    federation = data.federation  # before methods exchange anything
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
+    settings = {"trainer": {name: value for name, value in told(trainer).items() if name not in HOW_IT_RUNS}}
+    return {
+        "clients": federation.num_clients,
+        "partition": federation.split.hash,
+        "trained_on": federation.partition.hash,
+        "targets": digest(federation.train.targets),
+        "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
+        "settings": _by_name(settings | {method.name: told(method) for method in methods}),
+        "objects": _by_name(
+            {
+                # The optimiser's own word counts, whatever the module kept of how it was made.
+                "model": plain(module) | {"optimizer": {"": type(optimizer), **rates}},
+                "layer": {name: layer.extra_repr() for name, layer in module.named_modules() if layer.extra_repr()},
+                "data": data,
+            }
+        ),
+        "config": None if config is None else _by_name({name: config.get(name) for name in ("model", "data")}),
+    }
+
+
+def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuse to go on with another model, other data or another partition."""
+    for name in {**saved["layers"], **present["layers"]}:
+        there, here = saved["layers"].get(name), present["layers"].get(name)
+        if there != here:
+            raise ValueError(
+                f"{path} holds another model: {name or 'it'} is {there or 'nothing'} there, {here or 'nothing'} here. "
+                "Use the model of the run that wrote it"
+            )
+    if saved["targets"] != present["targets"]:
+        raise ValueError(
+            f"{path} was written by a run on other training samples: use the data set of that run, or start a new one"
+        )
+    if (saved["partition"], saved["clients"]) != (present["partition"], present["clients"]):
+        raise ValueError(
+            f"{path} was written by a run with {saved['clients']} clients (partition {saved['partition']}); this one has "
+            f"{present['clients']} (partition {present['partition']}): use the same data.num_clients, partitioner and partition_seed"
+        )
+    if saved["trained_on"] != present["trained_on"]:
+        raise ValueError(
+            f"{path} was written by a run that held out other samples of its clients: use the same data.client_test, client_val "
+            "and partition_seed"
+        )
+
+
+def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """Every setting that is another one, in a line each: ``trainer.local_steps was 40, is 50``."""
+    both = saved["config"] is not None and present["config"] is not None
+    lines = []
+    for part in ("settings", "config" if both else "objects"):
+        before, now = saved[part], present[part]
+        for name in {**before, **now}:
+            was, value = before.get(name), now.get(name)
+            if was != value and (was == was or value == value):
+                lines.append(f"{name} was {_shown(was)}, is {_shown(value)}")
+    return lines
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    return flat(plain(value), leave_out=WHERE_DATA_LIE)
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

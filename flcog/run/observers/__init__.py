@@ -1,0 +1,1 @@
+"""The observers that every run has: progress, checkpoints and a summary."""

@@ -1,0 +1,130 @@
+"""The observer that writes checkpoints."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from flcog.core.lost_processes import ProcessDied
+from flcog.core.monitor import Monitor, or_none
+from flcog.core.signals import RunInterrupted, RunStopped
+from flcog.hooks import Callback
+from flcog.run.directory import LAST, next_command
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+
+class Checkpoint(Callback):
+    """Writes ``checkpoints/last.ckpt`` after every round, and ``best.ckpt`` whenever a metric improves. Every run has one.
+
+    A run that is killed goes on from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model only, to be evaluated.
+
+    Args:
+        monitor: the metric that decides which round is best, as ``metrics.csv`` names it. By default the task's main one
+            (accuracy, macro-AP or mse), on the validation set where there is one and else on the test set.
+        mode: whether its largest (max) or its smallest (min) value is best. By default the smallest of losses and errors, the
+            largest of all others.
+        every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end. A run that a signal stops writes one.
+        keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
+
+    Example:
+        >>> Checkpoint(monitor="test/loss", keep_every_n_rounds=10).every_n_rounds
+        1
+    """
+
+    best_metric: str | None = None
+    best: float | None = None
+    best_round: int | None = None
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] | None = None,
+        every_n_rounds: int = 1,
+        keep_every_n_rounds: int = 0,
+    ) -> None:
+        for name, value in (("every_n_rounds", every_n_rounds), ("keep_every_n_rounds", keep_every_n_rounds)):
+            if value < 0:
+                raise ValueError(f"{name} must be at least 0; got {value}")
+        self.monitor, self.mode, self.every_n_rounds, self.keep_every_n_rounds = (
+            monitor,
+            mode,
+            every_n_rounds,
+            keep_every_n_rounds,
+        )
+        self._monitor = Monitor(monitor, mode)
+        self._last_round: int | None = None
+        """The round of the ``last.ckpt`` that this fit has written."""
+        self._run_dir: Path | None = None
+        """The run it belongs to."""
+        self._pinned: dict[str, list[str]] = {}
+        """The files of clients' states that each kept checkpoint refers to."""
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
+        if trainer.round == 0:
+            self.load_state_dict({})
+        elif (kept := _kept(trainer, trainer.round)).is_file():
+            # The run may have gone on from that very file, which was written before it could know what it refers to.
+            self._pinned[kept.name] = _state_files(trainer)
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        name = self._monitor.find(metrics)
+        if name is None or metrics[name] != metrics[name]:
+            return
+        if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
+            self.best_metric, self.best, self.best_round = name, metrics[name], round
+            trainer.save_checkpoint(_directory(trainer) / "best.ckpt", resumable=False)
+
+    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        if self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0:
+            trainer.save_checkpoint(_kept(trainer, round))
+            self._pinned[_kept(trainer, round).name] = _state_files(trainer)
+        is_last = round >= trainer.rounds or trainer.should_stop
+        if is_last or (self.every_n_rounds and round % self.every_n_rounds == 0):
+            self._save_last(trainer)
+
+    def _save_last(self, trainer: "FederatedTrainer") -> None:
+        trainer.save_checkpoint(_directory(trainer) / "last.ckpt")
+        self._last_round, self._run_dir = trainer.round, trainer.run_dir
+        if trainer.is_first:
+            pinned = {name for names in self._pinned.values() for name in names}
+            trainer.states.prune(pinned.union(_state_files(trainer)))
+
+    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+        stopped = isinstance(exception, RunStopped | RunInterrupted)
+        if stopped and trainer.round not in (0, self._last_round):
+            self._save_last(trainer)  # on every process, all of which have stopped after this round
+        if isinstance(exception, ProcessDied):
+            return  # it has said so itself
+        if (
+            trainer.is_first
+            and self._last_round is not None
+            and trainer.run_dir is not None
+            and trainer.run_dir == self._run_dir  # a second fit may have failed before it began
+            and (trainer.run_dir / LAST).is_file()
+        ):
+            command = next_command("fit", trainer.run_dir, trainer.run_dir, cli=trainer.config is not None)
+            print(f"\nThe run can go on after round {self._last_round}:\n  {command}\n", flush=True)
+        elif trainer.is_first and stopped:
+            print("\nThe run was stopped before its first round was done: start it again\n", flush=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.best_metric, "best": self.best, "round": self.best_round, "pinned": self._pinned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best_metric, self.best = state.get("metric"), or_none(float, state.get("best"))
+        self.best_round = or_none(int, state.get("round"))
+        self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}
+
+
+def _directory(trainer: "FederatedTrainer") -> Path:
+    assert trainer.run_dir is not None
+    return trainer.run_dir / "checkpoints"
+
+
+def _kept(trainer: "FederatedTrainer", round: int) -> Path:
+    return _directory(trainer) / f"round-{round:06d}.ckpt"
+
+
+def _state_files(trainer: "FederatedTrainer") -> list[str]:
+    return sorted(set(trainer.states.files.values()))

@@ -1,0 +1,97 @@
+"""The observer that shows how far a run is."""
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from flcog.core.monitor import main_metric
+from flcog.core.text import clock, figure, label, seconds
+from flcog.hooks import Callback
+
+if TYPE_CHECKING:
+    from flcog.trainer import FederatedTrainer
+
+REFRESHES_PER_SECOND = 5
+"""A thread draws the line this often, at 1 to 2 ms each, however short the rounds are."""
+
+
+class ProgressBar(Callback):
+    """Shows the round, the last test score, the training loss, seconds a round and the time left. Every run has one.
+
+    One live line on a terminal; elsewhere (a CI log, ``nohup``, a notebook) some plain lines over the run.
+
+    Args:
+        enabled: whether to show anything.
+        num_lines: about how many lines to print where there is no terminal.
+
+    Example:
+        >>> ProgressBar(num_lines=5).num_lines
+        5
+    """
+
+    def __init__(self, enabled: bool = True, num_lines: int = 20) -> None:
+        if num_lines < 1:
+            raise ValueError(f"num_lines must be at least 1; got {num_lines}: enabled=false shows nothing")
+        self.enabled, self.num_lines = enabled, num_lines
+        self._live: Progress | None = None
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        self._stop()
+        self._score, self._began = "", time.perf_counter()
+        self._durations: deque[float] = deque(maxlen=20)
+
+    def on_round_start(self, trainer: "FederatedTrainer", round: int, cohort: list[int]) -> None:
+        # Not before the first round: until then others may still print what the run is.
+        if self._live is None and self._shows(trainer) and (console := Console()).is_interactive:
+            self._live = Progress(
+                TextColumn("round {task.completed}/{task.total}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[figures]}"),
+                console=console,
+                expand=True,
+                refresh_per_second=REFRESHES_PER_SECOND,
+            )
+            self._task = self._live.add_task("", total=trainer.rounds, completed=trainer.round, figures="")
+            self._live.start()
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        name = main_metric(metrics)
+        self._score = "" if name is None else f"{label(name)} {figure(metrics[name])}"
+
+    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+        if not self._shows(trainer):
+            return
+        now = time.perf_counter()
+        self._durations.append(now - self._began)
+        self._began = now
+        if self._live is not None:
+            self._live.update(self._task, completed=round, figures=self._figures(trainer, round, metrics))
+            return
+        every = math.ceil(trainer.rounds / self.num_lines)
+        if len(self._durations) == 1 or round % every == 0 or round == trainer.rounds or trainer.should_stop:
+            width = len(str(trainer.rounds))
+            print(f"round {round:{width}}/{trainer.rounds}  {self._figures(trainer, round, metrics)}", flush=True)
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        self._stop()
+
+    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+        self._stop()
+
+    def _shows(self, trainer: "FederatedTrainer") -> bool:
+        return self.enabled and trainer.is_first
+
+    def _figures(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> str:
+        pace = sum(self._durations) / len(self._durations)
+        loss = f"loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
+        left = clock(pace * (trainer.rounds - round))
+        return "  ".join(part for part in (self._score, loss, f"{seconds(pace)}/round", f"{left} left") if part)
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,354 @@
+"""Experiment trackers: any Lightning logger, W&B by default, everything they write inside the run's directory.
+
+They are told of a round when its row and its checkpoint are written, and what one of them raises is a warning: no round is lost to it.
+"""
+
+import netrc
+import os
+import secrets
+import shlex
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary, WeakSet
+
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+from flcog.core.files import write_figure
+from flcog.run.directory import RUN_REMEDY, short
+from flcog.run.masking import masked, masked_text
+
+Answer = TypeVar("Answer")
+
+INIT_TIMEOUT = 30.0
+"""Seconds that W&B's server may take to answer, after which a run is tracked offline."""
+
+_as_given: WeakKeyDictionary[Logger, dict[str, Any]] = WeakKeyDictionary()
+"""Loggers as they were before their first fit: a second fit with the same logger has its own run and directory."""
+
+_opened: WeakSet[WandbLogger] = WeakSet()
+"""Loggers whose W&B run was opened by a fit, which closes it; a run that the user opened stays open."""
+
+
+class Trackers:
+    """A run's trackers, none of which can cost it a round: what a tracker raises is warned of, once, and the others go on.
+
+    Args:
+        logger: what the user asked for; ``True`` is W&B, online where a login is found and offline otherwise, never prompting.
+        directory: the run's directory; relative paths of loggers are taken to lie in it.
+        run_id: the W&B run to go on with after a resume.
+    """
+
+    def __init__(
+        self, logger: Logger | Sequence[Logger] | bool | None = None, directory: Path = Path(), run_id: str | None = None
+    ):
+        self.directory = directory
+        self.loggers: list[Logger] = []
+        self._faulty: WeakSet[Logger] = WeakSet()
+        self._setting: dict[str, Any] = {}
+        self._figures: list[tuple[str, Any, int]] = []
+        self._is_open = False
+        for each in _as_before_any_fit(logger, directory):
+            self._ask(each, _move_into, directory.absolute())
+            self._ask(each, _prepare, run_id)
+            self.loggers.append(each)
+
+    def log_setting(self, setting: dict[str, Any]) -> None:
+        """Tell them what the run is, without secrets, now or when they are opened."""
+        shown = masked(setting)
+        self._setting |= shown
+        if self._is_open:
+            self._tell(_log_setting, shown)
+
+    def begin(self) -> list[str]:
+        """Open trackers that can be watched from the first round on. Returns where each can be looked at."""
+        if not all(self._ask(logger, _can_wait) for logger in self.loggers):
+            self.open()
+        return [self._ask(logger, _describe) or _name(logger) for logger in self.loggers]
+
+    def open(self) -> None:
+        """Open them, and tell them what the run is. Nothing where they are open: who writes to them need not know."""
+        if self._is_open:
+            return
+        self._is_open = True
+        self.loggers = [logger for logger in self.loggers if self._ask(logger, _open_run) is not False]
+        self._tell(_log_setting, self._setting)
+
+    def log_metrics(self, row: dict[str, float]) -> None:
+        """A round's row and the pictures that were drawn in it, to every tracker."""
+        self.open()
+        self._tell(_log_row, row)
+        self._log_figures()
+
+    def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:
+        """A picture to the run's directory, and with the round's row, if it may be shared, to every tracker that takes pictures."""
+        path = self.directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
+        write_figure(path, figure, remedy=RUN_REMEDY, bbox_inches="tight")
+        if share:
+            self._figures.append((name, figure, step))
+
+    def _log_figures(self) -> None:
+        figures, self._figures = self._figures, []
+        for figure in figures:
+            self._tell(_log_figure, *figure)
+
+    @property
+    def run_id(self) -> str | None:
+        """The W&B run's id, so that a resumed run goes on in it. It is known before the run is open."""
+        return next(filter(None, (self._ask(logger, _run_id) for logger in self.loggers)), None)
+
+    def to_upload(self) -> list[tuple[str, str]]:
+        """What to type to upload runs that were tracked offline."""
+        commands = [self._ask(logger, _upload_command) for logger in self.loggers] if self._is_open else []
+        return [("Upload it to W&B", command) for command in commands if command]
+
+    def close(self, status: str) -> None:
+        """Finish what the fit has opened; a W&B run that was the user's own stays open.
+
+        Args:
+            status: "success" or "failed".
+        """
+        if self._figures and status == "success":
+            self.open()
+        if self._is_open:
+            self._log_figures()
+        self._tell(_close, status)
+
+    def _tell(self, what: Callable[..., None], *news: Any) -> None:
+        for logger in self.loggers:
+            self._ask(logger, what, *news)
+
+    def _ask(self, logger: Logger, question: Callable[..., Answer], *arguments: Any) -> Answer | None:
+        """What the tracker answers; None where it fails, for nobody should lose a training to its tracker."""
+        try:
+            return question(logger, *arguments)
+        except Exception as error:
+            if logger not in self._faulty:
+                self._faulty.add(logger)
+                reason = f"{type(error).__name__}: {masked_text(_first_line(error))}"
+                warnings.warn(
+                    f"{_name(logger)} failed ({reason}): the run goes on, and metrics.csv has every round; what else this tracker "
+                    "misses is not said",
+                    stacklevel=3,
+                )
+            return None
+
+
+def check_environment(logger: Logger | Sequence[Logger] | bool | None) -> None:
+    """Refuse values of W&B's environment variables that it could not go on with, if it is wanted."""
+    if logger is not True and not any(isinstance(each, WandbLogger) for each in _listed(logger)):
+        return
+    import wandb
+
+    try:
+        wandb.Settings().update_from_env_vars(dict(os.environ))
+    except ValueError as error:
+        for wrong in error.errors() if hasattr(error, "errors") else []:
+            name = f"WANDB_{wrong['loc'][0]}".upper()
+            raise ValueError(
+                f"W&B cannot go on with {name}={masked(str(wrong['input']), name)} ({wrong['msg']}): correct it, unset it, or set "
+                "trainer.logger=false"
+            ) from None
+        raise
+
+
+def _listed(logger: Logger | Sequence[Logger] | bool | None) -> list[Logger]:
+    if not logger or logger is True:
+        return []
+    return [logger] if isinstance(logger, Logger) else list(logger)
+
+
+def _as_before_any_fit(logger: Logger | Sequence[Logger] | bool | None, directory: Path) -> list[Logger]:
+    """The loggers that were asked for, as they were given."""
+    by_default = logger is True and os.environ.get("WANDB_MODE") != "disabled"
+    loggers = [_default_logger(directory)] if by_default else _listed(logger)
+    for each in loggers:
+        vars(each).update(_copy(_as_given.setdefault(each, _copy(vars(each)))))
+    return loggers
+
+
+def _copy(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Deep enough for what a fit changes in place: paths, and the arguments of wandb.init."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in attributes.items()}
+
+
+def _default_logger(directory: Path) -> Logger:
+    return WandbLogger(os.environ.get("WANDB_NAME", directory.name), project=os.environ.get("WANDB_PROJECT", "flcog"))
+
+
+def _move_into(logger: Logger, directory: Path) -> None:
+    """Loggers default to the working directory: put relative paths under the run's. An absolute path is the user's own wish."""
+    for attribute in ("_save_dir", "_root_dir"):
+        value = getattr(logger, attribute, None)
+        if isinstance(value, str | os.PathLike) and not Path(value).is_absolute():
+            setattr(logger, attribute, str(directory / value))
+    if isinstance(logger, WandbLogger):
+        save_dir = directory / (logger._wandb_init.get("dir") or ".")
+        logger._wandb_init["dir"] = str(save_dir)
+        save_dir.mkdir(parents=True, exist_ok=True)
+    elif logger.save_dir is not None and directory not in (path := Path(logger.save_dir)).parents and not path.is_absolute():
+        warnings.warn(
+            f"{type(logger).__name__} writes to {path} in the working directory, not to the run's: give it an absolute path",
+            stacklevel=2,
+        )
+
+
+def _is_open(logger: WandbLogger) -> bool:
+    """Whether it has a W&B run, or will take the one that the user has open (a sweep's agent, for one)."""
+    import wandb
+
+    return logger._experiment is not None or wandb.run is not None
+
+
+def _prepare(logger: Logger, run_id: str | None) -> None:
+    """What a W&B run will be opened with."""
+    if not isinstance(logger, WandbLogger) or _is_open(logger):
+        return
+    import wandb
+
+    arguments = logger._wandb_init
+    if run_id is not None and arguments.get("id") is None:
+        arguments.update(id=run_id, resume="allow")
+    # Chosen here, so that a checkpoint may be written before the W&B run is opened.
+    arguments["id"] = arguments.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+    if arguments.get("anonymous") is None:
+        arguments.pop("anonymous", None)  # which Lightning always gives, and W&B warns of
+    # What W&B would print is in the run's summary, and the terminal is the progress bar's. Left to itself it also sends the command
+    # line, with what stands there, and lets git run what the working directory's configuration names.
+    alone = wandb.Settings(silent=True, console="off", x_disable_meta=True, disable_git=True, init_timeout=INIT_TIMEOUT)
+    arguments.setdefault("settings", alone)
+    mode = arguments.get("mode") or ("offline" if logger._offline else os.environ.get("WANDB_MODE", "online"))
+    # Said as an argument: Lightning says "offline" through the environment, where W&B may no longer look and others later do.
+    arguments["mode"], logger._offline = "offline" if mode == "online" and not _logged_in() else mode, False
+
+
+def _can_wait(logger: Logger) -> bool:
+    """Whether it may be opened after the first round: W&B offline takes seconds to open, and nobody could watch it meanwhile."""
+    return isinstance(logger, WandbLogger) and not _is_open(logger) and logger._wandb_init["mode"] == "offline"
+
+
+def _open_run(logger: Logger) -> bool:
+    """Open its run, if it is W&B's, and make rounds the x-axis. False where the run goes on without it."""
+    if not isinstance(logger, WandbLogger):
+        return True
+    import wandb
+
+    if not _is_open(logger):
+        logger._experiment = _new_run(logger)
+        if logger._experiment is None:
+            return False
+        _opened.add(logger)
+    run = logger._experiment = logger._experiment or wandb.run
+    assert run is not None
+    run.define_metric(_round_of(logger), hidden=True)
+    run.define_metric("*", step_metric=_round_of(logger))
+    return True
+
+
+def _new_run(logger: WandbLogger) -> Any:
+    """A W&B run: offline where its server cannot be reached, None where that fails too. Nobody should lose a training to its tracker."""
+    import wandb
+
+    if logger._wandb_init["mode"] != "offline":
+        try:
+            return logger.experiment
+        except wandb.Error as error:
+            warnings.warn(
+                f"W&B opened no run ({_first_line(error)}): tracking offline instead, to be uploaded by `wandb sync`",
+                stacklevel=2,
+            )
+            logger._wandb_init["mode"] = "offline"
+    try:
+        return logger.experiment
+    except Exception as error:  # a full disk, a broken installation, whatever wandb.init was given
+        warnings.warn(
+            f"W&B opened no run, not even offline ({_first_line(error)}): going on without it; metrics.csv has every round",
+            stacklevel=2,
+        )
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _round_of(logger: WandbLogger) -> str:
+    """The column that is the x-axis of all charts."""
+    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}round" if logger._prefix else "round"
+
+
+def _logged_in() -> bool:
+    """Whether W&B would find a key without asking for one."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.api_key:
+        return True
+    host = urlsplit(settings.base_url).netloc
+    hosts = [host, "api.wandb.ai"] if host.endswith((".wandb.ai", ".coreweave.com")) else [host]
+    try:
+        logins = netrc.netrc(os.environ.get("NETRC"))
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any(login and login[2] for login in map(logins.authenticators, hosts))
+
+
+def _log_setting(logger: Logger, setting: dict[str, Any]) -> None:
+    logger.log_hyperparams(setting)
+
+
+def _log_row(logger: Logger, row: dict[str, float]) -> None:
+    if isinstance(logger, WandbLogger):
+        logger.log_metrics(row)
+    else:
+        logger.log_metrics({name: value for name, value in row.items() if name != "round"}, step=int(row["round"]))
+
+
+def _log_figure(logger: Logger, name: str, figure: Any, step: int) -> None:
+    if isinstance(logger, WandbLogger):
+        import wandb
+
+        logger.experiment.log({name: wandb.Image(figure), _round_of(logger): step})
+    else:
+        writer: Any = getattr(logger, "experiment", None)
+        if hasattr(writer, "add_figure"):  # TensorBoard's
+            writer.add_figure(name, figure, global_step=step)
+
+
+def _run_id(logger: Logger) -> str | None:
+    if not isinstance(logger, WandbLogger):
+        return None
+    import wandb
+
+    run = logger._experiment or wandb.run
+    identity = logger._wandb_init["id"] if run is None else run.id
+    return identity if isinstance(identity, str) else None
+
+
+def _describe(logger: Logger) -> str:
+    """Where it can be looked at."""
+    if isinstance(logger, WandbLogger):
+        offline = not _is_open(logger) or logger.experiment.offline
+        return f"W&B, {'offline' if offline else logger.experiment.url}"
+    return _name(logger) + (f", {short(Path(logger.log_dir))}" if logger.log_dir else "")
+
+
+def _name(logger: Logger) -> str:
+    return "W&B" if isinstance(logger, WandbLogger) else type(logger).__name__.removesuffix("Logger")
+
+
+def _upload_command(logger: Logger) -> str | None:
+    if isinstance(logger, WandbLogger) and logger.experiment.offline:
+        return shlex.join(["wandb", "sync", str(short(Path(logger.experiment.dir).parent))])
+    return None
+
+
+def _close(logger: Logger, status: str) -> None:
+    logger.finalize(status)
+    if isinstance(logger, WandbLogger) and logger in _opened:
+        _opened.discard(logger)
+        logger.experiment.finish(exit_code=int(status != "success"))

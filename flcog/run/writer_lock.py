@@ -1,0 +1,56 @@
+"""One run, one writer: two processes that trained the same run would mix their rounds in its files."""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import yaml
+from filelock import FileLock, Timeout
+
+from flcog.run.directory import RUN_REMEDY, short, write_yaml
+
+NOTE = ".writer.yaml"
+BUSY, ADVICE = "is being trained by", "wait until that has ended or stop it"
+
+
+class WriterLock:
+    """The right to write into a run's directory, which one process has at a time.
+
+    The system takes it back when the process dies, however it dies, so that a killed run can go on at once. Beside it lies a note
+    of who holds it, for others to read.
+    """
+
+    def __init__(self) -> None:
+        self._run: Path | None = None
+        self._lock: FileLock | None = None
+
+    def take(self, run: Path) -> str | None:
+        """Take it for a run; or else return why not, in one line."""
+        lock, note = FileLock(run / ".lock"), run / NOTE
+        try:
+            lock.acquire(blocking=False)
+            self._run, self._lock = run, lock
+            write_yaml(note, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
+        except Timeout:
+            return f"{short(run)} {BUSY} {_who(note)}: {ADVICE}, or start a run of your own without ckpt_path"
+        except OSError as error:
+            return f"cannot write {run}: {error.strerror or error}; {RUN_REMEDY}"
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def release(self) -> None:
+        """Let others write, if it was held."""
+        if self._run is not None and self._lock is not None:
+            (self._run / NOTE).unlink(missing_ok=True)
+            self._lock.release()
+        self._run = self._lock = None
+
+
+def _who(note: Path) -> str:
+    try:
+        about = yaml.safe_load(note.read_text())
+        return f"process {about['process']} on {about['host']} since {about['since']}"
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # it has only just taken the lock
+        return "another process"
