@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.checks import positive
-from flcog.hooks import Context, Method, Params
+from flcog.core.types import Params
+from flcog.hooks import Context, Method
 
 
 def clip(gradient: Params, max_norm: float) -> Params:

@@ -12,7 +12,8 @@ from flcog.callbacks.parts.distillation import distillation_loss, log_probabilit
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.server_generators import batch_norm_distances, descend, example_of, input_generator, random_view
 from flcog.core.checks import at_least, below_one, positive
-from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.core.types import Params, Slot
+from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 def synthesis_loss(
@@ -106,15 +107,14 @@ class DENSE(Method):
         uploads, apply, device = messages.individual, cohort.apply, next(iter(params.values())).device
         clients = [({name: value + upload.delta[name] for name, value in params.items()}, upload.buffers) for upload in uploads]
         student = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
+        models = [apply.frozen(model, statistics) for model, statistics in clients]
+        pupil = apply.frozen(student, cohort.buffers)  # whose statistics are already the clients' mean
         sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
         rng, pool = cohort.generator("DENSE", device), torch.empty(0, device=device)
         shape = tuple(uploads[0].sum["shape"].tolist())
 
         def teacher(images: Tensor) -> Tensor:
-            return torch.stack([apply(model, images, statistics) for model, statistics in clients]).mean(0)
-
-        def pupil(images: Tensor) -> Tensor:
-            return apply(student, images, cohort.buffers)  # already the clients' mean
+            return torch.stack([client(images) for client in models]).mean(0)
 
         for _ in range(self.epochs):
             images = self._synthesise(teacher, pupil, shape, apply.model.eval_module, rng)

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 
 from flcog.core.checks import below_one, one_of, positive
-from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.core.types import Params, Slot
+from flcog.hooks import Cohort, Messages, Method
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcog.apply import Apply
 from flcog.callbacks.fedprox import proximal_term
-from flcog.client import Apply
 from flcog.core.checks import at_least
-from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)

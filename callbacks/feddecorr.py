@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.client import Apply
+from flcog.apply import Apply
 from flcog.core.checks import at_least
-from flcog.hooks import Batch, Context, Method, Params
+from flcog.core.types import Batch, Params
+from flcog.hooks import Context, Method
 
 
 def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -7,13 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flcog.apply import Apply
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
-from flcog.client import Apply
 from flcog.core.checks import at_least, below_one, positive
 from flcog.core.precision import number_dtype
-from flcog.hooks import Batch, ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Params, Slot, Upload
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Upload
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -130,11 +131,11 @@ class FedDM(Method):
     def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         x, buffers, images = ctx.global_params, ctx.global_buffers, ctx.draws["images"]
         state = ctx.client or {"images": images, "velocity": torch.zeros_like(images), "loss": images.new_zeros(())}
-        w = perturb(x, ctx.draws["key"], ctx.step, self.rho)
+        model = apply.frozen(perturb(x, ctx.draws["key"], ctx.step, self.rho), buffers)
 
         def embed(inputs: Tensor) -> list[Tensor]:
-            features = apply.features(w, inputs, buffers)
-            return [features, apply.head(w, features, buffers)]
+            features = model.features(inputs)
+            return [features, model.head(features)]
 
         real = [class_means(values, batch.targets, len(images), batch.mask) for values in embed(batch.inputs)]
 
@@ -164,7 +165,7 @@ class FedDM(Method):
         rng = cohort.generator("FedDM", inputs.device)
         for _ in range(self.server_epochs):
             for rows in torch.randperm(len(inputs), generator=rng, device=inputs.device).split(self.server_batch_size):
-                loss = cohort.apply.loss(model, Batch(inputs[rows], labels[rows]), cohort.buffers)
+                loss = cohort.apply.frozen(model, cohort.buffers).loss(Batch(inputs[rows], labels[rows]))
                 descend(sgd, model.values(), loss)
         cohort.log("feddm/matching_loss", messages.mean["loss"])
         cohort.log("feddm/server_loss", loss.detach())

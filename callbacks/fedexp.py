@@ -7,7 +7,8 @@ import torch
 
 from flcog.core.checks import one_of, positive
 from flcog.core.precision import number_dtype
-from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.core.types import Params, Slot
+from flcog.hooks import Cohort, Context, Messages, Method, Upload
 
 
 def square_norm(params: Params) -> torch.Tensor:

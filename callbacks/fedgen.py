@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.apply import Apply, masked_mean
 from flcog.callbacks.parts.distillation import log_probabilities
 from flcog.callbacks.parts.noise import draw_key, uniform
 from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
-from flcog.client import Apply, masked_mean
 from flcog.core.checks import at_least, positive
 from flcog.core.precision import number_dtype
-from flcog.hooks import Batch, ClientView, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
@@ -145,7 +146,9 @@ class FedGen(Method):
             labels = present[torch.randint(len(present), (self.batch_size,), generator=rng, device=counts.device)]
             noise = torch.rand(self.batch_size, self.noise_dim, generator=rng, device=counts.device)
             features = features_of(generator, noise, labels, training=True)
-            outputs = [cohort.apply.head(model, features, upload.buffers) for model, upload in zip(models, uploads, strict=True)]
+            outputs = [
+                cohort.apply.frozen(model, upload.buffers).head(features) for model, upload in zip(models, uploads, strict=True)
+            ]
             loss = generator_loss(features, noise, labels, outputs, shares)
             descend(adam, leaves.values(), loss)
         cohort.log("fedgen/generator_loss", loss.detach())

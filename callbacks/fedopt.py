@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import below_one, positive
-from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.core.types import Params, Slot
+from flcog.hooks import Cohort, Messages, Method
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.apply import Apply, Frozen, masked_mean
 from flcog.callbacks.parts.input_gradient import InputGradients
-from flcog.client import Apply, masked_mean
 from flcog.core.checks import at_least, positive
-from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params, Slot
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import Context, Gradient, GradientFunction, Method
 
 
 def mix(share: float, params: Params, anchor: Params) -> Params:
@@ -29,7 +30,7 @@ def reject(direction: Params, gradient: Params) -> Params:
     return {name: value - share * gradient[name] for name, value in direction.items()}
 
 
-def climb(apply: Apply, params: Params, buffers: Params, batch: Batch, etas: tuple[float, ...], steps: int) -> list[Batch]:
+def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> list[Batch]:
     """For each eta the batch after ``steps`` steps of its inputs, of that size, up the sign of the loss's slope, within their range."""
     inputs, copies, around = batch.inputs, len(etas), [1] * (batch.inputs.ndim - 1)
     padding = inputs.new_zeros(len(inputs)).bool() if batch.mask is None else batch.mask == 0
@@ -38,7 +39,7 @@ def climb(apply: Apply, params: Params, buffers: Params, batch: Batch, etas: tup
     # All etas climb in one batch: in evaluation mode no row feels the others, and the slope's scale does not matter to its sign.
     mask = None if batch.mask is None else batch.mask.repeat(copies)
     together = Batch(torch.cat([inputs] * copies), torch.cat([batch.targets] * copies), mask)
-    slope = torch.func.grad(lambda x: apply.loss(params, together._replace(inputs=x), buffers))
+    slope = torch.func.grad(lambda x: model.loss(together._replace(inputs=x)))
     eta, moved = inputs.new_tensor(etas).repeat_interleave(len(inputs)).view(-1, *around), together.inputs
     with InputGradients():
         for _ in range(steps):
@@ -101,16 +102,16 @@ class FedReg(Method):
     def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         if not batch.inputs.is_floating_point():
             raise ValueError(f"FedReg moves inputs along gradients, which {batch.inputs.dtype} inputs have not: remove it")
-        x = ctx.global_params
-        pseudo, perturbed = climb(apply, x, ctx.global_buffers, batch, (self.eta_s, self.eta_p), self.steps)
-        labels = apply(x, pseudo.inputs, ctx.global_buffers).softmax(1)
+        x, received = ctx.global_params, apply.frozen(ctx.global_params, ctx.global_buffers)
+        pseudo, perturbed = climb(received, batch, (self.eta_s, self.eta_p), self.steps)
+        labels = received(pseudo.inputs).softmax(1)
 
         def pseudo_loss(params: Params) -> Tensor:
-            losses = F.cross_entropy(apply(params, pseudo.inputs, ctx.buffers), labels, reduction="none")
+            losses = F.cross_entropy(apply.frozen(params, ctx.buffers)(pseudo.inputs), labels, reduction="none")
             return masked_mean(losses, batch.mask)
 
         halfway = mix(0.5, params, x)
         direction = {name: value - x[name] for name, value in params.items()}
         direction = reject(direction, torch.func.grad(pseudo_loss)(halfway))
-        direction = reject(direction, torch.func.grad(lambda p: apply.loss(p, perturbed, ctx.buffers))(halfway))
+        direction = reject(direction, torch.func.grad(lambda p: apply.frozen(p, ctx.buffers).loss(perturbed))(halfway))
         return {name: value + direction[name] for name, value in x.items()}, ctx.client

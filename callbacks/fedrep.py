@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.client import Apply
-from flcog.hooks import Batch, Context, Method, Params, Slot, Upload
+from flcog.apply import Apply
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import Context, Method, Upload
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.checks import at_least
-from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Params
+from flcog.core.types import Batch, Params
+from flcog.hooks import Context, Gradient, GradientFunction, Method
 
 
 def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: float) -> Params:

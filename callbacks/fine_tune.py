@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from flcog.core.checks import at_least
-from flcog.hooks import Context, Method, Params
+from flcog.core.types import Params
+from flcog.hooks import Context, Method
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import torch
 
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.core.checks import at_least
-from flcog.hooks import ClientView, Context, Method, Params, Slot
+from flcog.core.types import Params, Slot
+from flcog.hooks import ClientView, Context, Method
 
 
 @dataclass(frozen=True, kw_only=True)

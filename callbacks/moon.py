@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.client import Apply, ClientModule, masked_mean
+from flcog.apply import Apply, masked_mean
+from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
-from flcog.hooks import Batch, Context, Method, Params, Slot, Upload
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import Context, Method, Upload
 from flcog.models import FeatureModel
 
 
@@ -96,8 +98,8 @@ class MOON(Method):
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         z = apply.features(params, batch.inputs)
-        near = apply.features(ctx.global_params, batch.inputs, ctx.global_buffers)
-        far = apply.features(ctx.client["params"], batch.inputs, ctx.client["buffers"])
+        near = apply.frozen(ctx.global_params, ctx.global_buffers).features(batch.inputs)
+        far = apply.frozen(ctx.client["params"], ctx.client["buffers"]).features(batch.inputs)
         mean = masked_mean(contrast(z, near, far, self.temperature), batch.mask)
         return self.mu * ctx.client["has_previous"] * mean
 

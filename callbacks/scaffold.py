@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.hooks import Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.core.types import Params, Slot
+from flcog.hooks import Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcog.apply import Apply, masked_mean
 from flcog.callbacks.parts.distillation import rows_of_step
-from flcog.client import Apply, ClientModule, masked_mean
+from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
+from flcog.core.types import Batch, Params, Slot
 from flcog.data import Federation
-from flcog.hooks import Batch, ClientView, Context, Method, Params, Slot
+from flcog.hooks import ClientView, Context, Method
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,8 +10,9 @@ from lightning import seed_everything
 
 from flcog import models, schedules
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
+from flcog.core.types import Batch, Params
 from flcog.data import FederatedDataModule, Federation, Partition, Samples, Splits
-from flcog.hooks import Batch, Callback, Context, Method, Params, Upload
+from flcog.hooks import Callback, Context, Method, Upload
 from flcog.trainer import FederatedTrainer
 
 __version__ = "0.1.0"

@@ -16,26 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from flcog.apply import Apply
+from flcog.client import ClientModule
 from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, Params, Slot
+from flcog.data import Federation
 
 if TYPE_CHECKING:
-    from flcog.client import Apply, ClientModule
-    from flcog.data import Federation
     from flcog.trainer import FederatedTrainer
-
-Params = dict[str, Tensor]
-"""Named parameters (or gradients, deltas, control variates, ... shaped like them)."""
-
-Slot = Any
-"""A pytree (dict, list or tuple) of tensors that belongs to one method."""
-
-
-class Batch(NamedTuple):
-    """One local step's samples. ``mask`` is None where every row counts, else [B] with 0 for padding (unequal clients under vmap)."""
-
-    inputs: Tensor
-    targets: Tensor
-    mask: Tensor | None = None
 
 
 class Optimisation(NamedTuple):
@@ -138,7 +126,7 @@ class ClientView:
     id: int
     num_samples: int
     round: int
-    federation: "Federation"
+    federation: Federation
 
     @property
     def num_classes(self) -> int:
@@ -173,7 +161,7 @@ class Cohort:
     num_clients: int
     num_samples: Tensor
     weights: Tensor
-    apply: "Apply"
+    apply: Apply
     buffers: Params
     optimisation: Optimisation
     metrics: dict[str, float]
@@ -288,11 +276,11 @@ class Method(Callback):
 
     # Before the first round -------------------------------------------------------------------------------------------------------
 
-    def configure_model(self, model: "ClientModule") -> "ClientModule":
+    def configure_model(self, model: ClientModule) -> ClientModule:
         """Extra heads or logits, drawn from torch's global streams, which the run has seeded. *Chain, once; plain Python.*"""
         return model
 
-    def prepare_data(self, federation: "Federation", generator: torch.Generator) -> "Federation":
+    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
         """Exchanges of data before round 1. *Chain, once; plain Python.*"""
         return federation
 
@@ -326,7 +314,7 @@ class Method(Callback):
         """All randomness of this client and round. *Own slot; plain Python.*"""
         return {}
 
-    def client_inputs(self, apply: "Apply", ctx: Context) -> Slot:
+    def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
         """Data made for this client and round. *Own slot; pure.*"""
         return {}
 
@@ -336,7 +324,7 @@ class Method(Callback):
 
     # Inside a local step ----------------------------------------------------------------------------------------------------------
 
-    def loss(self, apply: "Apply", params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         """A term added to the task loss; ``(w - 1) * task_loss`` rescales it. *Sum; pure.*"""
         raise NotImplementedError
 
@@ -348,13 +336,13 @@ class Method(Callback):
         """Control variates, clipping: what the optimiser sees instead. *Chain; pure.*"""
         return gradient
 
-    def after_step(self, apply: "Apply", params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         """What follows the optimiser's step: new parameters and the method's new client slot. *Chain / own slot; pure.*"""
         return params, ctx.client
 
     # After a client has trained ---------------------------------------------------------------------------------------------------
 
-    def over_data(self, apply: "Apply", params: Params, batch: Batch, ctx: Context) -> Slot:
+    def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:
         """Means over a batch, of which ``finish_client`` gets the mean over all of the client's samples, as ``ctx.measured``.
 
         Called after training with the client's final parameters; costs a pass over its data. *Own slot; pure.*

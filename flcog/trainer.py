@@ -23,13 +23,15 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client import ClientModule, ModelFunction, trains_itself
+from flcog.apply import ModelFunction
+from flcog.client import ClientModule, trains_itself
 from flcog.core import checks as ranges
 from flcog.core import lost_processes, signals
 from flcog.core.allocations import keep_allocations
 from flcog.core.ledger import Ledger, model_bytes
 from flcog.core.randomness import fold, generator, sample_without_replacement, seeded
 from flcog.core.signals import RoundDropped, StopSignals
+from flcog.core.types import Params, Slot
 from flcog.data import FederatedDataModule, Partition
 from flcog.engine.aggregation import Aggregate
 from flcog.engine.batching import Batching, Work, make_work
@@ -39,19 +41,7 @@ from flcog.engine.lightning_hooks import check_hooks, written_hooks
 from flcog.engine.output_check import check_outputs
 from flcog.engine.program import Local, Program, num_bytes
 from flcog.evaluation import Evaluator, spread
-from flcog.hooks import (
-    CLIENT_HOOKS,
-    Callback,
-    ClientView,
-    Cohort,
-    Messages,
-    Method,
-    Optimisation,
-    Params,
-    Plan,
-    Slot,
-    check_methods,
-)
+from flcog.hooks import CLIENT_HOOKS, Callback, ClientView, Cohort, Messages, Method, Optimisation, Plan, check_methods
 from flcog.run import checkpoint, experiment
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import ClientStates

@@ -13,6 +13,7 @@ from methods_baselines_a import BatchNormFeatures
 from torch import nn
 
 import flcog
+from flcog.apply import Apply, ModelFunction
 from flcog.callbacks import SCAFFOLD
 from flcog.callbacks.feddc import FedDC
 from flcog.callbacks.feddecorr import FedDecorr, decorrelation
@@ -20,7 +21,6 @@ from flcog.callbacks.fedexp import FedExP
 from flcog.callbacks.fedpvr import FedPVR
 from flcog.callbacks.fedreg import FedReg, climb, reject
 from flcog.callbacks.moon import MOON, Projected, contrast
-from flcog.client import Apply, ModelFunction
 from flcog.core.randomness import fold, seeded
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.hooks import Batch, Callback, Context, Params
@@ -198,7 +198,7 @@ def test_fedexp_is_evaluated_at_the_mean_of_the_last_two_iterates(tmp_path: Path
     test = trainer.federation.test
     for row, before, after in zip(trainer.rows, seen.params, seen.params[1:], strict=False):
         mean = {name: (before[name] + after[name]) / 2 for name in after}
-        outputs = trainer.model.call(False, mean, {}, lambda module, x: module(x), test.inputs.double())
+        outputs = trainer.model.frozen(mean, {}, lambda module, x: module(x), test.inputs.double())
         assert row["test/loss"] == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)
 
 
@@ -250,7 +250,7 @@ def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> No
     ]
     for params, loss in zip((mean, trainer.params), losses, strict=True):
         test = trainer.federation.test
-        outputs = trainer.model.call(False, params, {}, lambda module, x: module(x), test.inputs.double())
+        outputs = trainer.model.frozen(params, {}, lambda module, x: module(x), test.inputs.double())
         assert loss == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)
 
 
@@ -289,16 +289,16 @@ def test_fedreg_climbs_from_a_copy_of_the_batch_and_stays_in_its_range() -> None
     inputs, targets = torch.randn(6, NUM_FEATURES, dtype=torch.float64), torch.randint(3, (6,))
     inputs[4:] *= 5
     batch = Batch(inputs.clone(), targets, torch.tensor([1.0, 1, 1, 1, 0, 0]))
-    apply = Apply(model, model.buffers)
-    moved, less = climb(apply, model.params, model.buffers, batch, etas=(0.3, 0.1), steps=4)
+    frozen = Apply(model, model.buffers).frozen(model.params, model.buffers)
+    moved, less = climb(frozen, batch, etas=(0.3, 0.1), steps=4)
     assert torch.equal(batch.inputs, inputs)
     real, made = inputs[:4], moved.inputs[:4]
     assert (made - real).abs().max() > 0.5
     assert made.min() >= real.min() and made.max() <= real.max()
     for eta, climbed in ((0.3, moved), (0.1, less)):
-        (alone,) = climb(apply, model.params, model.buffers, Batch(real, targets[:4]), etas=(eta,), steps=4)
+        (alone,) = climb(frozen, Batch(real, targets[:4]), etas=(eta,), steps=4)
         torch.testing.assert_close(climbed.inputs[:4], alone.inputs)
-    losses = [apply.loss(model.params, Batch(x, targets[:4]), model.buffers) for x in (real, made)]
+    losses = [frozen.loss(Batch(x, targets[:4])) for x in (real, made)]
     assert losses[1] > losses[0]
 
 

@@ -30,6 +30,7 @@ from reference import dense, ditto, feddm, fedgen, fedrep, fine_tune, vhl
 from torch import Tensor, nn
 
 import flcog
+from flcog.apply import Apply, ModelFunction
 from flcog.callbacks import FedAvgM, FedProx
 from flcog.callbacks.dense import DENSE, synthesis_loss
 from flcog.callbacks.ditto import Ditto
@@ -46,7 +47,6 @@ from flcog.callbacks.parts.server_generators import (
     random_view,
 )
 from flcog.callbacks.vhl import VHL, supervised_contrast, virtual_set
-from flcog.client import Apply, ModelFunction
 from flcog.core.randomness import fold
 from flcog.data import Samples, Splits
 from flcog.datamodules import Natural
@@ -618,10 +618,10 @@ def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble() -> None:
     ((params, messages, cohort),) = calls
     models = [{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual]
     x = trainer.federation.test.inputs.double()
-    wanted = torch.stack([cohort.apply(model, x, {}) for model in models]).mean(0).softmax(1)
+    wanted = torch.stack([cohort.apply.frozen(model, {})(x) for model in models]).mean(0).softmax(1)
 
     def apart(run: Trainer) -> float:
-        return float(F.kl_div(cohort.apply(run.params, x, {}).log_softmax(1), wanted, reduction="batchmean"))
+        return float(F.kl_div(cohort.apply.frozen(run.params, {})(x).log_softmax(1), wanted, reduction="batchmean"))
 
     assert apart(trainer) < 0.8 * apart(mean)
     assert trainer.evaluate()["test/accuracy"] >= mean.evaluate()["test/accuracy"] > 0.4

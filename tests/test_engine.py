@@ -455,7 +455,7 @@ def test_tampered_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_masked_batch_is_what_the_shorter_batch_is() -> None:
-    from flcog.client import Apply, ModelFunction
+    from flcog.apply import Apply, ModelFunction
 
     model = ModelFunction(classifier())
     inputs, targets = torch.randn(5, NUM_FEATURES), torch.tensor([0, 1, 2, 0, 1])

@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.apply import Apply
 from flcog.callbacks.fedcog.generation import Divergence, generate, target_loss
 from flcog.callbacks.fedcog.target_labels import allot, complement
 from flcog.callbacks.parts import image_generator
 from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
-from flcog.client import Apply
 from flcog.core.checks import at_least, one_of, positive
 from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, Params, Slot
 from flcog.data import Federation
-from flcog.hooks import Batch, ClientView, Context, Method, Params, Slot, Upload
+from flcog.hooks import ClientView, Context, Method, Upload
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ class FedCOG(Method):
         inputs = make_inputs(self, apply, ctx.draws, received, last)
         if self.hard_labels:
             return {"inputs": inputs}
-        parts = inputs.split(self.generation_batch_size or len(inputs))
-        return {"inputs": inputs, "teacher": torch.cat([apply(received[0], part, received[1]) for part in parts])}
+        teacher, parts = apply.frozen(*received), inputs.split(self.generation_batch_size or len(inputs))
+        return {"inputs": inputs, "teacher": torch.cat([teacher(part) for part in parts])}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         learnt = self._learnt(apply, params, ctx) if ctx.inputs else torch.zeros_like(task_loss)
@@ -185,8 +186,8 @@ def make_inputs(
     return generate(
         draws["noise"],
         draws["labels"],
-        global_model=lambda inputs: apply(received[0], inputs, received[1]),
-        local_model=None if last is None else lambda inputs: apply(last[0], inputs, last[1]),
+        global_model=apply.frozen(*received),
+        local_model=None if last is None else apply.frozen(*last),
         lambda_dis=method.lambda_dis,
         steps=method.steps,
         lr=method.lr,

@@ -8,11 +8,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from flcog.apply import Apply, PlainApply
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
-from flcog.client import Apply, PlainApply
 from flcog.core.randomness import generator
+from flcog.core.types import Slot
 from flcog.data import Federation
-from flcog.hooks import Callback, ClientView, Slot
+from flcog.hooks import Callback, ClientView
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer

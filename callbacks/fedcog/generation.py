@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcog.callbacks.parts.distillation import kl_divergence, log_probabilities
 from flcog.callbacks.parts.input_gradient import InputGradients
-from flcog.hooks import Params
+from flcog.core.types import Params
 
 Model = Callable[[Tensor], Tensor]
 """From inputs [B, ...] to outputs (logits) [B, C]."""

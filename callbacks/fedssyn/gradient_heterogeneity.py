@@ -178,7 +178,7 @@ def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[
     params = {name: value.detach() for name, value in trainer.params.items()}
 
     def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = model.call(False, params, buffers, _forward, inputs[None])
+        outputs = model.frozen(params, buffers, _forward, inputs[None])
         return model.module.per_example_loss(outputs, targets[None]).sum()  # type: ignore[operator,union-attr]
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))

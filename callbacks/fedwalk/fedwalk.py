@@ -5,12 +5,14 @@ from typing import Literal
 
 import torch
 
+from flcog.apply import Apply
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
-from flcog.client import Apply, ClientModule
+from flcog.client import ClientModule
 from flcog.core.checks import below_one
 from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, Params, Slot
 from flcog.data import FederatedDataModule
-from flcog.hooks import Batch, Cohort, Context, Messages, Method, Params, Slot, Upload
+from flcog.hooks import Cohort, Context, Messages, Method, Upload
 from flcog.schedules import Schedule
 
 
@@ -126,7 +128,7 @@ class FedWalk(Method):
         return losses | {"rounds": torch.tensor(0), "steps": torch.tensor(0), "head": {}}
 
     def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:
-        return {"loss": apply.loss(params, batch, ctx.buffers)}
+        return {"loss": apply.frozen(params, ctx.buffers).loss(batch)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         return Upload(delta, ctx.client, mean={"loss": ctx.measured["loss"]})

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.client import Apply, ClientModule
+from flcog.apply import Apply
+from flcog.client import ClientModule
 from flcog.core.checks import one_of, positive
 from flcog.core.randomness import fold, fold_each, generator, seeded
+from flcog.core.types import Params
 from flcog.data import FederatedDataModule
-from flcog.hooks import Params
 from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
 
 LOSSES = {
@@ -117,7 +118,7 @@ class Leash:
             return {}
         like = next(iter(params.values()))
         with torch.no_grad():
-            features = apply.features(params, self._read(torch.arange(1), like)[0], apply.buffers)
+            features = apply.frozen(params, apply.buffers).features(self._read(torch.arange(1), like)[0])
         return linear_head(features.shape[1], self._num_outputs, generator, like)
 
     def walk(
@@ -134,7 +135,7 @@ class Leash:
             # flcog's dropout draws from its keys, torch's from the global stream.
             with torch.enable_grad(), seeded(noise, like.device) if self.mode == "train" else nullcontext():
                 params, head = ({n: v.detach().requires_grad_() for n, v in part.items()} for part in (params, head))
-                loss = self._loss(apply, params, head, inputs, targets, None if self.mode == "train" else apply.buffers)
+                loss = self._loss(apply, params, head, inputs, targets, training=self.mode == "train")
                 leaves = [*params.values(), *head.values()]
                 gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
             params, head = ({n: v.detach() - lr * next(gradients) for n, v in part.items()} for part in (params, head))
@@ -146,15 +147,15 @@ class Leash:
         total, num_samples = 0.0, len(self.data.federation.train)
         for rows in torch.arange(num_samples).split(self.data.eval_batch_size):
             inputs, targets = self._read(rows, next(iter(params.values())))
-            total += float(self._loss(apply, params, head, inputs, targets, apply.buffers)) * len(rows)
+            total += float(self._loss(apply, params, head, inputs, targets, training=False)) * len(rows)
         return total / num_samples
 
-    def _loss(
-        self, apply: Apply, params: Params, head: Params, inputs: Tensor, targets: Tensor, buffers: Params | None
-    ) -> Tensor:
+    def _loss(self, apply: Apply, params: Params, head: Params, inputs: Tensor, targets: Tensor, training: bool) -> Tensor:
         if self.head == "shared":
-            return apply.per_example_loss(apply(params, inputs, buffers), targets).mean()
-        features = apply.features(params, inputs, buffers).to(head["weight"].dtype)
+            outputs = apply(params, inputs) if training else apply.frozen(params, apply.buffers)(inputs)
+            return apply.per_example_loss(outputs, targets).mean()
+        features = apply.features(params, inputs) if training else apply.frozen(params, apply.buffers).features(inputs)
+        features = features.to(head["weight"].dtype)
         return LOSSES[self.data.federation.task](F.linear(features, head["weight"], head["bias"]), targets)
 
     @property

@@ -7,8 +7,9 @@ from typing import Literal
 
 import torch
 
+from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
-from flcog.client import Apply, ClientModule, ModelFunction
+from flcog.client import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import generator
 from flcog.data import FederatedDataModule

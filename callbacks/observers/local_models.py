@@ -7,8 +7,9 @@ import torch
 
 from flcog.client import ClientModule
 from flcog.core.monitor import lower_is_better, main_metric
+from flcog.core.types import Params, Slot
 from flcog.evaluation import spread
-from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.hooks import Cohort, Messages, Method
 
 if TYPE_CHECKING:
     from flcog.trainer import FederatedTrainer

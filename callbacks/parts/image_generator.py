@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.hooks import Params
+from flcog.core.types import Params
 
 LATENT = 100
 """Dimensions of a latent vector."""

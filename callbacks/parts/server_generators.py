@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.hooks import ClientView, Params
+from flcog.core.types import Params
+from flcog.hooks import ClientView
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:

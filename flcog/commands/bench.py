@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from flcog.client import masked_mean
+from flcog.apply import masked_mean
 from flcog.core.randomness import fold_each
 from flcog.data import Samples
 from flcog.engine.batching import BLOCK_BYTES, Batching

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from flcog.hooks import Params
+from flcog.core.types import Params
 
 
 @dataclass

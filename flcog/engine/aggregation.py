@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.precision import number_dtype
+from flcog.core.types import Params, Slot
 from flcog.engine.executors.base import Result
-from flcog.hooks import ClientUpload, Method, Params, Slot
+from flcog.hooks import ClientUpload, Method
 
 
 class BadUpdate(ValueError):

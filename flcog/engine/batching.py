@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from flcog.core.randomness import epoch_orders, fold, fold_each, hash64
+from flcog.core.types import Batch, Slot
 from flcog.data import Federation
-from flcog.hooks import Batch, Slot
 
 
 @dataclass

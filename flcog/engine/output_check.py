@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from flcog.client import ClientModule, ModelFunction
+from flcog.apply import ModelFunction
+from flcog.client import ClientModule
 from flcog.core.randomness import seeded
 from flcog.data import Federation
 
@@ -23,7 +24,7 @@ def check_outputs(model: ModelFunction, sample: Tensor, federation: Federation) 
     try:
         with seeded(0, sample.device):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
-            outputs = model.call(False, model.params, buffers, lambda module, inputs: module(inputs), sample)
+            outputs = model.frozen(model.params, buffers, lambda module, inputs: module(inputs), sample)
     except Exception:  # told in full, with its client and step, once a client trains
         return
     for part, samples in (("training", federation.train), ("validation", federation.val), ("test", federation.test)):

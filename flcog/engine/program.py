@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client import Apply, ModelFunction, PlainApply
-from flcog.hooks import Batch, Context, Gradient, GradientFunction, Method, Optimisation, Params, Slot, Upload
+from flcog.apply import Apply, ModelFunction, PlainApply
+from flcog.core.types import Batch, Params, Slot
+from flcog.hooks import Context, Gradient, GradientFunction, Method, Optimisation, Upload
 
 Differentiate = Callable[[Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], Params], tuple[Params, tuple[Params, Tensor]]]
 """``differentiate(f, params) -> (gradient of f's first result, f's second result)``."""

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client import ModelFunction, among_rounds, captured_logs
+from flcog.apply import ModelFunction, among_rounds, captured_logs
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import fold, fold_each
+from flcog.core.types import Batch, Params, Slot
 from flcog.engine.batching import BLOCK_BYTES, Read, Work, batches, stacked_positions
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.program import Local, Program, differentiate_eager, differentiate_pure
-from flcog.hooks import Batch, Gradient, Params, Slot
+from flcog.hooks import Gradient
 
 
 class Result(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flcog.client import ClientModule, ModelFunction
+from flcog.apply import ModelFunction
+from flcog.client import ClientModule
 from flcog.engine.executors.base import ELEMENTWISE, LoopExecutor, VmapExecutor
 from flcog.engine.executors.threads import ThreadedLoop
 from flcog.hooks import Method

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import torch
 
-from flcog.client import ModelFunction
+from flcog.apply import ModelFunction
 from flcog.engine.batching import Work
 from flcog.engine.executors.base import LoopExecutor, Result, Round, Stopped, longest_first
 

@@ -1,0 +1,294 @@
+"""The client's model as a function of its parameters: what hooks, executors and evaluations call."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, Params
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over rows that count."""
+    dtype = number_dtype(values.dtype)
+    if mask is None:
+        return values.mean(dtype=dtype)
+    return (values * mask).sum(dtype=dtype) / mask.sum(dtype=dtype).clamp(min=1)
+
+
+class _Dispatch(nn.Module):
+    """Lets ``torch.func.functional_call``, which only knows ``forward``, call any method of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self.module, *args)
+
+
+class ModelFunction:
+    """A module as a function of (parameters, buffers, inputs), and as itself where the parameters are its own.
+
+    Args:
+        module: the client's module, on its device.
+        autocast: the precision plugin's context for forward passes.
+    """
+
+    def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.module = module.train()
+        self.autocast = autocast
+        self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.buffers: Params = dict(module.named_buffers())
+        persistent = set(module.state_dict(keep_vars=True))
+        self.shared_buffers = [name for name in self.buffers if name in persistent]
+        """Buffers that clients upload and the server averages; the others are a client's scratch (dropout keys)."""
+        self.eval_module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
+        self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether one row's output depends on the others in training (BatchNorm), so that padding rows would be felt."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it has convolutions, which read channels-last images faster; all else reads contiguous ones faster."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+
+    @torch.no_grad()
+    def draws(self, sample: Tensor) -> bool:
+        """Whether its forward pass in training draws from torch's global stream, as ``nn.Dropout`` does.
+
+        Args:
+            sample: one input, [1, ...].
+        """
+        stream, buffers = torch.default_generator.get_state(), {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            # Twice, for BatchNorm asks for more than one.
+            self.training(self.params, buffers, _forward, torch.cat([sample, sample]))
+            return not torch.equal(torch.default_generator.get_state(), stream)
+        finally:
+            torch.default_generator.set_state(stream)
+
+    def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(module, *args)`` in training mode, with these parameters and buffers in the module's place."""
+        return self._call(self._train_dispatch, params, buffers, function, *args)
+
+    def frozen(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        """The same in evaluation mode."""
+        return self._call(self._eval_dispatch, params, buffers, function, *args)
+
+    def _call(self, dispatch: nn.Module, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
+        with self.autocast():
+            return torch.func.functional_call(dispatch, state, (function, *args))
+
+
+class Apply:
+    """The client's model in training mode, as hooks see it: ``apply(params, inputs)``, ``apply.features(...)``, ``apply.loss(...)``.
+
+    BatchNorm's statistics, in its own buffers, move with each pass. Another model, or this one in evaluation mode, is
+    ``apply.frozen(params, buffers)``, as in ``apply.frozen(ctx.global_params, ctx.global_buffers)(inputs)``.
+
+    Passes are kept for the step: a method that asks for the features of the batch on which the task loss was just computed pays
+    nothing.
+    """
+
+    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
+        self.model, self.buffers, self._live = model, buffers, live
+        self._seen: list[tuple[Params, Tensor, Tensor, Tensor]] = []
+
+    def _call(self, params: Params, function: Callable[..., Any], *args: Any) -> Any:
+        if self._live and params is self.model.params:
+            with self.model.autocast():
+                return function(self.model.module, *args)
+        return self.model.training(params, self.buffers, function, *args)
+
+    def __call__(self, params: Params, inputs: Tensor) -> Tensor:
+        if seen := self._recall(params, inputs):
+            return seen[1]
+        if not self.model.module.has_features:  # type: ignore[union-attr]
+            return self._call(params, _forward, inputs)
+        features, outputs = self._call(params, _features_and_outputs, inputs)
+        self._seen.append((params, inputs, features, outputs))
+        return outputs
+
+    def _recall(self, params: Params, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features and outputs of an earlier pass of this step over the very same tensors."""
+        return next((seen[2:] for seen in self._seen if seen[0] is params and seen[1] is inputs), None)
+
+    def features(self, params: Params, inputs: Tensor) -> Tensor:
+        """Penultimate activations."""
+        if seen := self._recall(params, inputs):
+            return seen[0]
+        return self._call(params, _features, inputs)
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        """From penultimate activations to outputs."""
+        return self._call(params, _head, features)
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The client module's own loss of each row."""
+        return self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """The task loss: the mean over the batch's rows that count."""
+        return masked_mean(self.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
+
+    def frozen(self, params: Params, buffers: Params) -> "Frozen":
+        """A model in evaluation mode, whose buffers stay as they are."""
+        return Frozen(self.model, params, buffers)
+
+
+class Frozen:
+    """A model in evaluation mode, as a function of its inputs."""
+
+    def __init__(self, model: ModelFunction, params: Params, buffers: Params) -> None:
+        self._model, self._params, self._buffers = model, params, buffers
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._model.frozen(self._params, self._buffers, function, *args)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not self._model.module.has_features:  # type: ignore[union-attr]
+            return self._call(_forward, inputs)
+        return self._call(_features_and_outputs, inputs)[1]
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Penultimate activations."""
+        return self._call(_features, inputs)
+
+    def head(self, features: Tensor) -> Tensor:
+        """From penultimate activations to outputs."""
+        return self._call(_head, features)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The task loss: the mean over the batch's rows that count."""
+        losses: Tensor = self._model.module.per_example_loss(self(batch.inputs), batch.targets)  # type: ignore[operator,union-attr]
+        return masked_mean(losses, batch.mask)
+
+
+class PlainApply(Apply):
+    """A module's that trains itself: its loss is whatever its ``training_step`` returns.
+
+    Args:
+        step: what that is told as ``batch_idx``: the client's local step.
+    """
+
+    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
+        super().__init__(model, buffers, live)
+        self.step = step
+
+    def __call__(self, params: Params, inputs: Tensor) -> Tensor:
+        return self._call(params, _forward, inputs)
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        result = self._call(params, call_step, "training_step", (batch.inputs, batch.targets), self.step)
+        return loss_of(self.model.module, result)
+
+    def frozen(self, params: Params, buffers: Params) -> "Frozen":
+        return PlainFrozen(self.model, params, buffers, self.step)
+
+
+class PlainFrozen(Frozen):
+    """The same in evaluation mode."""
+
+    def __init__(self, model: ModelFunction, params: Params, buffers: Params, step: int) -> None:
+        super().__init__(model, params, buffers)
+        self._step = step
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._call(_forward, inputs)
+
+    def loss(self, batch: Batch) -> Tensor:
+        result = self._call(call_step, "training_step", (batch.inputs, batch.targets), self._step)
+        return loss_of(self._model.module, result)
+
+
+def loss_of(module: nn.Module, result: Any) -> Tensor:
+    """The loss in what a ``training_step`` has returned."""
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(result)[:80]
+        raise ValueError(
+            f"{type(module).__name__}.training_step must return the loss, a tensor of one number, or a dict that holds it as "
+            f"'loss'; got {got}"
+        )
+    return loss.reshape(())
+
+
+def _forward(module: Any, inputs: Tensor) -> Tensor:
+    return module(inputs)
+
+
+def _features(module: Any, inputs: Tensor) -> Tensor:
+    return module.features(inputs)
+
+
+def _head(module: Any, features: Tensor) -> Tensor:
+    return module.head(features)
+
+
+def _features_and_outputs(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    features = module.features(inputs)
+    return features, module.head(features)
+
+
+def call_step(module: Any, name: str, batch: tuple[Tensor, Tensor], index: int) -> Any:
+    """A module's own ``training_step`` or the like; as in Lightning, the batch's number is given to those who ask for it."""
+    step = getattr(module, name)
+    return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
+
+
+class _NoTrainer:
+    """Stands where a module looks for its ``lightning.Trainer``: its epochs are rounds, and it has nothing else."""
+
+    logger, loggers, global_rank, local_rank = None, (), 0, 0
+
+    def __init__(self, round: int) -> None:
+        self.current_epoch = round
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of copy and pickle, which take no for an answer
+            raise AttributeError(name)
+        raise ValueError(
+            f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
+            "the round, from 0, and batch_idx the client's local step; use these, or leave it out"
+        )
+
+
+@contextmanager
+def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
+    """Tells a module that trains itself which round it is, as ``self.current_epoch``, which otherwise would stay 0."""
+    module.trainer = cast(Any, _NoTrainer(round))
+    try:
+        yield
+    finally:
+        module.trainer = None
+
+
+@contextmanager
+def captured_logs(module: L.LightningModule) -> Iterator[dict[str, list[float]]]:
+    """Collects what a plain module logs: without a ``Trainer``, ``self.log`` has nowhere to go."""
+    logged: dict[str, list[float]] = {}
+
+    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        logged.setdefault(name, []).append(float(value.detach() if isinstance(value, Tensor) else value))
+
+    def log_dict(values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        for name, value in values.items():
+            log(name, value)
+
+    module.__dict__.update(log=log, log_dict=log_dict)
+    try:
+        yield logged
+    finally:
+        del module.__dict__["log"], module.__dict__["log_dict"]

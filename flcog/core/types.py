@@ -1,0 +1,19 @@
+"""The types that are passed around everywhere: named tensors, what belongs to one method, a batch of samples."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Named parameters (or gradients, deltas, control variates, ... shaped like them)."""
+
+Slot = Any
+"""A pytree (dict, list or tuple) of tensors that belongs to one method."""
+
+
+class Batch(NamedTuple):
+    """One local step's samples. ``mask`` is None where every row counts, else [B] with 0 for padding (unequal clients under vmap)."""
+
+    inputs: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
