@@ -376,8 +376,12 @@ def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:
     with pytest.warns(UserWarning, match="executor=vmap falls back to loop: this model or method cannot be vectorised"):
         trainer = train(module=module, executor="vmap")
     assert trainer.executor.name == "loop"
-    with pytest.warns(UserWarning, match="LBFGS is no elementwise optimiser"):
-        make_trainer(None, executor="vmap").prepare(classifier(torch.optim.LBFGS), TinyData())
+
+    class Own(torch.optim.SGD):
+        pass
+
+    with pytest.warns(UserWarning, match="Own is no elementwise optimiser"):
+        make_trainer(None, executor="vmap").prepare(classifier(Own), TinyData())
 
 
 def test_auto_says_what_it_chose() -> None:
