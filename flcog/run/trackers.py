@@ -259,7 +259,9 @@ def _new_run(logger: WandbLogger) -> Any:
                 f"W&B opened no run ({_first_line(error)}): tracking offline instead, to be uploaded by `wandb sync`",
                 stacklevel=2,
             )
-            logger._wandb_init["mode"] = "offline"
+            # W&B takes the id for in use once it has tried to open a run by it.
+            logger._wandb_init.update(mode="offline", id=secrets.token_hex(4))
+            logger._wandb_init.pop("resume", None)
     try:
         return logger.experiment
     except Exception as error:  # a full disk, a broken installation, whatever wandb.init was given
