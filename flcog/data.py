@@ -1,9 +1,10 @@
-"""The contract between the engine and the data: samples, a partition of them over clients, and the module that makes both."""
+"""Samples, their partition over clients, both in one federation, and the base class of data modules."""
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,9 +174,20 @@ class Federation:
         return self.preprocess(inputs), samples.targets.index_select(0, indices)
 
     def label_counts(self, k: int) -> Tensor:
-        """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target."""
+        """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target.
+
+        ``flcog.label_statistics.label_table`` counts those of all clients at once.
+        """
+        return self._count_labels(self.partition.client(k))
+
+    @cached_property
+    def pooled_label_counts(self) -> Tensor:
+        """The label counts of all clients together. Counted once: each evaluation may ask for them."""
+        return self._count_labels(self.partition.indices)
+
+    def _count_labels(self, indices: np.ndarray) -> Tensor:
         everything = self.values if self.task == "regression" else self.train.targets
-        targets = everything[torch.from_numpy(self.partition.client(k)).to(everything.device)]
+        targets = everything[torch.from_numpy(indices).to(everything.device)]
         if self.task == "multilabel":
             return targets.double().sum(0).cpu()
         if self.task == "regression":
@@ -183,20 +195,11 @@ class Federation:
         return torch.bincount(targets.cpu(), minlength=self.num_classes).double()
 
     @property
-    def pooled_label_counts(self) -> Tensor:
-        """The label counts of all clients together. Counted once: each evaluation may ask for them."""
-        if "pooled" not in self.__dict__:
-            indices = self.partition.indices
-            everybody = replace(self, partition=Partition(indices, np.array([0, len(indices)])))
-            self.__dict__["pooled"] = everybody.label_counts(0)
-        return self.__dict__["pooled"]
-
-    @property
     def values(self) -> Tensor:
         """A regression's targets as one number each: of a vector, its first coordinate."""
         return self.train.targets if self.train.targets.ndim == 1 else self.train.targets[:, 0]
 
-    @property
+    @cached_property
     def bin_edges(self) -> Tensor:
         """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution.
 
@@ -204,12 +207,10 @@ class Federation:
         provides them, and none is counted. Every bin holds a sample: repeated values stay in one, so tied targets have fewer bins
         than ``num_classes``, the same as the splits by label see.
         """
-        if "edges" not in self.__dict__:
-            quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
-            # torch.quantile refuses more than 16 million values; numpy does not.
-            edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.targets)
-            self.__dict__["edges"] = edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
-        return self.__dict__["edges"]
+        quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
+        # torch.quantile refuses more than 16 million values; numpy does not.
+        edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.targets)
+        return edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
 
 
 class Preprocess:

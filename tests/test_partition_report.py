@@ -16,8 +16,9 @@ from scipy import stats
 
 from flcog.data import Federation, Partition, Samples, Task
 from flcog.datamodules.partitioners import IID, BiasedUnbiased, Dirichlet
+from flcog.label_statistics import kl_to_uniform, label_table
 from flcog.run.partition_figure import partition_figure
-from flcog.run.partition_report import kl_to_uniform, label_table, partition_report
+from flcog.run.partition_report import partition_report
 
 
 def federation_of(

@@ -11,7 +11,7 @@ from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
 from flcog.data import Federation
 from flcog.hooks import ClientView, Cohort, Method
-from flcog.run.partition_report import label_table
+from flcog.label_statistics import label_table
 
 METRICS = ("kl", "l1", "l2", "cosine")
 

@@ -1,4 +1,7 @@
-"""Whether targets are what a task's targets may be: where they are not, training ends in an index error far from their file."""
+"""Checks of labels and targets: in range, of the right shape, finite.
+
+Without them training ends in an index error far from the file that holds the bad label.
+"""
 
 import numpy as np
 from torch import Tensor

@@ -1,0 +1,27 @@
+"""What a federation counts once: kept with it, and counted anew for a changed copy."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from flcog.data import Federation, Partition, Samples
+
+
+def federation_of(targets: torch.Tensor, task: str) -> Federation:
+    partition = Partition.from_clients([np.array([0, 1]), np.array([2, 3])])
+    return Federation(Samples(torch.zeros(len(targets), 1), targets), partition, task, 3, lambda inputs: inputs)  # type: ignore[arg-type]
+
+
+def test_pooled_counts_are_counted_once() -> None:
+    federation = federation_of(torch.tensor([0, 1, 1, 2]), "classification")
+    assert federation.pooled_label_counts.tolist() == [1, 2, 1]
+    assert federation.pooled_label_counts is federation.pooled_label_counts
+
+
+def test_a_changed_copy_counts_anew() -> None:
+    federation = federation_of(torch.tensor([0.0, 1.0, 2.0, 3.0]), "regression")
+    before = federation.pooled_label_counts, federation.bin_edges
+    changed = replace(federation, train=replace(federation.train, targets=torch.tensor([5.0, 5.0, 5.0, 9.0])))
+    assert before[0].tolist() == [2, 1, 1] and changed.pooled_label_counts.tolist() == [3, 1, 0]
+    assert changed.bin_edges.tolist() != before[1].tolist() and federation.bin_edges is before[1]
