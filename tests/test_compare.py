@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from flcog.commands.cli import main
-from flcog.commands.compare import command as compare
-from flcog.commands.compare.curves import curves_figure
+from flcog.commands.compare.curves import curves_figure, draw_curves
+from flcog.commands.compare.plan import Cell, cells, read_table
+from flcog.commands.compare.runner import claim
+from flcog.commands.compare.table import scores, summarise
 
 TABLES = sorted((Path(__file__).parent.parent / "configs/tables").glob("*.yaml"))
 
@@ -26,7 +28,7 @@ def plan_file(folder: Path, **content: Any) -> Path:
     return path
 
 
-def fake_run(cell: compare.Cell, accuracies: list[float], time: float = 1.0) -> None:
+def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0) -> None:
     run = cell.folder / "20260101-000000"
     run.mkdir(parents=True)
     with (run / "metrics.csv").open("w", newline="") as file:
@@ -38,8 +40,8 @@ def fake_run(cell: compare.Cell, accuracies: list[float], time: float = 1.0) -> 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_is_read(path: Path, tmp_path: Path) -> None:
-    plan = compare.read_plan(path)
-    assert len(compare.cells(plan, tmp_path, [])) == len(plan.rows) * len(plan.columns) * len(plan.seeds)
+    plan = read_table(path)
+    assert len(cells(plan, tmp_path, [])) == len(plan.rows) * len(plan.columns) * len(plan.seeds)
 
 
 def configured(config: Any, key: str) -> Any:
@@ -54,10 +56,10 @@ def configured(config: Any, key: str) -> Any:
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = compare.read_plan(path)
+    plan = read_table(path)
     last_row, last_column = list(plan.rows)[-1], list(plan.columns)[-1]
     seen = set()
-    for cell in compare.cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
+    for cell in cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
         # For the sake of the tests' time, each name of an argument once, not each of its values.
         column, row = plan.columns[cell.column], plan.rows[cell.row]
         names = (column.configs, *column.arguments, row.configs if row.arguments else (), *row.arguments)
@@ -78,7 +80,7 @@ def test_command_lines(tmp_path: Path) -> None:
     path = plan_file(
         tmp_path, arguments={"trainer.rounds": 9}, columns={"x y": {"arguments": {"data.fractions": [0.5, 1]}}}, seeds=[3]
     )
-    _, cell = compare.cells(compare.read_plan(path), tmp_path / "out", ["--trainer.rounds", "5"])
+    _, cell = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "5"])
     folder = str(tmp_path / "out" / "x-y" / "B" / "seed3")
     assert cell.arguments == [
         *("fit", "-c", str(tmp_path / "base.yaml"), "-c", str(tmp_path / "arm.yaml")),
@@ -91,30 +93,30 @@ def test_rows_and_columns_of_another_table(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     plan_file(tmp_path / "one", columns={"x": None, "y": {"arguments": {"data.x": 1}}})
     (tmp_path / "two.yaml").write_text("{rows: one/table.yaml, columns: one/table.yaml, published: {B: {y: 5}}}")
-    plan, first = compare.read_plan(tmp_path / "two.yaml"), compare.read_plan(tmp_path / "one/table.yaml")
+    plan, first = read_table(tmp_path / "two.yaml"), read_table(tmp_path / "one/table.yaml")
     assert plan.rows == first.rows and plan.columns == first.columns and plan.common.configs == ()
     assert plan.rows["B"].configs == (tmp_path / "one/arm.yaml",)
 
 
 def test_scores_over_seeds(tmp_path: Path) -> None:
-    plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1], published={"B": {"": 71.5}}))
-    runs = compare.cells(plan, tmp_path / "out", [])
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1], published={"B": {"": 71.5}}))
+    runs = cells(plan, tmp_path / "out", [])
     series = {("A", 0): [0.1, 0.5, 0.4], ("A", 1): [0.7, 0.6, 0.2], ("B", 0): [0.9, 0, 0, 0, 0, 0.25]}
     for cell in runs:
         if (cell.row, cell.seed) in series:
             fake_run(cell, series[cell.row, cell.seed], time=2.0 if cell.row == "A" else 5.0)
-    header, rows = compare.table(plan, runs)
+    header, rows = summarise(plan, runs)
     assert header == ["", "best", "last", "last 5", "published", "time", "sent up"]
     assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
     # Five evaluations back, the sixth is forgotten.
     assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
-    header, rows = compare.table(replace(plan, last=6), runs)
+    header, rows = summarise(replace(plan, last=6), runs)
     assert header[3] == "last 6" and rows[1][3] == f"{(90 + 25) / 6:.2f}"
 
 
 def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
-    plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1], rows={"A": None, "B": None, "C": None}))
-    runs = compare.cells(plan, tmp_path / "out", [])
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1], rows={"A": None, "B": None, "C": None}))
+    runs = cells(plan, tmp_path / "out", [])
     rounds = {("A", 0): 2, ("A", 1): 3, ("B", 0): 2}  # B's other seed does not get there, C has not been run.
     for cell in runs:
         if cell.row == "C":
@@ -129,7 +131,7 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
                 line + (f",{reached},{1024 * reached},2048" if i == reached else ",,,") for i, line in enumerate(lines[1:], 1)
             ]
             table.write_text("\n".join(lines) + "\n")
-    header, rows = compare.table(plan, runs)
+    header, rows = summarise(plan, runs)
     assert header[:5] == ["", "best", "last", "last 5", "rounds to accuracy_0.2"]
     # (1024 x 2.5 + 2048) bytes on average
     assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4", ""]
@@ -137,7 +139,7 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
 
 def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = plan_file(tmp_path), str(tmp_path / "out")
-    for cell in compare.cells(replace(compare.read_plan(path), seeds=(4, 11)), tmp_path / "out", []):
+    for cell in cells(replace(read_table(path), seeds=(4, 11)), tmp_path / "out", []):
         fake_run(cell, [0.25 if cell.seed == 4 else 0.75])
     main(["compare", str(path), "--out", out, "--show"])
     assert "| A | 50.00 ± 35.36 |" in capsys.readouterr().out
@@ -146,26 +148,26 @@ def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest
 
 
 def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
-    plan = compare.read_plan(plan_file(tmp_path, seeds=[0, 1]))
-    runs = compare.cells(plan, tmp_path / "out", [])
-    assert not compare.curves(plan, runs, tmp_path / "none.png")
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
+    runs = cells(plan, tmp_path / "out", [])
+    assert not draw_curves(plan, runs, tmp_path / "none.png")
     for cell in runs:
         if cell.row == "A":
             fake_run(cell, [0.2, 0.4, 0.9] if cell.seed else [0.4, 0.8])
-    assert compare.curves(plan, runs, tmp_path / "curves.png") and (tmp_path / "curves.png").stat().st_size > 5000
+    assert draw_curves(plan, runs, tmp_path / "curves.png") and (tmp_path / "curves.png").stat().st_size > 5000
     figure = curves_figure({"": {"A": [[(1, 0.2), (2, 0.4), (3, 0.9)], [(1, 0.4), (2, 0.8)]], "B": []}}, "accuracy")
     (line,) = figure.axes[0].lines
     assert line.get_xydata().tolist() == [[1, pytest.approx(0.3)], [2, pytest.approx(0.6)], [3, 0.9]]
 
 
 def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
-    plan = compare.read_plan(plan_file(tmp_path, metric="time/error"))
-    runs = compare.cells(plan, tmp_path / "out", [])
+    plan = read_table(plan_file(tmp_path, metric="time/error"))
+    runs = cells(plan, tmp_path / "out", [])
     histories = [[{"time/error": 0.5}, {"time/error": 0.25}, {"time/error": 0.75}]]
-    assert compare._scores(plan.metric, histories, 5) == ["0.25", "0.75", "0.50"]
+    assert scores(plan.metric, histories, 5) == ["0.25", "0.75", "0.50"]
     assert all(cell.history() == [] for cell in runs)
     spreads = [[{"test/accuracy_std": 0.2}, {"test/accuracy_std": 0.3}]]
-    assert compare._scores("test/accuracy_std", spreads) == ["20.00", "30.00", "30.00"]
+    assert scores("test/accuracy_std", spreads) == ["20.00", "30.00", "30.00"]
 
 
 def test_a_run_is_told_by_the_tables_metric(
@@ -174,7 +176,7 @@ def test_a_run_is_told_by_the_tables_metric(
     class Process:
         def __init__(self, command: list[str], **_: Any) -> None:
             folder = Path(command[command.index("--trainer.default_root_dir") + 1])
-            fake_run(compare.Cell("A", "", 0, folder, []), [0.5, 0.25])
+            fake_run(Cell("A", "", 0, folder, []), [0.5, 0.25])
 
         def wait(self) -> int:
             return 0
@@ -209,7 +211,7 @@ def test_only_what_is_unfinished_is_run(
     monkeypatch.setattr(subprocess, "Popen", Process)
     arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
     # Settings may change as long as nothing was run with them.
-    compare.claim(compare.cells(compare.read_plan(path), tmp_path / "out", ["--trainer.rounds", "99"])[0])
+    claim(cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])[0])
     with pytest.raises(SystemExit):
         main(arguments)
     assert "1 of 2 runs failed, the first, B · seed 0: the disk is full" in capsys.readouterr().err

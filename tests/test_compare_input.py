@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flcog.commands.cli import main
-from flcog.commands.compare import command as compare
+from flcog.commands.compare.plan import cells, read_table
 
 
 def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -82,7 +82,7 @@ def test_any_bytes_are_a_table_or_one_line(tmp_path: Path) -> None:
             )
         path.write_bytes(content)
         try:
-            compare.cells(compare.read_plan(path), tmp_path / "out", [])
+            cells(read_table(path), tmp_path / "out", [])
         except ValueError as error:
             assert error.__traceback__ and "\n" not in str(error), content
 
@@ -91,13 +91,13 @@ def test_any_bytes_are_a_table_or_one_line(tmp_path: Path) -> None:
 def test_names_stay_below_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "table.yaml").write_text(f"rows: {{'{name}': }}\ncolumns: {{'{name}': }}")
     out = tmp_path / "out"
-    (cell,) = compare.cells(compare.read_plan(tmp_path / "table.yaml"), out, [])
+    (cell,) = cells(read_table(tmp_path / "table.yaml"), out, [])
     assert len(cell.folder.relative_to(out).parts) == 3 and cell.folder.resolve().is_relative_to(out.resolve())
 
 
 def test_seeds_are_run_once(tmp_path: Path) -> None:
     (tmp_path / "table.yaml").write_text("{rows: {A: }, seeds: [1, 0, 1]}")
-    assert compare.read_plan(tmp_path / "table.yaml").seeds == (1, 0)
+    assert read_table(tmp_path / "table.yaml").seeds == (1, 0)
 
 
 def test_leftovers_that_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

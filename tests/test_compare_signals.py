@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from flcog.commands.cli import main
-from flcog.commands.compare import command as compare
+from flcog.commands.compare.plan import cells, read_table
+from flcog.commands.compare.runner import Runner, claim
 from flcog.core import child_processes as processes
 from flcog.run.writer_lock import WriterLock
 
@@ -112,11 +113,11 @@ def test_what_another_process_trains_is_no_failure(
 
 
 def test_what_another_comparison_has_finished_meanwhile_is_not_run_again(tmp_path: Path, runs: list[Run]) -> None:
-    cells = compare.cells(compare.read_plan(table(tmp_path)), tmp_path / "out", [])
-    for cell in cells:
-        compare.claim(cell)
+    both = cells(read_table(table(tmp_path)), tmp_path / "out", [])
+    for cell in both:
+        claim(cell)
         (cell.folder / "finished").touch()
-    assert [cell.error for cell, _ in compare.Runner(1).run(cells)] == [None, None] and not runs
+    assert [cell.error for cell, _ in Runner(1).run(both)] == [None, None] and not runs
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from test_compare import fake_run, plan_file
 
 from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.commands.cli import main
-from flcog.commands.compare import command as compare
+from flcog.commands.compare.plan import cells, read_table
 from flcog.core import files
 from flcog.data import Partition
 from flcog.hooks import Callback
@@ -189,7 +189,7 @@ def test_a_figure_of_no_known_kind_is_refused_and_nothing_written(tmp_path: Path
 
 def test_compare_shows_the_table_even_where_it_cannot_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = plan_file(tmp_path), tmp_path / "out"
-    for cell in compare.cells(compare.read_plan(path), out, []):
+    for cell in cells(read_table(path), out, []):
         fake_run(cell, [0.25, 0.5])
     before = sorted(out.iterdir())
     with full_disk(), pytest.raises(SystemExit, match=r"^2$"):
@@ -214,6 +214,6 @@ def test_every_file_is_written_with_these_functions() -> None:
         if elsewhere.search(line)
     ]
     assert found == [
-        'compare.py: with (cell.folder / "output.txt").open("ab") as output:',  # each run writes it itself
+        'runner.py: with (cell.folder / "output.txt").open("ab") as output:',  # each run writes it itself
         r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # of a folder that is gone once git has answered
     ], found

@@ -19,6 +19,7 @@ from flcog.commands.errors import base_class_refusal, complain, explain, guess
 from flcog.core import lost_processes
 from flcog.core.child_processes import end_with_parent
 from flcog.core.files import write_figure
+from flcog.core.text import markdown
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
 from flcog.trainer import FederatedTrainer
@@ -206,7 +207,7 @@ def _methods(argv: list[str]) -> None:
     methods = [tables.example(cls) for cls in _classes(flcog.callbacks) if issubclass(cls, Method)]
     rows = tables.method_rows(sorted(methods, key=lambda method: method.name.lower()))
     if options.markdown:
-        print(tables.markdown(tables.METHOD_HEADER, rows))
+        print(markdown(tables.METHOD_HEADER, rows))
         return
     # A pipe has no width: as wide as is comfortable to read.
     tables.print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))

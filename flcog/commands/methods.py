@@ -1,4 +1,4 @@
-"""The tables users choose from: methods with what they cost, data sets with what they hold. Measured and read off, not typed."""
+"""The table of methods that ``flcog methods`` prints: what each does, the bytes it sends (measured) and where it works."""
 
 import dataclasses
 import re
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
+from flcog.core.text import cell_text
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.hooks import Method
 from flcog.models import MLP, SimpleCNN
@@ -92,7 +93,7 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
             MethodRow(
                 name=method.name,
                 year=year[1] if year else "",
-                does=_first_paragraph(type(method)),
+                does=first_paragraph(type(method)),
                 up=_relative(traffic.up, traffic.once_up, plain.up),
                 down=_relative(traffic.down, traffic.once_down, plain.down),
                 stateful=method.overrides("init_client"),
@@ -112,7 +113,8 @@ def _relative(bytes_: int, once: int, plain: int) -> str:
     return f"{bytes_ / plain:.2f}" + (f" + {once / plain:.2f} once" if once / plain >= 0.005 else "")
 
 
-def _first_paragraph(cls: type) -> str:
+def first_paragraph(cls: type) -> str:
+    """Of its docstring, in one line."""
     return " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
 
 
@@ -137,16 +139,6 @@ def _brief(method: Any) -> Any:
         elif dataclasses.is_dataclass(value):
             brief[field.name] = _brief(value)
     return dataclasses.replace(method, **brief) if brief else method
-
-
-def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table as the README has it."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
-
-
-def _cell(value: Any) -> str:
-    return str(value) if not isinstance(value, bool) else "yes" if value else ""
 
 
 METHOD_HEADER = [
@@ -175,22 +167,10 @@ def print_methods(rows: Iterable[MethodRow], width: int) -> None:
     for name in METHOD_HEADER:
         table.add_column(shorter.get(name, name), width=widths.get(name), no_wrap=name in ("method", "year"))
     for row in rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*map(cell_text, row))
     console = Console(width=width, highlight=False)
     console.print(table)
     console.print(
         "up, down: bytes of a round relative to FedAvg's, measured. state: clients keep some between rounds. sec. agg.: works where "
         "the server sees only sums. labels: of one class, of several, real-valued. used by: which of the four papers flcog reproduces."
     )
-
-
-DATA_HEADER = ["data module", "task", "what it reads"]
-
-
-def data_rows(modules: Iterable[type[FederatedDataModule]]) -> list[tuple[str, str, str]]:
-    """Name, task, and the first sentence of each data set's docstring."""
-    # A task that depends on the files is a property, which the class itself cannot tell.
-    return [
-        (f"`{module.__name__}`", module.task if isinstance(module.task, str) else "any", _first_paragraph(module))
-        for module in modules
-    ]

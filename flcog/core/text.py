@@ -1,4 +1,7 @@
-"""How figures are written for people."""
+"""Durations, figures and tables as text for people."""
+
+from collections.abc import Iterable
+from typing import Any
 
 
 def seconds(value: float) -> str:
@@ -24,3 +27,13 @@ def figure(value: float) -> str:
 def label(metric: str) -> str:
     """A metric as a short line shows it: the test set goes without saying, except for its loss."""
     return metric.removeprefix("test/") if metric != "test/loss" else "test loss"
+
+
+def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown; a truth is "yes" or nothing."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(map(cell_text, row)) + " |" for row in rows)])
+
+
+def cell_text(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "yes" if value else ""

@@ -1,12 +1,18 @@
-"""The picture of a comparison: a metric against rounds, an arm a line, a setting a panel."""
+"""The curves of a comparison: a metric against rounds, one line per arm, one panel per setting."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table
+from flcog.commands.compare.table import compared_metric
+from flcog.core.files import write_figure
+
 Series = Sequence[Sequence[tuple[float, float]]]
 """(round, value) of each evaluation, for each seed."""
+
 
 COLOURS = ("#1f5f99", "#d98032", "#3a8f5c", "#a23b52", "#7a5ea8", "#8a6d3b", "#4aa3b5", "#6b6b6b")
 
@@ -56,3 +62,20 @@ def _over_seeds(seeds: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     rounds = sorted(values)
     spread = [(min(values[r]), sum(values[r]) / len(values[r]), max(values[r])) for r in rounds]
     return np.array(rounds), *(np.array(column) for column in zip(*spread, strict=True))  # type: ignore[return-value]
+
+
+def draw_curves(table: Table, runs: Sequence[Cell], path: Path) -> bool:
+    """Draw the compared metric against rounds; False where nothing has been evaluated yet."""
+    histories = {(cell.column, cell.row, cell.seed): cell.history() for cell in runs}
+    metric = compared_metric(table.metric, list(histories.values()))
+    if metric is None or not any(metric in values for history in histories.values() for values in history):
+        return False
+
+    def series(column: str, row: str) -> list[list[tuple[float, float]]]:
+        found = [histories.get((column, row, seed), []) for seed in table.seeds]
+        evaluated = ([(values["round"], values[metric]) for values in history if metric in values] for history in found)
+        return [values for values in evaluated if values]
+
+    panels = {column: {row: series(column, row) for row in table.rows} for column in table.columns}
+    write_figure(path, curves_figure(panels, metric), remedy=OUT_REMEDY)
+    return True
