@@ -18,6 +18,9 @@ from flcog.engine.executors.base import Result, Round
 from flcog.hooks import Callback, Params
 from flcog.models import MLP
 
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
 SIZES = (6, 12, 10, 16, 7, 11, 4, 14)
 NUM_FEATURES, NUM_CLASSES = 6, 3
 TINY_LABELS = [14, 15, 51]

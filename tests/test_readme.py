@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import ROOT
 
 import flcog
 import flcog.datamodules
@@ -15,7 +16,6 @@ from flcog.commands.methods import first_paragraph
 from flcog.core.text import markdown
 from flcog.datamodules import Digits
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 

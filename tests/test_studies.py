@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import ROOT
 
 from flcog.commands.cli import main
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = ROOT / "configs"
 
 PHOTOGRAPHS, GREY = (32, 32, 3), (28, 28, 1)
 # The shape of a sample, how many classes (none: values), and arguments that save time.

@@ -1,0 +1,166 @@
+"""The command line as its users type it."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from harness import ROOT
+
+import flcog
+from flcog.commands.cli import main
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+METHODS = ROOT / "configs" / "methods"
+SMALL = ["--trainer.rounds", "2", "--trainer.local_steps", "1", "--data.num_clients", "4", "--trainer.logger", "false"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> int:
+    """The exit status of a command."""
+    try:
+        main(list(arguments))
+    except SystemExit as exit:
+        return int(exit.code or 0)
+    return 0
+
+
+def the_run() -> Path:
+    return sorted(Path("runs").iterdir())[-1]
+
+
+def test_files_and_options_compose(capsys: pytest.CaptureFixture[str]) -> None:
+    fedprox, feddisco = str(METHODS / "fedprox.yaml"), str(METHODS / "feddisco.yaml")
+    assert run("fit", "-c", QUICKSTART, "-c", fedprox, "-c", feddisco, *SMALL) == 0
+    config = yaml.safe_load((the_run() / "config.yaml").read_text())
+    assert [entry["class_path"].split(".")[-1] for entry in config["trainer"]["callbacks"]] == ["FedProx", "FedDisco"]
+    assert config["trainer"]["rounds"] == 2 and config["data"]["init_args"]["num_clients"] == 4
+    rows = list(csv.DictReader((the_run() / "metrics.csv").open()))
+    columns = {"round", "test/accuracy", "test/loss", "train/loss", "comm/up_bytes", "comm/down_bytes", "time/round"}
+    assert [row["round"] for row in rows] == ["1", "2"] and columns <= rows[0].keys()
+    setting = yaml.safe_load((the_run() / "run.yaml").read_text())
+    assert (
+        setting["methods"][0].startswith("FedProx(") and setting["packages"]["torch"] and len(setting["partition"]["hash"]) == 8
+    )
+    printed = capsys.readouterr().out
+    assert "FedProx" in printed and "best" in printed and str(the_run()) in printed
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["runs"]
+
+
+def test_test_and_validate_read_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "-c", QUICKSTART, *SMALL) == 0
+    last = list(csv.DictReader((the_run() / "metrics.csv").open()))[-1]
+    capsys.readouterr()
+    # A run's own config is enough to test it.
+    assert run("test", "-c", str(the_run() / "config.yaml"), "--ckpt_path", "last") == 0
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("test/"))
+    assert float(printed["test/accuracy"]) == pytest.approx(float(last["test/accuracy"]), rel=1e-5)
+    assert run("validate", "-c", QUICKSTART, *SMALL, "--ckpt_path", "last") == 2
+    assert "no val set" in capsys.readouterr().err
+    assert run("validate", "-c", QUICKSTART, *SMALL, "--data.client_val", "0.2", "--ckpt_path", "last") == 0
+    assert "val/client_accuracy_mean" in capsys.readouterr().out
+
+
+def test_resume_by_name_and_by_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "-c", QUICKSTART, *SMALL) == 0
+    assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "3", "--ckpt_path", "last") == 0
+    assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "4", "--ckpt_path", str(the_run())) == 0
+    assert len(list(csv.DictReader((the_run() / "metrics.csv").open()))) == 4 and len(list(Path("runs").iterdir())) == 1
+
+
+def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.local_steps", "3", "--trainer.clients_per_round", "2") == 0
+    run_dir = str(the_run())
+    capsys.readouterr()
+    assert run("replay", run_dir, "--round", "2", "--client", "77") == 2
+    cohort = re.search(r"cohort was \[(\d+), (\d+)\]", capsys.readouterr().err)
+    assert cohort
+    assert run("replay", run_dir, "--round", "2", "--client", cohort[1]) == 0
+    printed = capsys.readouterr().out
+    assert f"round 2, client {cohort[1]}" in printed and len(re.findall(r"step +\d+  task loss", printed)) == 3
+    assert "from the initial model" in printed  # last.ckpt lies after round 2 began
+    assert run("replay", "nowhere", "--round", "1", "--client", "0") == 2
+    assert "holds no config.yaml" in capsys.readouterr().err
+
+
+def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("partition", "-c", QUICKSTART, "--plot", "clients.png", "--save", "split.npz") == 0
+    assert "10" in capsys.readouterr().out and Path("clients.png").stat().st_size > 5000 and Path("split.npz").exists()
+
+
+def test_bench_compares_with_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "-c", QUICKSTART, *SMALL, "--repeats", "2") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"ratio +\d+\.\d+", printed) and "by a DataLoader" in printed and not Path("runs").exists()
+
+
+def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "-c", QUICKSTART, "--trainer.rounds", "7", "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["rounds"] == 7
+    assert run("fit", "--help") == 0
+    printed = capsys.readouterr().out
+    assert "--trainer.clients_per_round" in printed and "how many clients take part in a round" in printed
+    assert run("--help") == 0
+    printed = capsys.readouterr().out
+    assert all(verb in printed for verb in ("fit", "validate", "test", "partition", "bench", "replay"))
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"flcog {flcog.__version__}\n"
+
+
+def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """However deep: an argument of a model inside the model, or of a method's data."""
+    study, leash = str(METHODS.parent / "studies" / "fedwalk.yaml"), str(METHODS / "fedwalk-lh.yaml")
+    options = ["--model.model.weights", "null", "--trainer.callbacks.leash.mean=null", "--trainer.callbacks.leash.std", "null"]
+    assert run("fit", "-c", study, "-c", leash, *options, "--print_config") == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["init_args"]["model"]["init_args"]["weights"] is None
+    data = config["trainer"]["callbacks"][-1]["init_args"]["leash"]["init_args"]
+    assert data["mean"] is None and data["std"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer.local_epochs", "1"], "exactly one of local_steps and local_epochs; got both"),
+        (["--trainer.clients_per_round", "40"], "clients_per_round=40 but the federation has 10 clients"),
+        (["--trainer.roundz", "3"], "Did you mean '--trainer.rounds'?"),
+        (["--trainer.callbacks+=flcog.callbacks.FedProxx"], "flcog.callbacks has no 'FedProxx'. Did you mean 'FedProx'?"),
+        (["--trainer.callbacks+=FedPrx"], "there is no class 'FedPrx'"),
+        (["--trainer.callbacks+=FedProx", "--trainer.callbacks+=FedProx"], "FedProx is listed 2 times"),
+        (["--trainer.callbacks+=FedProx", "--trainer.callbacks.mu=-1"], "FedProx: mu must be at least 0; got -1.0"),
+        (
+            ["--trainer.callbacks+=FedProx", "--trainer.callbacks.nu=1"],
+            "trainer.callbacks (FedProx) has no option 'nu'. It has mu, start_round",
+        ),
+        (["--data.partitioner.beta", "0"], "beta must be positive and finite; got 0.0"),
+        (["--data.num_clients", "5000"], "5000"),
+        (["--trainer.accelerator", "cuda", "--trainer.devices", "99"], "devices=99"),
+        (["--ckpt_path", "last"], "no run under runs has a checkpoint"),
+        (["--ckpt_path", "nowhere.ckpt"], "no checkpoint at nowhere.ckpt"),
+        (["-c", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_a_mistake_gets_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "-c", QUICKSTART, "--trainer.logger", "false", *arguments) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line and not line.startswith("Seed set")]
+    assert len(error) == 1 and error[0].startswith("flcog: error: ") and message in error[0], error
+
+
+@pytest.mark.slow
+def test_python_m_flcog() -> None:
+    result = subprocess.run([sys.executable, "-m", "flcog", "--help"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and "Federated learning for PyTorch Lightning" in result.stdout
+
+
+@pytest.mark.parametrize("path", sorted(METHODS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_method_file_parses_and_names_its_command(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.match(rf"# flcog fit -c \S+\.yaml (-c \S+\.yaml )*-c configs/methods/{path.name}( .*)?\n", path.read_text())
+    assert run("fit", "-c", QUICKSTART, "-c", str(path), "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["callbacks"]

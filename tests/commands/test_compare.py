@@ -1,0 +1,267 @@
+"""``flcog compare``: the runs of a table, what it says of them, and that nothing is run twice."""
+
+import csv
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness import ROOT
+
+from flcog.commands.cli import main
+from flcog.commands.compare.curves import curves_figure, draw_curves
+from flcog.commands.compare.plan import Cell, cells, read_table
+from flcog.commands.compare.runner import claim
+from flcog.commands.compare.table import scores, summarise
+
+TABLES = sorted((ROOT / "configs/tables").glob("*.yaml"))
+
+
+def plan_file(folder: Path, **content: Any) -> Path:
+    (folder / "base.yaml").write_text("trainer: {rounds: 2}\n")
+    (folder / "arm.yaml").write_text("trainer: {rounds: 3}\n")
+    path = folder / "table.yaml"
+    path.write_text(yaml.safe_dump({"configs": ["base.yaml"], "rows": {"A": None, "B": {"configs": ["arm.yaml"]}}} | content))
+    return path
+
+
+def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0) -> None:
+    run = cell.folder / "20260101-000000"
+    run.mkdir(parents=True)
+    with (run / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["round", "test/accuracy", "time/round", "comm/up_bytes"])
+        writer.writeheader()
+        for round, accuracy in enumerate(accuracies, start=1):
+            writer.writerow({"round": round, "test/accuracy": accuracy, "time/round": time, "comm/up_bytes": 512})
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_is_read(path: Path, tmp_path: Path) -> None:
+    plan = read_table(path)
+    assert len(cells(plan, tmp_path, [])) == len(plan.rows) * len(plan.columns) * len(plan.seeds)
+
+
+def configured(config: Any, key: str) -> Any:
+    """What a run's config holds under the key of a command line's argument; the class path where that is a class."""
+    for name in key.split("."):
+        config = config[-1] if isinstance(config, list) else config
+        config = config[name] if name in config else config["init_args"][name]
+    return config["class_path"] if isinstance(config, dict) and "class_path" in config else config
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = read_table(path)
+    last_row, last_column = list(plan.rows)[-1], list(plan.columns)[-1]
+    seen = set()
+    for cell in cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
+        # For the sake of the tests' time, each name of an argument once, not each of its values.
+        column, row = plan.columns[cell.column], plan.rows[cell.row]
+        names = (column.configs, *column.arguments, row.configs if row.arguments else (), *row.arguments)
+        if names in seen or (cell.row != last_row and cell.column != last_column):
+            continue
+        seen.add(names)
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main([*cell.arguments, "--print_config"])
+        config = yaml.safe_load(capsys.readouterr().out)
+        arguments: dict[str, Any] = {}
+        for part in (plan.common, plan.columns[cell.column], plan.rows[cell.row]):
+            arguments |= part.arguments
+        for key, value in arguments.items():
+            assert configured(config, key) == value, (cell.name, key)
+
+
+def test_command_lines(tmp_path: Path) -> None:
+    path = plan_file(
+        tmp_path, arguments={"trainer.rounds": 9}, columns={"x y": {"arguments": {"data.fractions": [0.5, 1]}}}, seeds=[3]
+    )
+    _, cell = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "5"])
+    folder = str(tmp_path / "out" / "x-y" / "B" / "seed3")
+    assert cell.arguments == [
+        *("fit", "-c", str(tmp_path / "base.yaml"), "-c", str(tmp_path / "arm.yaml")),
+        *("--trainer.rounds", "9", "--data.fractions", "[0.5, 1]", "--trainer.rounds", "5"),
+        *("--seed_everything", "3", "--trainer.default_root_dir", folder),
+    ]
+
+
+def test_rows_and_columns_of_another_table(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    plan_file(tmp_path / "one", columns={"x": None, "y": {"arguments": {"data.x": 1}}})
+    (tmp_path / "two.yaml").write_text("{rows: one/table.yaml, columns: one/table.yaml, published: {B: {y: 5}}}")
+    plan, first = read_table(tmp_path / "two.yaml"), read_table(tmp_path / "one/table.yaml")
+    assert plan.rows == first.rows and plan.columns == first.columns and plan.common.configs == ()
+    assert plan.rows["B"].configs == (tmp_path / "one/arm.yaml",)
+
+
+def test_scores_over_seeds(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1], published={"B": {"": 71.5}}))
+    runs = cells(plan, tmp_path / "out", [])
+    series = {("A", 0): [0.1, 0.5, 0.4], ("A", 1): [0.7, 0.6, 0.2], ("B", 0): [0.9, 0, 0, 0, 0, 0.25]}
+    for cell in runs:
+        if (cell.row, cell.seed) in series:
+            fake_run(cell, series[cell.row, cell.seed], time=2.0 if cell.row == "A" else 5.0)
+    header, rows = summarise(plan, runs)
+    assert header == ["", "best", "last", "last 5", "published", "time", "sent up"]
+    assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
+    # Five evaluations back, the sixth is forgotten.
+    assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
+    header, rows = summarise(replace(plan, last=6), runs)
+    assert header[3] == "last 6" and rows[1][3] == f"{(90 + 25) / 6:.2f}"
+
+
+def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1], rows={"A": None, "B": None, "C": None}))
+    runs = cells(plan, tmp_path / "out", [])
+    rounds = {("A", 0): 2, ("A", 1): 3, ("B", 0): 2}  # B's other seed does not get there, C has not been run.
+    for cell in runs:
+        if cell.row == "C":
+            continue
+        fake_run(cell, [0.1, 0.2, 0.3, 0.4])
+        if (cell.row, cell.seed) in rounds:
+            table = cell.folder / "20260101-000000" / "metrics.csv"
+            lines = table.read_text().splitlines()
+            name, reached = "to_accuracy_0.2", rounds[cell.row, cell.seed]
+            lines[0] += "".join(f",{name}/{what}" for what in ("rounds", "up_bytes", "down_bytes"))
+            lines[1:] = [
+                line + (f",{reached},{1024 * reached},2048" if i == reached else ",,,") for i, line in enumerate(lines[1:], 1)
+            ]
+            table.write_text("\n".join(lines) + "\n")
+    header, rows = summarise(plan, runs)
+    assert header[:5] == ["", "best", "last", "last 5", "rounds to accuracy_0.2"]
+    # (1024 x 2.5 + 2048) bytes on average
+    assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4", ""]
+
+
+def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = plan_file(tmp_path), str(tmp_path / "out")
+    for cell in cells(replace(read_table(path), seeds=(4, 11)), tmp_path / "out", []):
+        fake_run(cell, [0.25 if cell.seed == 4 else 0.75])
+    main(["compare", str(path), "--out", out, "--show"])
+    assert "| A | 50.00 ± 35.36 |" in capsys.readouterr().out
+    main(["compare", str(path), "--out", out, "--show", "--seeds", "11"])
+    assert "| A | 75.00 |" in capsys.readouterr().out
+
+
+def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
+    runs = cells(plan, tmp_path / "out", [])
+    assert not draw_curves(plan, runs, tmp_path / "none.png")
+    for cell in runs:
+        if cell.row == "A":
+            fake_run(cell, [0.2, 0.4, 0.9] if cell.seed else [0.4, 0.8])
+    assert draw_curves(plan, runs, tmp_path / "curves.png") and (tmp_path / "curves.png").stat().st_size > 5000
+    figure = curves_figure({"": {"A": [[(1, 0.2), (2, 0.4), (3, 0.9)], [(1, 0.4), (2, 0.8)]], "B": []}}, "accuracy")
+    (line,) = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[1, pytest.approx(0.3)], [2, pytest.approx(0.6)], [3, 0.9]]
+
+
+def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, metric="time/error"))
+    runs = cells(plan, tmp_path / "out", [])
+    histories = [[{"time/error": 0.5}, {"time/error": 0.25}, {"time/error": 0.75}]]
+    assert scores(plan.metric, histories, 5) == ["0.25", "0.75", "0.50"]
+    assert all(cell.history() == [] for cell in runs)
+    spreads = [[{"test/accuracy_std": 0.2}, {"test/accuracy_std": 0.3}]]
+    assert scores("test/accuracy_std", spreads) == ["20.00", "30.00", "30.00"]
+
+
+def test_a_run_is_told_by_the_tables_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            folder = Path(command[command.index("--trainer.default_root_dir") + 1])
+            fake_run(Cell("A", "", 0, folder, []), [0.5, 0.25])
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    arguments = ["compare", str(plan_file(tmp_path, metric="comm/up_bytes")), "--out", str(tmp_path / "out")]
+    main(arguments)
+    assert "A · seed 0: best 512.00, last 512.00" in capsys.readouterr().out
+    # A metric that no run has is seen at the end, and costs no run.
+    arguments[1] = str(plan_file(tmp_path, metric="test/accurracy"))
+    with pytest.raises(SystemExit):
+        main(arguments)
+    error = capsys.readouterr().err
+    assert "no run logged the table's metric test/accurracy, but comm/up_bytes, round, test/accuracy, time/round" in error
+
+
+def test_only_what_is_unfinished_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, started = plan_file(tmp_path), []
+
+    class Process:
+        def __init__(self, command: list[str], stdout: Any, **options: Any) -> None:
+            started.append(command)
+            assert Path(stdout.name).name == "output.txt"
+            self.fails = str(tmp_path / "arm.yaml") in command and "--ckpt_path" not in command
+            stdout.write(b"some progress\nflcog: error: the disk is full\n" if self.fails else b"fine\n")
+
+        def wait(self) -> int:
+            return int(self.fails)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    # Settings may change as long as nothing was run with them.
+    claim(cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])[0])
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "1 of 2 runs failed, the first, B · seed 0: the disk is full" in capsys.readouterr().err
+    # The failed arm had got as far as a checkpoint.
+    (tmp_path / "out/B/seed0/20260101-000000/checkpoints").mkdir(parents=True)
+    (tmp_path / "out/B/seed0/20260101-000000/checkpoints/last.ckpt").touch()
+    started.clear()
+    main(arguments)
+    assert len(started) == 1 and started[0][-2:] == ["--ckpt_path", "last"]
+    started.clear()
+    main(arguments)
+    assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
+    # Another clone of the configs, and runs that were moved, are still this comparison.
+    shutil.copytree(tmp_path, tmp_path / "elsewhere")
+    main(["compare", str(tmp_path / "elsewhere" / path.relative_to(tmp_path)), "--out", str(tmp_path / "elsewhere/out")])
+    assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*arguments, "--", "--trainer.rounds", "7"])
+    assert "holds this arm with other settings (now: --trainer.rounds 7): choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ({"rows": None}, [], "names no rows"),
+        ({"arms": {}}, [], "has arms; a table may have title, configs"),
+        ({"rows": {"A": {"config": []}}}, [], "row A in .* may have configs .* and arguments .*; got"),
+        ({"configs": ["nowhere.yaml"]}, [], "names .*nowhere.yaml, which is no file; paths are relative to"),
+        ({"columns": "another.yaml"}, [], "there is no file .*another.yaml: give a table's YAML"),
+        ({"published": {"C": {}}}, [], "names 'C', which is neither a row nor a column"),
+        ({"seeds": 3}, [], r"seeds in .* must be a list of whole numbers, such as \[0, 1, 2\]; got 3"),
+        ({"last": 0}, [], "last in .* must be a whole number of evaluations, at least 1; got 0"),
+        ({}, ["--only", "C"], "--only C: the table has the rows A, B"),
+    ],
+)
+def test_mistakes(
+    content: dict[str, Any], arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["compare", str(plan_file(tmp_path, **content)), "--out", str(tmp_path / "out"), *arguments])
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and error.count("\n") == 1
+    assert re.search(message, error)
+
+
+@pytest.mark.slow
+def test_the_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(next(path for path in TABLES if path.stem == "digits"))
+    only = ["--only", "FedAvg", "FedProx", "Dirichlet(0.1)", "--", "--trainer.rounds", "2", "--trainer.local_steps", "2"]
+    main(["compare", table, "--out", str(tmp_path), "--jobs", "2", *only])
+    rows = list(csv.reader((tmp_path / "table.csv").open()))
+    assert [row[0] for row in rows] == ["", "FedAvg", "FedProx"] and all(0 < float(value) <= 100 for value in rows[1][1:4])

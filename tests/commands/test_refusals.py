@@ -1,0 +1,195 @@
+"""Mistakes on the command line and in configs: each gets one line that says what was given, what is allowed, and how to mend it."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from harness import ROOT
+
+from flcog.commands.cli import main
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+OWN_CLASSES = "import flcog\nimport not_installed\nclass Mine(flcog.Method): pass\n"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command prints before it exits with 2."""
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip() and not line.startswith("Seed set")]
+    assert exit.value.code == 2 and len(lines) == 1 and lines[0].startswith("flcog: error: "), lines
+    assert "Union subtypes" not in lines[0] and "<class" not in lines[0]
+    return lines[0]
+
+
+# After `fit -c configs/quickstart.yaml`. On the right what the line must hold, parted by |.
+OPTIONS = {
+    # Values of the wrong type.
+    "--trainer.rounds abc": "trainer.rounds must be a whole number; got 'abc'",
+    "--trainer.rounds 1.5": "must be a whole number; got '1.5'",
+    "--trainer.rounds null": "must be a whole number; got null",
+    "--trainer.local_steps abc": "must be a whole number or null; got 'abc'",
+    "--trainer.clients_per_round abc": "must be a whole number or a number; got 'abc'",
+    "--trainer.executor foo": "trainer.executor must be auto, loop or vmap; got 'foo'",
+    "--trainer.precision 16": "must be 32-true, 64-true, bf16-true or bf16-mixed; got '16'",
+    "--trainer.logger abc": "trainer.logger must be|true or false|got 'abc'",
+    "--trainer.callbacks SCAFFOLD": "must be a list (each the class path of a Callback)|--trainer.callbacks+=SCAFFOLD adds one",
+    "--trainer.callbacks+=": "trainer.callbacks must be a list|got ''",
+    "--trainer 3": "trainer must be a mapping of options|got '3'",
+    "--data.batch_size abc": "Digits: batch_size must be a whole number; got 'abc'",
+    "--data.partition_seed 1.5": "partition_seed must be a whole number; got '1.5'",
+    "--model.optimizer.lr nan": "SGD: lr must be a number; got 'nan'",
+    "--model.optimizer.lr abc": "SGD: lr must be a number; got 'abc'",
+    "--model.optimizer.momentum nan": "SGD: momentum must be a number; got 'nan'",
+    "--seed_everything abc": "seed_everything must be true or false or a whole number; got 'abc'",
+    "--trainer.callbacks+=FedProx --trainer.callbacks.mu=abc": "FedProx: mu must be a number; got 'abc'",
+    # Numbers out of their range.
+    "--model.optimizer.lr -1": "Classifier: the optimizer refuses|learning rate: -1.0",
+    "--model.optimizer.momentum -1": "momentum value: -1.0",
+    "--model.optimizer.weight_decay -1": "weight_decay value: -1.0",
+    "--model.lr_schedule flcog.schedules.Exponential --model.lr_schedule.gamma -1": "gamma must lie in (0, 1]; got -1.0",
+    "--model.lr_schedule flcog.schedules.Piecewise --model.lr_schedule.values [-1]": "lr_schedule's values must be at least 0|-1",
+    "--seed_everything -1": "seed_everything must lie in [0, 4294967296)|got -1",
+    "--seed_everything 99999999999999999999999": "seed_everything must lie in [0, 4294967296)",
+    "--data.partition_seed -1": "Digits: partition_seed must lie in [0, 18446744073709551616)|got -1",
+    "--data.partition_seed 18446744073709551616": "64 bits; got 18446744073709551616",
+    "--trainer.local_steps null --trainer.local_epochs .inf": "local_epochs must be positive and finite; got inf",
+    "--trainer.local_steps null --trainer.local_epochs .nan": "local_epochs must be positive and finite; got nan",
+    "--trainer.clients_per_round .nan": "clients_per_round is a count|got nan",
+    "--trainer.devices foo": "devices=foo|what this machine has",
+    "--trainer.devices -3": "devices=-3|what this machine has",
+    "--trainer.accelerator tpu": "accelerator=tpu|what this machine has",
+    # Options that there are not: the guess is an option of the same group.
+    "--data.num_client 3": "data (Digits) has no option 'num_client'. Did you mean 'num_clients'?",
+    "--data.foo 3": "data (Digits) has no option 'foo'. It has batch_size, client_test",
+    "--data.partitioner.betta 3": "data.partitioner (Dirichlet) has no option 'betta'. Did you mean 'beta'?",
+    "--model.optimizer.lrr 3": "model.optimizer (SGD) has no option 'lrr'. Did you mean 'lr'?",
+    "--trainer.callbacks+=FedProx --trainer.callbacks.mue=1": "trainer.callbacks (FedProx) has no option 'mue'|'mu'?",
+    "--trainer.callbacks.mu=3": "trainer.callbacks (Callback) wants a class_path|init_args",
+    "--trainer.ROUNDS 3": "there is no option --trainer.ROUNDS. Did you mean '--trainer.rounds'?",
+    "--rounds 3": "Did you mean '--trainer.rounds'?",
+    "--num_clients 3": "Did you mean '--data.num_clients'?",
+    "--foo": "there is no option --foo. flcog fit --help lists all",
+    "-trainer.rounds 3": "begin with two dashes. Did you mean '--trainer.rounds'?",
+    "trainer.rounds=3": "begin with two dashes. Did you mean '--trainer.rounds'?",
+    "--trainer.rounds 3 4": "'4' belongs to no option: each takes one value",
+    "--trainer.rounds": "--trainer.rounds: expected one argument",
+    "--trainer.seed 3": "give --seed_everything",
+    # Classes.
+    "--trainer.callbacks+=Scafold": "there is no class 'Scafold'|as in flcog.callbacks.|Did you mean 'SCAFFOLD'?",
+    "--trainer.callbacks+=scaffold": "Did you mean 'SCAFFOLD'?",
+    "--trainer.callbacks+=flcog.callbacks.Scafold": "flcog.callbacks has no 'Scafold'. Did you mean 'SCAFFOLD'?",
+    "--trainer.callbacks+=flcog.callback.FedProx": "flcog has no 'callback'. Give its name alone: FedProx",
+    "--trainer.callbacks+=nowhere.Method": "there is no module 'nowhere' (of nowhere.Method)|nor in the working directory",
+    "--trainer.callbacks+=my_module.Mine": "cannot import my_module.Mine, which needs a module 'not_installed'",
+    "--trainer.callbacks+=flcog.Classifier": "flcog.Classifier is no Callback, as in flcog.callbacks.",
+    "--trainer.callbacks+=flcog.Method": "flcog.Method is what others derive from|as in flcog.callbacks.",
+    "--trainer.callbacks+=flcog.Callback": "flcog.Callback is what others derive from",
+    "--data flcog.FederatedDataModule": "flcog.FederatedDataModule is what others derive from|as in flcog.datamodules.",
+    "--data Digit": "there is no class 'Digit'|as in flcog.datamodules.|Did you mean 'Digits'?",
+    "--data null": "needs data: give a config (-c FILE), or class paths by --data",
+    "--model flcog.ClientModule": "flcog.ClientModule is what others derive from|as in flcog.Classifier",
+    "--model flcog.callbacks.FedProx": "flcog.callbacks.FedProx is no LightningModule, as in flcog.Classifier",
+    "--model.model flcog.callbacks.FedProx": "Classifier: model must be|flcog.callbacks.FedProx is no Module, as in flcog.models.",
+    "--model.model torch.nn.Lineare": "torch.nn has no 'Lineare'. Did you mean 'Linear'?",
+    "--model.model torch.nn.Linear": "Linear needs in_features, out_features: give --model.model.in_features and",
+    "--model.optimizer torch.optim.SDG": "torch.optim has no 'SDG'. Did you mean 'SGD'?",
+    "--model.optimizer flcog.callbacks.FedProx": "flcog.callbacks.FedProx is no Optimizer",
+    "--model.optimizer null": "Classifier: optimizer must be a class path, such as torch.optim.SGD; got None",
+    "--model.optimizer torch.optim.LBFGS": "LBFGS asks for the loss again within a step",
+    "--trainer.logger TensorBoardLogger": "TensorBoardLogger needs save_dir: give --trainer.logger.save_dir",
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(OWN_CLASSES)
+    arguments = ["fit", "-c", QUICKSTART, *("--trainer.logger=false",) * ("logger" not in options), *shlex.split(options)]
+    line = refusal(arguments, capsys)
+    assert all(words in line for words in OPTIONS[options].split("|")), line
+
+
+COMMANDS = {
+    "": "give a command, as in flcog fit|synthesize, compare|shuffling-study; flcog --help",
+    "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare|replay|shuffling-study",
+    "Fit -c Q": "Did you mean 'fit'?",
+    "-c Q fit": "the command comes first, its options after it: flcog fit -c FILE",
+    "fit": "needs data and model: give a config (-c FILE)",
+    "test -c Q --round 3": "there is no option --round. Did you mean '--trainer.rounds'?",
+    "partition -c Q --plott x.png": "Did you mean '--plot'?",
+    "partition -c Q --plot x.foo": "cannot draw x.foo: a figure's name ends with",
+    "bench -c Q --repeats abc": "repeats must be a whole number; got 'abc'",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal([QUICKSTART if word == "Q" else word for word in command.split()], capsys)
+    assert all(words in line for words in COMMANDS[command].split("|")), line
+
+
+MINE = "{class_path: flcog.callbacks.FedProx, init_args: {mu: 1}}"
+CONFIGS = {
+    # No config at all.
+    b"trainer: {rounds: 3}\n# caf\xe9\n": "config.yaml is not UTF-8 text (byte 26): save it as UTF-8",
+    b"\x91\x02\xff": "is not UTF-8 text",
+    b"\0\0": "is no YAML: unacceptable character",
+    b"": "holds nothing: a config is a mapping with trainer, model, data",
+    b"# only a comment\n": "holds nothing",
+    b"- trainer\n": "holds a list",
+    b"just words\n": "holds a single value",
+    b"trainer: [3\n": "is no YAML: expected|(line 2, column 1)",
+    b"a: " + b"[" * 2000: "config.yaml is no config: its brackets or lists are nested too deeply",
+    b"trainer: !!python/object/apply:os.system [ls]": "could not determine a constructor|config.yaml",
+    # Options that do not get where they should.
+    b"trainer:\n  rounds: 3\n  rounds: 4\n": "config.yaml has 'rounds' twice, in lines 2 and 3: keep one",
+    b"trainer:\n": "trainer must be a mapping of options; got nothing",
+    b"trainer: 3\n": "trainer must be a mapping of options; got 3",
+    b"trainr: {rounds: 3}": "there is no option 'trainr.rounds'. Did you mean 'trainer.rounds'?",
+    b"trainer: {roundz: 3}": "there is no option 'trainer.roundz'. Did you mean 'trainer.rounds'?",
+    b"fit: {trainer: {rounds: 3}}": "there is no option 'fit.trainer.rounds'. Did you mean 'trainer.rounds'?",
+    b"data: {init_args: {num_client: 3}}": "data (Digits) has no option 'num_client'. Did you mean 'num_clients'?",
+    b"model: {init_arg: {optimizer: 3}}": "model (Classifier) has no option 'init_arg'. Did you mean 'init_args'?",
+    b"trainer: {callbacks: %s}" % MINE.encode(): "trainer.callbacks must be a list",
+    b"trainer: {callbacks: [FedProx, SCAFOLD]}": "Did you mean 'SCAFFOLD'?",
+    b"trainer: {callbacks: [{FedProx: {mu: 1}}]}": "trainer.callbacks (Callback) wants a class_path",
+    b"trainer: {callbacks: [{class_path: flcog.callbacks.FedProx, mu: 1}]}": "that class's options under init_args",
+    b"trainer: {callbacks: [%s]}" % MINE.replace("1", "lots").encode(): "FedProx: mu must be a number; got 'lots'",
+    b"seed_everything: -3": "seed_everything must lie in [0, 4294967296)",
+}
+
+
+@pytest.mark.parametrize("content", CONFIGS, ids=range(len(CONFIGS)))
+def test_a_config_is_refused_in_one_line(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    line = refusal(["fit", "-c", QUICKSTART, "-c", "config.yaml", "--trainer.logger", "false"], capsys)
+    assert all(words in line for words in CONFIGS[content].split("|")), line
+
+
+def test_a_folder_or_a_class_s_file_for_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    assert "-c takes a YAML file: path is not a file" in refusal(["fit", "-c", "folder"], capsys)
+    (tmp_path / "model.yaml").write_bytes(b"caf\xe9: 1")
+    assert "model: the file is not UTF-8" in refusal(["fit", "-c", QUICKSTART, "--model", "model.yaml"], capsys)
+
+
+def test_a_text_for_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch says of it: 101, the number of its first letter."""
+    (tmp_path / "notes.ckpt").write_text("e")
+    line = refusal(["test", "-c", QUICKSTART, "--ckpt_path", "notes.ckpt"], capsys)
+    assert "notes.ckpt is no readable flcog checkpoint" in line and "101" not in line
+
+
+def test_what_a_config_may_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anchors, an alias of an alias, and the same key in two mappings are no doubles."""
+    (tmp_path / "config.yaml").write_text(
+        "trainer:\n  rounds: 7\n  callbacks: &all\n    - &mine " + MINE + "\n    - class_path: SCAFFOLD\n"
+    )
+    with pytest.raises(SystemExit) as exit:
+        main(["fit", "-c", QUICKSTART, "-c", "config.yaml", "--print_config"])
+    assert exit.value.code == 0 and "rounds: 7" in capsys.readouterr().out

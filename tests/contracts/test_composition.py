@@ -1,0 +1,239 @@
+"""Any two methods run in one run, under both executors, or are refused before any training with the reason.
+
+How the contributions of several methods are folded is written at each hook: sums, own slots and exclusive hooks do not depend on the
+order of the list, chains and nested hooks follow it.
+"""
+
+import copy
+import functools
+import itertools
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from harness import SGD, TinyData, assert_close, classifier, problem_of, train
+from reference import fedavgm, feddc, feddisco, feddyn, fednova, fedprox, moon, scaffold
+from reference.common import State
+
+import flcog
+from contracts.test_methods import CASES, METHODS, _client_states
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
+from flcog.engine.executors.base import VmapExecutor
+from flcog.hooks import Method, Params, check_methods
+
+FORMS: dict[str, Method] = {}
+"""Every method once, with the settings of its first case: what a tiny model and a few steps can carry."""
+for _case in CASES.values():
+    FORMS.setdefault(_case.method.name, _case.method)
+FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # changes the model, as MOON without a projection does not
+
+NAMES = sorted(FORMS, key=str.lower)
+
+EXCLUSIVE = {
+    ("Ditto", "FedRep"): "both define 'personal', of which a run can have one",
+    ("Ditto", "FineTune"): "both define 'personal', of which a run can have one",
+    ("FedRep", "FineTune"): "both define 'personal', of which a run can have one",
+    ("DENSE", "FedDM"): "FedDM's clients send images, not the models whose outputs DENSE distils",
+    ("FedDM", "FedGen"): "FedDM's clients send images, not the models that FedGen trains its generator against",
+    ("FedDM", "FedNova"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
+    ("FedDM", "LocalModels"): "FedDM's clients send images, not the models that LocalModels measures",
+    ("DENSE", "FedRep"): "FedRep's clients keep their heads, without which DENSE has no models to distil",
+    ("FedGen", "FedRep"): "FedRep's clients keep their heads, against which FedGen trains its generator",
+    ("FedRep", "LocalModels"): "FedRep's clients keep their heads, without which LocalModels has no models to measure",
+    ("MOON", "MOON-projected"): "MOON is listed 2 times in callbacks",
+}
+"""Pairs that no order makes possible, and why."""
+
+REFUSED_ORDERS = {("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it"}
+"""Pairs that run only the other way round."""
+
+CHAINS = (
+    "configure_model",
+    "prepare_data",
+    "plan",
+    "weights",
+    "start",
+    "wrap_gradient",
+    "correct_gradient",
+    "after_step",
+    "finish_client",
+    "server_step",
+    "evaluate_at",
+)
+"""Hooks in which each method gets what the one listed before it has made, or wraps it."""
+
+# The combinations of the papers' own tables; "FedAvg" there is the method by itself.
+PAPERS = {
+    "FedCOG": ("FedAvgM", "FedProx", "SCAFFOLD", "MOON"),
+    "FedDisco": ("FedAvgM", "FedProx", "SCAFFOLD", "FedDyn", "FedNova", "MOON", "FedDC"),
+    "FedWalk": ("SCAFFOLD", "FedProx", "FedNova"),
+    "Fedssyn": ("FedProx", "SCAFFOLD", "FedDyn", "FedPVR"),
+}
+
+DATA = TinyData(order=(1, 2, 3, 5))
+"""Four clients of 10 to 16 samples; it splits its samples once for all runs."""
+
+
+def excluded(a: str, b: str) -> bool:
+    return (a, b) in EXCLUSIVE or (b, a) in EXCLUSIVE
+
+
+@functools.cache
+def outcome(names: tuple[str, ...], executor: str) -> tuple[Params, Params, list[dict[str, float]]]:
+    """The global model, the clients' states and the figures after two rounds of two steps."""
+    options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "data": DATA, "module": classifier()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = train(*(FORMS[name] for name in names), executor=executor, **options)
+    assert isinstance(trainer.executor, VmapExecutor) == (executor == "vmap"), trainer.notes
+    return trainer.state, _client_states(trainer), trainer.rows
+
+
+def check(*names: str) -> None:
+    """Runs under both executors, where every method can, with the same finite result."""
+    state, clients, rows = outcome(names, "loop")
+    for name, value in (state | clients).items():
+        assert torch.isfinite(value).all(), f"{names}: {name} is not finite"
+    if all(FORMS[name].vmappable for name in names):
+        other_state, other_clients, other_rows = outcome(names, "vmap")
+        assert_close(other_state, state, 1e-9)
+        assert_close(other_clients, clients, 1e-9)
+        assert other_rows == [pytest.approx(row, rel=1e-7) for row in rows], names
+
+
+def share_a_chain(a: str, b: str) -> bool:
+    return any(FORMS[a].overrides(hook) and FORMS[b].overrides(hook) for hook in CHAINS)
+
+
+def test_every_method_is_here() -> None:
+    assert {method.name for method in FORMS.values()} == set(METHODS)
+    assert all(name in FORMS for pair in (*EXCLUSIVE, *REFUSED_ORDERS) for name in pair)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_papers_own_combinations(paper: str) -> None:
+    check(paper)
+    for partner in PAPERS[paper]:
+        assert not excluded(paper, partner)
+        check(partner, paper)
+
+
+@pytest.mark.parametrize(
+    ("partner", "reference"),
+    [
+        (FedDyn(alpha=0.1), partial(feddyn.run, alpha=0.1)),
+        (FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
+        (SCAFFOLD(), scaffold.run),
+        (FedNova(), fednova.run),
+        (FedAvgM(beta=0.5, form="feddisco"), partial(fedavgm.run, beta=0.5, form="feddisco")),
+        (FedProx(mu=0.5), partial(fedprox.run, mu=0.5)),
+        (MOON(mu=0.5, projection=None), partial(moon.run, mu=0.5, temperature=0.5)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: Callable[..., State]) -> None:
+    """FedDyn's and FedDC's means of the models alone, FedNova's both sums, SCAFFOLD's models and not its control, the others' mean."""
+    disco = FedDisco(a=0.4, b=0.1)
+    module, options = classifier(), {"data": DATA, "local_epochs": 1.5, "rounds": 3, "clients_per_round": 3}
+    before = copy.deepcopy(module)
+    trainer = train(partner, disco, module=module, **options)
+    weights = partial(feddisco.weights, a=0.4, b=0.1, target=[1, 1, 1])
+    problem = problem_of(trainer, before, SGD)
+    assert_close(trainer.state, reference(problem, weights=weights), 1e-9)
+    with pytest.raises(AssertionError):
+        assert_close(trainer.state, reference(problem), 1e-9)
+
+
+def test_an_experiment_of_many() -> None:
+    """What an ablation starts from: data, loss, gradient, weights, server and system methods at once."""
+    check(
+        "FedCOG",
+        "FedProx",
+        "MOON",
+        "FedDecorr",
+        "SCAFFOLD",
+        "FedSAM",
+        "ClipGradient",
+        "FedDisco",
+        "Stragglers",
+        "FedAvgM",
+        "FedWalk",
+    )
+
+
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_cross_section_of_pairs(step: int) -> None:
+    """Every method beside its neighbours at distance 1 and 8 in the alphabet: four pairs each. All pairs: ``pytest -m slow``."""
+    for i, name in enumerate(NAMES):
+        partner = NAMES[(i + step) % len(NAMES)]
+        if not excluded(name, partner):
+            check(*((partner, name) if (name, partner) in REFUSED_ORDERS else (name, partner)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", NAMES)
+def test_all_pairs(first: str) -> None:
+    for second in NAMES:
+        if second == first or excluded(first, second):
+            continue
+        if (first, second) in REFUSED_ORDERS:
+            with pytest.raises(ValueError, match=REFUSED_ORDERS[first, second]):
+                outcome((first, second), "loop")
+            continue
+        check(first, second)
+        if not share_a_chain(first, second) and (second, first) not in REFUSED_ORDERS:
+            same_in_either_order(first, second)
+
+
+def same_in_either_order(a: str, b: str) -> None:
+    one, other = outcome((a, b), "loop"), outcome((b, a), "loop")
+    assert_close(other[0], one[0], 1e-10)
+    assert_close(other[1], one[1], 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [("FedProx", "SCAFFOLD"), ("FedDisco", "FedAvgM"), ("FedSAM", "FedDecorr"), ("Stragglers", "FedNova"), ("FedReg", "FedProx")],
+)
+def test_order_means_nothing_without_a_common_chain(a: str, b: str) -> None:
+    assert not share_a_chain(a, b)
+    same_in_either_order(a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), [("SCAFFOLD", "ClipGradient"), ("FedAvgM", "FedExP"), ("FedSAM", "FedReg")])
+def test_chains_follow_the_list(a: str, b: str) -> None:
+    """Clipping the corrected gradient is not correcting the clipped one."""
+    assert share_a_chain(a, b)
+    one, other = outcome((a, b), "loop")[0], outcome((b, a), "loop")[0]
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) > 1e-4
+
+
+def test_what_excludes_each_other_is_refused_with_the_reason() -> None:
+    refused = set()
+    for a, b in itertools.permutations(NAMES, 2):
+        try:
+            check_methods([FORMS[a], FORMS[b]])
+        except ValueError as error:
+            reason = EXCLUSIVE.get((a, b)) or EXCLUSIVE.get((b, a))
+            assert reason is not None and reason in str(error) and "\n" not in str(error)
+            refused.add(tuple(sorted((a, b), key=str.lower)))
+    assert refused == {tuple(sorted(pair, key=str.lower)) for pair in EXCLUSIVE}
+
+
+@pytest.mark.parametrize("pair", EXCLUSIVE, ids="+".join)
+def test_a_trainer_is_not_made_of_what_excludes_each_other(pair: tuple[str, str]) -> None:
+    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False}
+    with pytest.raises(ValueError, match=EXCLUSIVE[pair]):
+        flcog.FederatedTrainer(callbacks=[FORMS[name] for name in pair], **options)
+
+
+@pytest.mark.parametrize("pair", REFUSED_ORDERS, ids="+".join)
+def test_an_order_that_cannot_run_is_refused_before_training(pair: tuple[str, str]) -> None:
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False, callbacks=[FORMS[name] for name in pair])
+    with pytest.raises(ValueError, match=REFUSED_ORDERS[pair]) as caught:
+        trainer.prepare(classifier(), DATA)
+    assert "\n" not in str(caught.value)
+    check(*reversed(pair))

@@ -1,0 +1,176 @@
+"""Several processes: one that dies is named by the others, and no other number of them trains than was asked for."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from harness import TESTS, TinyData, classifier
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+
+import flcog
+from flcog.core import lost_processes
+from flcog.core.lost_processes import WITHOUT_A_WORD, Death, ProcessDied
+from flcog.hooks import Callback, Context, Method, Params, Slot, Upload
+from flcog.run import checkpoint
+
+
+class Fails(Callback):
+    """What happens to one process in round 2."""
+
+    def __init__(self, who: int, how: str) -> None:
+        self.who, self.how = who, how
+
+    def on_round_start(self, trainer: flcog.FederatedTrainer, round: int, cohort: Any) -> None:
+        if round == 2 and trainer.fabric.global_rank == self.who:
+            if self.how == "error":
+                raise KeyError("a fault of its own")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class AllOfOneProcess(Method):
+    """Every second client goes bad in round 2: with two processes of equal clients, all of one."""
+
+    def draw(self, generator: torch.Generator, client: Any) -> Slot:
+        return {"bad": torch.tensor(client.round == 1 and client.id % 2 == 1)}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload({name: torch.where(ctx.draws["bad"], torch.nan, value) for name, value in delta.items()}, ctx.client)
+
+
+def configuration(root: Path, **trainer: Any) -> Path:
+    network = {"class_path": "flcog.models.MLP", "init_args": {"in_features": 6, "hidden": [8], "num_outputs": 3}}
+    setting = {
+        "trainer": {"rounds": 3, "local_steps": 2, "logger": False, "accelerator": "cpu", "precision": "64-true", **trainer},
+        "model": {"class_path": "flcog.Classifier", "init_args": {"model": network}},
+        "data": {"class_path": "harness.TinyData"},
+    }
+    setting["trainer"] |= {"default_root_dir": str(root / "runs")}
+    path = root / "config.yaml"
+    path.write_text(yaml.safe_dump(setting))
+    return path
+
+
+def fit(root: Path, **trainer: Any) -> tuple[int, list[str]]:
+    """The first process's exit status, and the lines that all have written as errors."""
+    root.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "flcog", "fit", "-c", str(configuration(root, **trainer))]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    # Until the last process has closed its end of the pipe: none is left behind.
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    return result.returncode, result.stderr.splitlines()
+
+
+def errors(lines: list[str]) -> list[str]:
+    return [line for line in lines if "rror" in line or "gloo/" in line or "died" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_process_that_is_killed_is_named(tmp_path: Path, who: int) -> None:
+    code, lines = fit(
+        tmp_path,
+        devices=2,
+        callbacks=[{"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "kill"}}],
+    )
+    assert code == (-signal.SIGKILL if who == 0 else 2)
+    (line,) = errors(lines)
+    how = "" if who == 0 else " (killed by SIGKILL)"  # only its parent is told how a process has ended
+    assert line.startswith(f"flcog: error: process {who} died{how}: go on with ") and " --ckpt_path " in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_an_error_in_one_process_is_all_that_is_said(tmp_path: Path, who: int) -> None:
+    fault = {"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "error"}}
+    code, lines = fit(tmp_path, devices=2, callbacks=[fault])
+    assert code == 1
+    assert [line for line in errors(lines) if "raise" not in line] == [f"[rank{who}]: KeyError: 'a fault of its own'"]
+
+
+@pytest.mark.slow
+def test_all_clients_of_one_process_are_dropped(tmp_path: Path) -> None:
+    weights = [{"class_path": "test_lost_processes.AllOfOneProcess"}, {"class_path": "flcog.callbacks.FedDisco"}]
+    runs = {}
+    for devices in (1, 2):
+        root = tmp_path / str(devices)
+        code, lines = fit(root, devices=devices, on_bad_update="drop", eval_every=1, callbacks=weights)
+        assert code == 0, lines
+        (run,) = (root / "runs").iterdir()
+        assert "clients/dropped" in (run / "metrics.csv").read_text()
+        runs[devices] = checkpoint.read(run / "checkpoints" / "last.ckpt")["params"]
+    for name, value in runs[1].items():
+        torch.testing.assert_close(runs[2][name], value, rtol=1e-12, atol=1e-12)
+
+
+def dead_child(code: int) -> subprocess.Popen[Any]:
+    end = f"kill -{-code} $$" if code < 0 else f"exit {code}"
+    process = subprocess.Popen(["sh", "-c", end])
+    process.wait()
+    return process
+
+
+def test_who_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    relatives = lost_processes._Relatives()
+    relatives.advice = lambda: "go on"
+    relatives.children = [dead_child(WITHOUT_A_WORD), dead_child(-9), dead_child(1)]
+    dead = relatives.deaths()
+    assert dead == [Death(2, -9), Death(3, 1), Death(1, WITHOUT_A_WORD)]
+    assert str(relatives.verdict(dead)) == "process 2 died (killed by SIGKILL): go on"
+    for code in (1, 2, 130):  # it has told its user itself
+        ending = relatives.verdict([Death(1, code), Death(2, WITHOUT_A_WORD)])
+        assert isinstance(ending, SystemExit) and ending.code == code
+    assert str(relatives.verdict([Death(1, 9)])) == "process 1 died (exit code 9): go on"
+    assert str(relatives.verdict([])) == "another process died or cannot be reached: go on"
+    relatives.children, relatives.parent = [], os.getppid()
+    assert relatives.deaths() == []
+    relatives.parent = -1
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert str(relatives.verdict(relatives.deaths())) == "process 0 died: go on"
+    monkeypatch.setenv("LOCAL_RANK", "2")  # one of them is enough
+    ending = relatives.verdict(relatives.deaths())
+    assert isinstance(ending, SystemExit) and ending.code == WITHOUT_A_WORD
+
+
+def test_only_what_a_collective_says_is_explained() -> None:
+    own = RuntimeError("a fault of its own")
+    with pytest.raises(RuntimeError, match="a fault of its own"), lost_processes.watched(str):
+        raise own
+    broken = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:10128")
+    cut_off = pytest.raises(ProcessDied, match="another process died or cannot be reached: start again")
+    with cut_off, lost_processes.watched(lambda: "start again"):
+        raise broken
+
+
+def test_fewer_processes_than_asked_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NTASKS": 1, "JOB_ID": 1234, "PROCID": 0, "LOCALID": 0, "NODEID": 0}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, devices=2, accelerator="cpu", logger=False)
+    with pytest.raises(
+        ValueError, match=r"devices=2 on trainer\.num_nodes=1 asks for 2 processes, but SLURM started 1 \(SLURM_NTASKS\)"
+    ):
+        trainer.prepare(classifier(), TinyData())
+
+
+def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    elastic = TorchElasticEnvironment()
+    lost_processes.check_number(elastic, 2, 1)
+    with pytest.raises(ValueError, match="asks for 3 processes, but TorchElasticEnvironment has 2: start as many"):
+        lost_processes.check_number(elastic, 3, 1)
+    with pytest.raises(ValueError, match="asks for 1 process, but TorchElasticEnvironment has 2"):
+        lost_processes.check_number(elastic, 1, 1)  # each would train the whole run
+    lost_processes.check_number(LightningEnvironment(), 3, 1)  # flcog starts them
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    lost_processes.check_number(SLURMEnvironment(), 1, 1)  # one task of a batch script's
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(ValueError, match="asks for 1 process, but SLURM started 4"):
+        lost_processes.check_number(SLURMEnvironment(), 1, 1)

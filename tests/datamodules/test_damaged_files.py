@@ -1,0 +1,427 @@
+"""Files that are cut short, edited by hand or of another kind: one line that names the file and the entry, never a traceback."""
+
+import gzip
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import NUM_FEATURES, TinyData, classifier, make_trainer, train
+from torch import Tensor
+
+import flcog
+from datamodules.test_datamodules import bytes_of, write_dsprites, write_ham, write_leaf, write_mnist
+from datamodules.test_flair import USERS, write_flair
+from flcog.callbacks import BetaVAE, Fedssyn
+from flcog.callbacks.fedwalk.command import main as leash
+from flcog.commands.cli import _own_reason
+from flcog.data import Samples, Splits
+from flcog.datamodules import FEMNIST, FLAIR, HAM10000, MNIST, AGNews, ArrayData, DSprites, ImageFolders, Saved
+from flcog.models import MLP, ResNet18
+
+
+@contextmanager
+def one_line(message: str) -> Iterator[None]:
+    """What the command line would print."""
+    with pytest.raises((ValueError, OSError), match=message) as caught:
+        yield
+    reason = _own_reason(caught.value)
+    assert reason is not None, "the command line would print a traceback"
+    assert "\n" not in reason
+
+
+# Archives -------------------------------------------------------------------------------------------------------------------------
+
+
+def pack(folder: Path) -> None:
+    for file in list(folder.iterdir()):
+        (folder / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+
+
+def test_mnists_archives_are_read_where_they_lie(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    arrays = write_mnist(raw)
+    pack(raw)
+    federation = MNIST(str(tmp_path), num_clients=2).federation
+    assert federation.test is not None
+    assert np.array_equal(federation.train.inputs, arrays["train_images"][..., None])
+    assert np.array_equal(federation.test.targets, arrays["t10k_labels"])
+    archive = raw / "t10k-labels-idx1-ubyte.gz"
+    whole = archive.read_bytes()
+    for content in (whole[:-9], whole[:20], b"", b"text", gzip.compress(b"text")):
+        archive.write_bytes(content)
+        with one_line(r"t10k-labels-idx1-ubyte.gz cannot be read"):
+            MNIST(str(tmp_path)).setup()
+    archive.unlink()
+    with one_line(r"MNIST found no \S*t10k-labels-idx1-ubyte \(.*download true, or put the .gz files"):
+        MNIST(str(tmp_path)).setup()
+
+
+def test_mnists_labels_are_classes(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "MNIST" / "raw")
+    labels = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1] + b"\x0b")
+    with one_line(r"train-labels-idx1-ubyte cannot be read.*label 11 at row 39: 10 classes are numbered 0 to 9"):
+        MNIST(str(tmp_path)).setup()
+
+
+def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offline:
+        mirrors = ("https://a.mirror",)
+
+        def __init__(self, root: str, download: bool) -> None:
+            raise RuntimeError("Error\n downloading")
+
+    monkeypatch.setattr(MNIST, "_source", Offline)
+    with one_line(r"Offline could not be downloaded to .*RuntimeError: Error downloading.*get the .gz files of https://a.mirror"):
+        MNIST(str(tmp_path), download=True).prepare_data()
+
+
+# Saved partitions -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"indices": np.arange(4) + 0.5, "offsets": np.array([0, 4])}, "indices are whole numbers"),
+        ({"indices": np.arange(4), "offsets": np.array([], np.int64)}, "at least one client"),
+        ({"indices": np.arange(4), "offsets": np.array([], float)}, "offsets are whole numbers"),
+        ({"indices": np.array([], np.int64), "offsets": np.array([0])}, "at least one client"),
+        ({"indices": np.arange(4)[None], "offsets": np.array([0, 1])}, r"shape \(1, 4\)"),
+        ({"indices": np.arange(4), "offsets": np.array([0, 5, 4], np.uint64)}, "must rise from 0"),
+        ({"indices": np.arange(4)}, "offsets"),
+    ],
+)
+def test_saved_partitions_that_are_none(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    path = tmp_path / "split.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    with one_line(rf"split.npz is not a saved partition .*{message}"):
+        TinyDataFrom(path).setup()
+
+
+class TinyDataFrom(TinyData):
+    """The tiny federation, split as a file says."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.partitioner = Saved(path)
+
+
+def test_a_saved_partition_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "split.npz"
+    TinyData().federation.partition.save(path)
+    assert TinyDataFrom(path).federation.num_clients == 8
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[len(whole) // 3] ^= 255
+    for content in (whole[:-30], whole[:60], b"", bytes(changed)):
+        path.write_bytes(content)
+        with one_line("split.npz is not a saved partition"):
+            TinyDataFrom(path).setup()
+    np.save(path.with_suffix(".npy"), np.arange(3))
+    with one_line("split.npy is not a saved partition"):
+        TinyDataFrom(path.with_suffix(".npy")).setup()
+
+
+# FLAIR ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (5, r"image 0 is not an object with texts image_id, user_id and partition and a list labels: 5"),
+        (None, "image 0 is not an object.*: null"),
+        ({"labels": None}, "image 0 is not an object"),
+        ({"labels": [["animal"]]}, "image 0 is not an object"),
+        ({"labels": "animal"}, "image 0 is not an object"),
+        ({"user_id": ["a"]}, "image 0 is not an object"),
+        ({"user_id": 3}, "image 0 is not an object"),
+        ({"partition": ["train"]}, "image 0 is not an object"),
+        ({"image_id": None}, "image 0 is not an object"),
+        ("again", r"lists the image '\d+' twice"),
+    ],
+)
+def test_flairs_entries(tmp_path: Path, change: Any, message: str) -> None:
+    entries: list[Any] = write_flair(tmp_path, USERS, image_size=16)
+    if change == "again":
+        entries.append(entries[0])
+    else:
+        entries[0] = {**entries[0], **change} if isinstance(change, dict) else change
+    (tmp_path / "labels_and_metadata.json").write_text(json.dumps(entries))
+    with one_line(f"labels_and_metadata.json:? {message}"):
+        FLAIR(str(tmp_path), image_size=16).setup()
+
+
+def test_a_photograph_that_is_missing(tmp_path: Path) -> None:
+    entries = write_flair(tmp_path, USERS, image_size=16)
+    (tmp_path / "small_images" / f"{entries[3]['image_id']}.jpg").unlink()
+    with one_line(f"{entries[3]['image_id']}.jpg is not there: get it again"):
+        FLAIR(str(tmp_path), image_size=16).setup()
+
+
+# Decoded and converted files are ours: the remedy is to delete them ---------------------------------------------------------------
+
+
+def test_damaged_decoded_images(tmp_path: Path) -> None:
+    write_ham(tmp_path)
+    options: dict[str, Any] = {"test_per_class": 6, "image_size": 8, "num_clients": 3}
+    HAM10000(str(tmp_path), **options).setup()
+    file = next((tmp_path / "decoded").glob("train-*.npy"))
+    whole = file.read_bytes()
+    for content in (whole[:-1], whole[:40], b"text"):
+        file.write_bytes(content)
+        with one_line(rf"{file.name} cannot be read, delete it, and it is made again"):
+            HAM10000(str(tmp_path), **options).setup()
+    np.save(file, np.zeros((3, 8, 8, 3), np.uint8))
+    with one_line(rf"{file.name} cannot be read, delete it, and it is made again: it holds uint8 of shape \(3, 8, 8, 3\)"):
+        HAM10000(str(tmp_path), **options).setup()
+
+
+def test_damaged_conversion_of_femnist(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "train", "test")
+    FEMNIST(str(tmp_path)).setup()
+    file = tmp_path / "femnist.npz"
+    with np.load(file) as archive:
+        arrays = dict(archive)
+    damages: list[dict[str, np.ndarray]] = [
+        {"train_images": arrays["train_images"][1:]},
+        {"test_labels": arrays["test_labels"][:-1]},
+        {"train_sizes": arrays["train_sizes"][:-1]},
+        {"train_labels": arrays["train_labels"].astype(float)},
+        {"train_images": arrays["train_images"][:, 1:]},
+    ]
+    for damage in damages:
+        np.savez(file, **(arrays | damage))  # type: ignore[arg-type]
+        with one_line("femnist.npz cannot be read, delete it, and it is made again"):
+            FEMNIST(str(tmp_path)).setup()
+    file.write_bytes(file.read_bytes()[:-50])
+    with one_line("femnist.npz cannot be read, delete it, and it is made again"):
+        FEMNIST(str(tmp_path)).setup()
+
+
+# FEMNIST, HAM10000 and the others -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("users"), "it has no users"),
+        (lambda content: content.update(users=[]), "it has no users"),
+        (lambda content: content.update(users=3), "it has no users"),
+        (lambda content: content["users"].append(content["users"][0]), "user 'f0001_1' has no x and y .* or is listed twice"),
+        (lambda content: content["user_data"].update(f0001_1=None), "user 'f0001_1' has no x and y"),
+        (lambda content: content["user_data"]["f0001_1"]["y"].__setitem__(1, 1.7), "y of user 'f0001_1' has label 1.7 at row 1"),
+        (lambda content: content["user_data"]["f0001_1"]["y"].__setitem__(1, -1), "y of user 'f0001_1' has label -1 at row 1"),
+        (lambda content: content["user_data"]["f0001_1"]["y"].__setitem__(1, None), "y of user 'f0001_1' must hold one number"),
+        (lambda content: content["user_data"]["f0001_1"].update(x=[], y=[]), "user 'f0001_1' has 0 images"),
+    ],
+)
+def test_femnists_users(tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    write_leaf(tmp_path, "train", "test")
+    file = tmp_path / "train" / "train_0_niid_0_keep_0.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with one_line(rf"train_0_niid_0_keep_0.json cannot be read, .*{message}"):
+        FEMNIST(str(tmp_path)).setup()
+
+
+def test_a_writer_in_two_files(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "train", "test")
+    folder = tmp_path / "train"
+    (folder / "copy.json").write_bytes((folder / "train_0_niid_0_keep_0.json").read_bytes())
+    with one_line("FEMNIST: two files in .*train hold writer 'f0001_1'"):
+        FEMNIST(str(tmp_path)).setup()
+
+
+def test_ham10000_lists_no_image_twice(tmp_path: Path) -> None:
+    rows = write_ham(tmp_path)
+    metadata = tmp_path / "HAM10000_metadata.csv"
+    lines = metadata.read_text().splitlines()
+    metadata.write_text("\n".join([*lines, lines[2]]))
+    with one_line(
+        rf"HAM10000_metadata.csv cannot be read.*lines 3 and {len(lines) + 1} both have the image_id {rows[1]['image_id']}"
+    ):
+        HAM10000(str(tmp_path), test_per_class=6).setup()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"y_train": np.arange(7) % 4},
+        {"tokens_train": np.random.default_rng(0).random((8, 20))},
+        {"tokens_train": np.zeros(8, np.int64)},
+        {"tokens_train": np.zeros((0, 20), np.int64), "y_train": np.zeros(0, np.int64)},
+        {"y_train": np.arange(8) / 4},
+        {"y_train": np.array([float("nan")] * 8)},
+    ],
+)
+def test_token_arrays(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
+    tokens = np.zeros((8, 20), np.int64)
+    arrays = {"tokens_train": tokens, "y_train": np.arange(8) % 4, "tokens_test": tokens[:4], "y_test": np.arange(4)}
+    np.savez(tmp_path / "tokens.npz", **(arrays | change))  # type: ignore[arg-type]
+    with one_line(r"tokens.npz.*_train"):
+        AGNews(tokens=str(tmp_path / "tokens.npz"), num_clients=2).setup()
+
+
+@pytest.mark.parametrize("factors", [np.zeros(30, np.int64), np.zeros((30, 5), np.int64), np.full((30, 6), 7), np.zeros((30, 6))])
+def test_dsprites_factors(tmp_path: Path, factors: np.ndarray) -> None:
+    write_dsprites(tmp_path)
+    path = next(tmp_path.glob("*.npz"))
+    np.savez(path, imgs=np.zeros((30, 64, 64), np.uint8), latents_classes=factors)
+    with one_line(r"dsprites\S*npz cannot be read.*latents_classes"):
+        DSprites(str(tmp_path)).setup()
+
+
+def test_a_leash_list_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
+    with one_line("labels.txt is no text in UTF-8"):
+        leash(["prompt", "--classes", str(tmp_path / "labels.txt")])
+
+
+def test_weights_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"text")
+    for content in (path.read_bytes(), path.read_bytes()[:-5], b"", b"text"):
+        path.write_bytes(content)
+        with one_line("weights.pt"):
+            ResNet18(num_classes=2, weights=str(path))
+
+
+# Labels and outputs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_modules_labels_lie_below_num_classes() -> None:
+    data = TinyData()
+    data.num_classes = 2
+    with one_line(r"TinyData: the training set has label 2 at row \d+: 2 classes are numbered 0 to 1"):
+        data.setup()
+
+
+@pytest.mark.parametrize("part", ["training", "validation", "test"])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_model_with_too_few_outputs(part: str, executor: str) -> None:
+    data = LabelsUpTo({part: 4})
+    trainer = make_trainer(None, executor=executor, eval_every=1)
+    with one_line(
+        rf"MLP has 3 outputs, and the {part} set has labels up to 4, so it takes 5 outputs: set the model's num_classes"
+    ):
+        trainer.prepare(classifier(), data)
+
+
+class LabelsUpTo(TinyData):
+    """The tiny federation, with a larger label in some of its sets."""
+
+    num_classes = 5
+
+    def __init__(self, largest: dict[str, int]) -> None:
+        super().__init__()
+        self.largest = largest
+
+    def load(self) -> Splits:
+        splits = super().load()
+        parts = {"training": splits.train, "test": splits.test, "validation": splits.test}
+        changed = {name: self._changed(name, samples) for name, samples in parts.items() if samples is not None}
+        return Splits(changed["training"], changed["test"], changed["validation"])
+
+    def _changed(self, name: str, samples: Samples) -> Samples:
+        targets = samples.targets.clone()
+        targets[-1] = self.largest.get(name, 0)
+        return replace(samples, targets=targets)
+
+
+def test_outputs_of_the_other_tasks() -> None:
+    network = MLP(NUM_FEATURES, (8,), 2)
+    with one_line("MLP has 2 outputs, and the training set has 3 labels, so it takes as many outputs"):
+        make_trainer(None).prepare(flcog.MultiLabelClassifier(network), TinyData(targets="multilabel"))
+    with one_line("MLP has 2 outputs, and the training set has one value per sample, so it takes one output"):
+        make_trainer(None).prepare(flcog.Regressor(network), TinyData(targets="regression"))
+    make_trainer(None).prepare(flcog.Regressor(MLP(NUM_FEATURES, (8,), 1)), TinyData(targets="regression"))
+
+
+def test_a_loss_of_the_users_own_takes_what_outputs_it_likes() -> None:
+    class Ordinal(flcog.Classifier):
+        """One output fewer than classes."""
+
+        def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            above = torch.arange(outputs.shape[1], device=outputs.device) < targets[:, None]
+            return F.binary_cross_entropy_with_logits(outputs, above.to(outputs.dtype), reduction="none").mean(1)
+
+    trainer = train(module=Ordinal(MLP(NUM_FEATURES, (8,), 2)), rounds=1)
+    assert all(value.isfinite().all() for value in trainer.params.values())
+
+
+# Fedssyn's sets -------------------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_synthetic_sets(tmp_path: Path) -> None:
+    def prepare(rounds: int = 0) -> Any:
+        trainer = make_trainer(
+            tmp_path, Fedssyn(generator=BetaVAE(epochs=1), directory=str(tmp_path / "sets")), rounds=max(1, rounds)
+        )
+        (trainer.fit if rounds else trainer.prepare)(classifier(), TinyData())
+        return trainer
+
+    first = prepare(rounds=1)
+    file = next((tmp_path / "sets").glob("*/client-0002.npz"))
+    whole = file.read_bytes()
+    with np.load(file) as archive:
+        inputs, labels = archive["inputs"], archive["labels"]
+    changed = bytearray(whole)
+    changed[len(whole) // 3] ^= 255
+    for content in (whole[:-30], whole[:60], b"", b"text", bytes(changed)):
+        file.write_bytes(content)
+        with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+            prepare()
+    for inputs_now, labels_now in (
+        (inputs[:-1], labels),
+        (inputs, labels[1:]),
+        (inputs[:, 1:], labels),
+        (inputs.astype(np.float64), labels),
+        (np.full_like(inputs, np.nan), labels),
+        (inputs, labels + 0.5),
+        (inputs, labels + 3),
+        (inputs, labels - 3),
+        (inputs, labels[:, None]),
+        (inputs, labels.astype(str)),
+        (inputs, labels.astype(object)),
+    ):
+        np.savez(file, inputs=inputs_now, labels=labels_now)
+        with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+            prepare()
+    np.savez(file, inputs=inputs)
+    with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+        prepare()
+    with file.open("wb") as single:
+        np.save(single, inputs)
+    with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+        prepare()
+    file.unlink()
+    again = prepare(rounds=1)
+    assert all(np.array_equal(again.params[name], value) for name, value in first.params.items())
+    record = file.with_suffix(".csv")
+    for text in ("client,epoch,loss\n2,1,x\n", "a\n1\n", "client,epoch\n1,2,3\n"):
+        record.write_text(text)
+        with one_line(rf"{record.name} is no readable record of a generator's training: delete it"):
+            prepare(rounds=1)
+    record.unlink()
+    prepare(rounds=1)
+
+
+def test_folders_and_arrays(tmp_path: Path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "a.png").mkdir()
+    with one_line("has no images|cannot be read"):
+        ImageFolders(str(tmp_path), test=None).setup()
+    np.savez(tmp_path / "a.npz", train_images=bytes_of(4, 8, 8), train_labels=np.array([0, 1, 2, 2**40]))
+    with one_line("a.npz: train_labels and its like hold labels up to 1099511627776"):
+        ArrayData(str(tmp_path / "a.npz"), num_clients=2).setup()

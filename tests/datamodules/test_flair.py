@@ -1,0 +1,326 @@
+"""FLAIR and the image cache on small files of exactly the format that https://github.com/apple/ml-flair downloads."""
+
+import json
+import multiprocessing
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import ROOT
+from PIL import Image
+from torch import Tensor
+
+from flcog import FederatedTrainer, MultiLabelClassifier
+from flcog.commands.cli import main
+from flcog.datamodules import FLAIR, IID, flair, image_cache
+from flcog.datamodules.flair import COARSE_LABELS, read_objects
+from flcog.datamodules.image_cache import ImageCache
+from flcog.models import ResNet18
+
+FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outdoor", "wood_processed": "material"}
+
+
+def write_flair(folder: Path, users: dict[str, int], image_size: int = 256) -> list[dict[str, Any]]:
+    """Users called <partition><number> with so many images each; the entries, in an order that mixes the users."""
+    rng, entries = np.random.default_rng(0), []
+    (folder / "small_images").mkdir(parents=True)
+    for user, num_images in users.items():
+        for _ in range(num_images):
+            image = f"{14_913_474_848 + len(entries)}"
+            fine = sorted(rng.choice([*FINE], rng.integers(1, 4), replace=False).tolist())
+            entries.append(
+                {
+                    "user_id": f"{user}@N00",
+                    "image_id": image,
+                    "labels": sorted({FINE[label] for label in fine}),
+                    "partition": user.rstrip("0123456789"),
+                    "fine_grained_labels": fine,
+                }
+            )
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).resize((image_size, image_size)).save(folder / "small_images" / f"{image}.jpg")
+    entries = [entries[i] for i in rng.permutation(len(entries))]
+    (folder / "labels_and_metadata.json").write_text(json.dumps(entries))
+    pairs = [*FINE.items(), *((label, label) for label in COARSE_LABELS)]
+    (folder / "label_relationship.txt").write_text("\n".join(f"({fine}, {coarse})" for fine, coarse in pairs) + "\n")
+    return entries
+
+
+USERS = {**{f"train{k}": 1 + k % 3 for k in range(12)}, "val0": 2, "val1": 1, "test0": 3, "test1": 2}
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> list[dict[str, Any]]:
+    return write_flair(tmp_path, USERS, image_size=32)
+
+
+def decoded(folder: Path, image: str) -> np.ndarray:
+    return np.asarray(Image.open(folder / "small_images" / f"{image}.jpg"))
+
+
+def test_every_image_with_its_labels_and_its_user(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    data = FLAIR(str(tmp_path), image_size=32)
+    federation = data.federation
+    assert federation.task == "multilabel" and federation.num_classes == 17
+    assert federation.class_names == tuple(sorted(COARSE_LABELS)) and federation.class_names[9] == "liquid"
+    for samples, part in ((federation.train, "train"), (federation.val, "val"), (federation.test, "test")):
+        assert samples is not None and isinstance(samples.inputs, Tensor) and samples.users is not None
+        # Users by name, each user's images in the order of the file.
+        wanted = sorted((e for e in entries if e["partition"] == part), key=lambda entry: entry["user_id"])
+        assert len(samples) == len(wanted)
+        names = sorted({entry["user_id"] for entry in wanted})
+        for row, entry in enumerate(wanted):
+            assert np.array_equal(samples.inputs[row].numpy(), decoded(tmp_path, entry["image_id"]))
+            assert [COARSE_LABELS[i] for i in samples.targets[row].nonzero().flatten()] == entry["labels"]
+            assert names[samples.users[row]] == entry["user_id"]
+    assert federation.num_clients == 12
+    names = sorted({entry["user_id"] for entry in entries if entry["partition"] == "train"})
+    assert federation.partition.sizes.tolist() == [USERS[name.removesuffix("@N00")] for name in names]
+    inputs, _ = federation.load(federation.train, torch.arange(3), torch.device("cpu"))
+    expected = (federation.train.gather(torch.arange(3)) / 255 - torch.tensor(data.mean)) / torch.tensor(data.std)
+    torch.testing.assert_close(inputs, expected.permute(0, 3, 1, 2))
+
+
+def test_fine_labels(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    federation = FLAIR(str(tmp_path), labels="fine", image_size=32).federation
+    assert federation.class_names == tuple(sorted([*FINE, *COARSE_LABELS]))
+    first = min((e for e in entries if e["partition"] == "train"), key=lambda entry: entry["user_id"])
+    assert [federation.class_names[i] for i in federation.train.targets[0].nonzero().flatten()] == first["fine_grained_labels"]
+
+
+@pytest.mark.parametrize(
+    "line", ["bag, equipment", "('bag', 'equipment')", "bag\tequipment", "bag -> equipment", '"bag","equipment"']
+)
+def test_label_pairs_however_they_are_written(line: str) -> None:
+    assert flair._fine_label(line) == "bag"
+
+
+def test_max_users_decodes_only_theirs(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    few = FLAIR(str(tmp_path), max_users=4, max_eval_users=1, image_size=32)
+    kept = {part: set(images.by_user) for part, images in few._images.items()}
+    assert [len(users) for users in kept.values()] == [4, 1, 1]
+    for entry in entries:
+        if entry["user_id"] not in kept[entry["partition"]]:
+            (tmp_path / "small_images" / f"{entry['image_id']}.jpg").unlink()
+    federation = few.federation
+    assert federation.num_clients == 4 and federation.test is not None
+    assert len(federation.test) == sum(entry["user_id"] in kept["test"] for entry in entries)
+
+
+def test_samples_of_users_are_nested_and_ignore_the_order(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    def chosen(limit: int, seed: int = 0) -> set[str]:
+        return set(FLAIR(str(tmp_path), max_users=limit, partition_seed=seed)._images["train"].by_user)
+
+    samples = [chosen(limit) for limit in range(1, 15)]
+    assert [len(users) for users in samples] == [*range(1, 13), 12, 12]
+    assert all(small <= large for small, large in pairwise(samples))
+    assert chosen(4, seed=1) != chosen(4)
+    (tmp_path / "labels_and_metadata.json").write_text(json.dumps(entries[::-1], indent=2))
+    assert chosen(4) == samples[3]
+
+
+def test_another_partitioner(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    assert FLAIR(str(tmp_path), image_size=32, num_clients=3, partitioner=IID()).federation.num_clients == 3
+
+
+def test_a_large_set_stays_on_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = FLAIR(str(tmp_path), image_size=32).federation.train
+    monkeypatch.setattr(image_cache, "IN_MEMORY_BYTES", 0)
+    federation = FLAIR(str(tmp_path), image_size=32).federation
+    assert isinstance(federation.train.inputs, np.memmap)
+    indices = torch.tensor([5, 0, 5])
+    assert torch.equal(federation.train.gather(indices), in_memory.gather(indices))
+    assert federation.load(federation.train, indices, torch.device("cpu"))[0].shape == (3, 3, 32, 32)
+
+
+def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "IN_MEMORY_BYTES", 0)
+    data = FLAIR(str(tmp_path), image_size=32, augmentation="crop-flip", batch_size=2)
+    trainer = FederatedTrainer(
+        rounds=1, clients_per_round=3, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "runs")
+    )
+    trainer.fit(MultiLabelClassifier(ResNet18(17, stem="3x3")), data)
+    assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("entries", "command_line")
+def test_fedcogs_setting_runs_from_its_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configs = ROOT / "configs"
+    words = ["fit", "-c", str(configs / "flair.yaml"), "-c", str(configs / "methods/fedcog-flair.yaml")]
+    smaller = {
+        "trainer.rounds": 2,
+        "trainer.local_steps": 1,
+        "trainer.clients_per_round": 2,
+        "trainer.eval_every": 1,
+        "trainer.callbacks.start_round": 1,
+        "trainer.callbacks.num_samples": 17,
+        "trainer.callbacks.steps": 1,
+        "trainer.logger": "false",
+        "trainer.default_root_dir": tmp_path / "runs",
+        "data.data_dir": tmp_path,
+        "data.image_size": 64,
+        "data.max_users": "null",
+    }
+    main([*words, *(word for name, value in smaller.items() for word in (f"--{name}", str(value)))])
+    assert "2 of 2" in capsys.readouterr().out
+
+
+def test_a_second_start_reads_no_jpeg(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    first = FLAIR(str(tmp_path), image_size=32).federation.train.inputs
+    for file in (tmp_path / "small_images").iterdir():
+        file.unlink()
+    assert np.array_equal(FLAIR(str(tmp_path), image_size=32).federation.train.inputs, first)
+    assert len(list((tmp_path / "decoded").glob("*.npy"))) == 3
+
+
+def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    write_flair(tmp_path, {"train0": 40, "val0": 1, "test0": 1}, image_size=16)
+
+    def decode_slowly() -> None:
+        image_cache._CHUNK_BYTES, decode = 1, ImageCache._decode
+        ImageCache._decode = lambda self, row: (time.sleep(0.02), decode(self, row))[1]  # type: ignore[method-assign]
+        FLAIR(str(tmp_path), image_size=16).prepare_data()
+
+    process = multiprocessing.get_context("fork").Process(target=decode_slowly)
+    process.start()
+    marks = None
+    while marks is None or np.count_nonzero(np.fromfile(marks, np.uint8)) < 5:
+        assert process.is_alive(), "the decode ended before it could be killed"
+        time.sleep(0.005)
+        marks = next((tmp_path / "decoded").glob("*.marks"), None) if (tmp_path / "decoded").exists() else None
+    process.kill()
+    process.join()
+    done = np.fromfile(marks, np.uint8)
+    assert 5 <= np.count_nonzero(done) < 40 and not list((tmp_path / "decoded").glob("*.npy"))
+
+    data = FLAIR(str(tmp_path), image_size=16)
+    images = [image for image, _ in data._images["train"].in_order()[0]]
+    expected = np.stack([decoded(tmp_path, image) for image in images])
+    for image in np.array(images)[done == 1]:
+        (tmp_path / "small_images" / f"{image}.jpg").unlink()  # whoever decoded it again would fail
+    assert np.array_equal(data.federation.train.inputs, expected)
+    assert not list((tmp_path / "decoded").glob("*.marks"))
+
+
+def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
+    write_flair(tmp_path, {"train0": 20, "val0": 1, "test0": 1}, image_size=16)
+
+    def decode_and_log() -> None:
+        decode = ImageCache._decode
+
+        def logged(self: ImageCache, row: int) -> np.ndarray:
+            with (tmp_path / "log").open("a") as log:
+                log.write(f"{self.files[row]}\n")
+            time.sleep(0.01)
+            return decode(self, row)
+
+        ImageCache._decode = logged  # type: ignore[method-assign]
+        FLAIR(str(tmp_path), image_size=16).prepare_data()
+
+    processes = [multiprocessing.get_context("fork").Process(target=decode_and_log) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted((tmp_path / "log").read_text().split()) == sorted(file.name for file in (tmp_path / "small_images").iterdir())
+
+
+def test_marks_of_another_length_start_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    data = FLAIR(str(tmp_path), image_size=32)
+    path = data._cache("train").path
+    path.parent.mkdir()
+    np.lib.format.open_memmap(path.with_suffix(".partial"), mode="w+", dtype=np.uint8, shape=data._cache("train").shape)
+    path.with_suffix(".marks").write_bytes(b"\1")
+    assert data.federation.train.inputs[0].any()
+
+
+def test_images_of_other_sizes(tmp_path: Path) -> None:
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 255
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    Image.fromarray(wide[:, :10]).convert("L").save(tmp_path / "grey.png")
+
+    def load(size: tuple[int, int], **options: Any) -> np.ndarray:
+        return np.asarray(ImageCache(tmp_path, "a", tmp_path, ["grey.png", "wide.png"], size, **options).load())
+
+    assert load((5, 5), shape_by="crop")[1].min() > 200
+    assert 60 < load((5, 5), shape_by="stretch")[1].mean() < 110
+    assert load((10, 30), mode="L").shape == (2, 10, 30, 1)
+    with pytest.raises(ValueError, match=r"wide.png is 30x10, unlike the first image of 10x10: set an image_size"):
+        load((10, 10), shape_by="reject")
+
+
+def test_a_disk_too_small_is_known_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(ValueError, match=r"takes 0.0 GB in .*cache_dir"):
+        ImageCache(tmp_path, "a", tmp_path, ["x.png"], (32, 32)).load()
+
+
+def test_objects_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [{"a": "x" * (i % 7), "b": [i, {"c": "]}, {"}]} for i in range(50)]
+    path = tmp_path / "list.json"
+    for text in (json.dumps(values), json.dumps(values, indent=4), " \n" + json.dumps(values) + "\n"):
+        path.write_text(text)
+        for block in (80, 128, 10_000):
+            monkeypatch.setattr(flair, "_BLOCK", block)
+            assert list(read_objects(path)) == values
+    path.write_text("[]")
+    assert list(read_objects(path)) == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"a": 1}', '[{"a": 1}, {"a": ', '[{"a" 1}]' + " " * 99, "[{'a': 1}]"])
+def test_broken_lists_name_the_file(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flair, "_BLOCK", 16)
+    (tmp_path / "list.json").write_text(text)
+    with pytest.raises(ValueError, match=r"list.json cannot be read") as caught:
+        list(read_objects(tmp_path / "list.json"))
+    assert "\n" not in str(caught.value)
+
+
+def rewrite(folder: Path, entries: list[dict[str, Any]], **changes: Any) -> None:
+    changed = {**entries[3], **changes}
+    for key in [key for key, value in changed.items() if value is None]:
+        del changed[key]
+    (folder / "labels_and_metadata.json").write_text(json.dumps([*entries[:3], changed, *entries[4:]]))
+
+
+def test_bad_entries_are_quoted(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    for changes, message in (
+        ({"labels": ["unicorn"]}, r"image 3 has an unknown or no 'unicorn': \{"),
+        ({"partition": "dev"}, "image 3 has an unknown or no 'dev'"),
+        ({"user_id": None}, "image 3 has an unknown or no 'user_id'"),
+    ):
+        rewrite(tmp_path, entries, **changes)
+        with pytest.raises(ValueError, match=message):
+            FLAIR(str(tmp_path)).prepare_data()
+    (tmp_path / "labels_and_metadata.json").write_text(json.dumps([e for e in entries if e["partition"] != "val"]))
+    with pytest.raises(ValueError, match="no images of the partition 'val'"):
+        FLAIR(str(tmp_path)).prepare_data()
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    image = tmp_path / "small_images" / f"{entries[0]['image_id']}.jpg"
+    whole = image.read_bytes()
+    image.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=rf"{image.name} cannot be read, get it again"):
+        FLAIR(str(tmp_path), image_size=32).prepare_data()
+    image.unlink()
+    with pytest.raises(FileNotFoundError, match=image.name):
+        FLAIR(str(tmp_path), image_size=32).prepare_data()
+    image.write_bytes(whole)
+    FLAIR(str(tmp_path), image_size=32).prepare_data()
+    with pytest.raises(FileNotFoundError, match=r"FLAIR found no .*labels_and_metadata.json.*small_images.*ml-flair"):
+        FLAIR(str(tmp_path / "elsewhere")).prepare_data()
+
+
+def test_arguments() -> None:
+    for name in ("max_users", "max_eval_users", "image_size"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+            FLAIR(**{name: 0})  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""Clients whose numbers go bad: a round from which one is dropped is the round in which it never took part."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts.cases import Case
+from contracts.test_methods import CASES, run
+from harness import NUM_CLASSES, RecordingTrainer, distance, fit, train
+from torch import Tensor
+
+from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
+from flcog.engine.aggregation import BadUpdate
+from flcog.hooks import Context, Method, Params, Plan, Slot, Upload
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+
+BROKEN = 4
+"""In the cohort of round 1 when five of eight clients are sampled, and of round 3."""
+
+
+class ByClient(Method):
+    def draw(self, generator: torch.Generator, client: Any) -> Slot:
+        return {"bad": torch.tensor(client.id == BROKEN)}
+
+
+@dataclass(frozen=True)
+class BadDelta(ByClient):
+    """One client's update is not a number."""
+
+    value: float = torch.nan
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload({n: torch.where(ctx.draws["bad"], self.value, v) for n, v in delta.items()}, ctx.client)
+
+
+@dataclass(frozen=True)
+class BadSlot(ByClient):
+    """What one client keeps becomes infinite in round 3, and all else is as it should be."""
+
+    def init_client(self, params: Params, buffers: Params) -> Slot:
+        return {"seen": torch.zeros(2), "calls": torch.tensor(0)}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        seen = ctx.client["seen"] + 1
+        return Upload(delta, {"seen": torch.where(ctx.draws["bad"], seen / 0, seen), "calls": ctx.client["calls"] + 1})
+
+
+@dataclass(frozen=True)
+class BadMessage(ByClient):
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, ctx.client, mean={"message": torch.where(ctx.draws["bad"], -torch.inf, torch.zeros(3))})
+
+
+@dataclass(frozen=True)
+class StaysAway(Method):
+    """The client that goes bad elsewhere takes no part."""
+
+    def plan(self, plan: Plan | None, client: Any, generator: torch.Generator) -> Plan | None:
+        return None if client.id == BROKEN else plan
+
+
+def assert_same_run(dropped: RecordingTrainer, without: RecordingTrainer) -> None:
+    """To the last bit: the model, the server's and the clients' states, and all figures but those of who was asked."""
+    assert sum([row.pop("clients/dropped", 0) for row in dropped.rows]) > 0
+    for name in ("params", "buffers", "servers"):
+        ours, theirs = getattr(dropped, name), getattr(without, name)
+        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (ours, theirs)), strict=True):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+    kept = {client: slots for client, slots in without.states.slots.items() if client != BROKEN}
+    assert dropped.states.slots.keys() == kept.keys()
+    for a, b in zip(*map(torch.utils._pytree.tree_leaves, (dropped.states.slots, kept)), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(dropped.rows, without.rows, strict=True):
+        assert a.keys() == b.keys()
+        # A client that is dropped has downloaded its model.
+        assert {n: v for n, v in a.items() if "bytes" not in n} == {n: v for n, v in b.items() if "bytes" not in n}
+
+
+AT_THE_SERVER = {
+    name: case for name, case in CASES.items() if case.method.overrides("weights") or case.method.overrides("server_step")
+}
+
+
+@pytest.mark.parametrize("case", AT_THE_SERVER.values(), ids=AT_THE_SERVER.keys())
+def test_dropping_a_client_is_a_round_without_it(case: Case) -> None:
+    assert_same_run(run(case, BadDelta(), BadMessage(), case.method, on_bad_update="drop"), run(case, StaysAway(), case.method))
+
+
+@both_executors
+@pytest.mark.parametrize("bad", [BadDelta(), BadDelta(value=torch.inf), BadMessage(), BadSlot()], ids=lambda bad: bad.name)
+def test_wherever_it_goes_bad(bad: Method, executor: Any) -> None:
+    methods = (FedDisco(), FedExP(), SCAFFOLD())
+    options = {"executor": executor, "clients_per_round": 8}
+    dropped = train(*methods, bad, on_bad_update="drop", **options)
+    assert [row["clients/participating"] for row in dropped.rows] == [7, 7, 7]
+    without = train(*methods, BadSlot() if bad == BadSlot() else BadMessage(), StaysAway(), **options)
+    if executor == "loop":
+        assert all(torch.equal(value, without.params[name]) for name, value in dropped.params.items())
+    assert distance(dropped.params, without.params) < 1e-12
+    assert sorted(dropped.states.slots) == sorted(without.states.slots) == [k for k in range(8) if k != BROKEN]
+
+
+@both_executors
+def test_what_a_client_keeps_is_checked(executor: Any) -> None:
+    with pytest.raises(BadUpdate, match=r"the update of client 4 in round 1 is NaN or infinite \(in what BadSlot keeps"):
+        train(SCAFFOLD(), BadSlot(), executor=executor, clients_per_round=8)
+    with pytest.raises(BadUpdate, match=r"client 4 in round 1 is NaN or infinite \(in what BadMessage sends\): lower the"):
+        train(SCAFFOLD(), BadMessage(), executor=executor, clients_per_round=8)
+
+
+@both_executors
+def test_a_personal_model_that_diverges_alone(executor: Any) -> None:
+    with pytest.raises(BadUpdate, match=r"in round \d is NaN or infinite \(in what Ditto keeps of the client\)"):
+        train(Ditto(lr=1e200), executor=executor)
+
+
+@both_executors
+def test_the_state_before_it_went_bad_is_kept(executor: Any) -> None:
+    @dataclass(frozen=True)
+    class BadLater(BadSlot):
+        """Bad from the client's second round on."""
+
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            seen, calls = ctx.client["seen"] + 1, ctx.client["calls"] + 1
+            return Upload(delta, {"seen": torch.where(ctx.draws["bad"] & (calls > 1), torch.nan, seen), "calls": calls})
+
+    trainer = train(BadLater(), executor=executor, clients_per_round=8, on_bad_update="drop")
+    assert [row.get("clients/dropped", 0) for row in trainer.rows] == [0, 1, 1]
+    kept = {client: slots["BadLater"] for client, slots in trainer.states.slots.items()}
+    assert {client: int(slot["calls"]) for client, slot in kept.items()} == {k: 1 if k == BROKEN else 3 for k in range(8)}
+    assert kept[BROKEN]["seen"].tolist() == [1, 1]
+
+
+@both_executors
+def test_a_drop_in_a_round_that_is_evaluated(tmp_path: Path, executor: Any) -> None:
+    options: dict[str, Any] = {"executor": executor, "clients_per_round": 8, "eval_every": 1, "rounds": 2}
+    dropped = fit(tmp_path, BadDelta(), on_bad_update="drop", **options)
+    without = fit(tmp_path, StaysAway(), **options)
+    for a, b in zip(dropped.rows, without.rows, strict=True):
+        assert a["drift/cosine"] == pytest.approx(b["drift/cosine"], rel=1e-12)
+
+
+def test_nobody_is_left() -> None:
+    @dataclass(frozen=True)
+    class AllBad(Method):
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            return Upload({name: value / 0 for name, value in delta.items()}, ctx.client)
+
+    with pytest.warns(UserWarning, match="round 1: no client's update counts; the model stays as it was"):
+        trainer = train(FedDisco(), AllBad(), rounds=1, on_bad_update="drop")
+    row = trainer.rows[0]
+    assert row["clients/dropped"] == 5 and row["comm/up_bytes"] == 5 * 4  # FedDisco's reports
+    assert row["comm/down_bytes"] == train(FedDisco(), rounds=1).rows[0]["comm/down_bytes"]
+
+
+def test_large_numbers_are_no_bad_ones() -> None:
+    @dataclass(frozen=True)
+    class Large(Method):
+        """Each is finite, their sum is not."""
+
+        def init_client(self, params: Params, buffers: Params) -> Slot:
+            return {"large": torch.full((NUM_CLASSES,), 1.7e308)}
+
+    assert train(EqualWeights(), Large(), rounds=1).rows[0]["clients/participating"] == 5

@@ -1,0 +1,173 @@
+"""Clients side by side on threads: the loop's numbers, bit for bit, or the loop itself where that cannot be.
+
+That every method gives the same numbers so is tested with the other executors, in ``test_methods.py``.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    SGD,
+    BatchNormMLP,
+    TinyData,
+    assert_close,
+    classifier,
+    fit,
+    make_trainer,
+    train,
+    without_times,
+)
+from torch import Tensor, nn
+
+import flcog
+from engine.test_engine import Pictures, Plain
+from flcog.callbacks import SCAFFOLD, FedDyn
+from flcog.engine.executors.base import LoopExecutor
+from flcog.engine.executors.threads import ThreadedLoop
+from flcog.hooks import Batch, Context, Method, Params, Slot
+from flcog.models import Dropout
+from flcog.schedules import Exponential
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"module": lambda: classifier(network=BatchNormMLP)},
+        {"module": lambda: classifier(lambda params: torch.optim.Adam(params, lr=0.01))},
+        {
+            "module": lambda: flcog.Classifier(
+                flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES), SGD, lr_schedule=Exponential(0.5)
+            )
+        },
+        {
+            "module": lambda: classifier(
+                network=lambda: nn.Sequential(nn.Linear(NUM_FEATURES, 8), Dropout(0.5), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+            )
+        },
+        {"precision": "bf16-mixed"},
+        {"local_epochs": 2, "clients_per_round": 8},
+        {"local_epochs": 2, "clients_per_round": 8, "chunk_size": 20},
+    ],
+    ids=["batch-norm", "adam", "schedule", "dropout", "autocast", "ragged", "more-threads-than-clients"],
+)
+def test_side_by_side_is_one_by_one(options: dict[str, Any]) -> None:
+    module = options.get("module", classifier)
+    rest = {name: value for name, value in options.items() if name != "module"}
+    torch.manual_seed(0)
+    alone = train(module=module(), **(rest | {"chunk_size": 1}))
+    torch.manual_seed(0)
+    together = train(module=module(), **({"chunk_size": 3} | rest))
+    assert isinstance(together.executor, ThreadedLoop) and type(alone.executor) is LoopExecutor
+    assert_close(together.state, alone.state, 0)
+    assert together.rows == alone.rows
+
+
+def test_resume_is_bitwise(tmp_path: Path) -> None:
+    whole = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=4, chunk_size=2)
+    half = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=2, chunk_size=2)
+    resumed = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=4, chunk_size=2, ckpt_path=str(half.run_dir))
+    assert_close(resumed.state, whole.state, 0)
+    assert without_times(resumed.history) == without_times(whole.history)
+
+
+def test_clients_do_run_at_the_same_time_and_the_longest_first() -> None:
+    meeting, order = threading.Barrier(2, timeout=30), []
+
+    @dataclass(frozen=True)
+    class Meets(Method):
+        def client_inputs(self, apply: Any, ctx: Context) -> Slot:
+            order.append(int(ctx.num_samples))
+            meeting.wait()  # never passed by one client alone
+            return {}
+
+    train(Meets(), data=TinyData(batch_size=1), rounds=1, clients_per_round=8, local_epochs=1.0, chunk_size=2)
+    # One step a sample; of two at a time either may come first.
+    pairs = [sorted(order[i : i + 2], reverse=True) for i in range(0, 8, 2)]
+    assert pairs == [[16, 14], [12, 11], [10, 7], [6, 4]]
+
+
+@dataclass(frozen=True)
+class GlobalNoise(Method):
+    """Breaks the rule that draws are made in ``draw``, from its second round on."""
+
+    def loss(self, apply: Any, params: Params, batch: Batch, task: Tensor, ctx: Context) -> Tensor:
+        return task * torch.rand(())
+
+
+def test_draws_from_the_global_stream_are_noticed_and_repeatable() -> None:
+    alone = train(GlobalNoise(start_round=1), chunk_size=1)
+    with pytest.warns(UserWarning, match=r"client \d of round 2 or one beside it drew from torch's global stream"):
+        together = train(GlobalNoise(start_round=1), chunk_size=2)
+    assert_close(together.state, alone.state, 0)
+    assert together.rows == alone.rows
+
+
+def test_what_runs_one_at_a_time_and_why() -> None:
+    torch.set_num_threads(2)  # conftest puts it back
+
+    def note(module: Any, data: Any = None, **options: Any) -> str:
+        trainer = make_trainer(None, **options)
+        trainer.prepare(module, data or TinyData())
+        return trainer.notes[0]
+
+    pictures = {"clients_per_round": 2}
+    assert note(flcog.Classifier(flcog.models.SimpleCNN(1)), Pictures(), **pictures) == "executor: loop (2 clients at a time)"
+    assert note(flcog.Classifier(flcog.models.SimpleCNN(1)), Pictures(), **pictures, chunk_size=1) == "executor: loop"
+    # Without convolutions a step is so short that threads would wait for Python's lock.
+    assert note(classifier()) == "executor: loop"
+    assert note(classifier(), chunk_size=3) == "executor: loop (3 clients at a time)"
+    assert "one client at a time: a plain LightningModule" in note(Plain(), chunk_size=2)
+    drops = classifier(network=lambda: nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, NUM_CLASSES)))
+    stream = torch.default_generator.get_state()
+    assert "one client at a time: the model draws from torch's global stream" in note(drops, chunk_size=2)
+    assert torch.equal(stream, torch.default_generator.get_state()), "finding out moves nothing"
+    wide = classifier(network=lambda: nn.Linear(NUM_FEATURES + 1, NUM_CLASSES))
+    assert "one client at a time: its forward pass fails" in note(wide, chunk_size=2)
+
+
+@pytest.mark.parametrize(("threads", "clients", "at_once"), [(4, 10, 4), (64, 10, 5), (64, 6, 6), (2, 1, 1), (1, 10, 1)])
+def test_as_many_at_a_time_as_leave_no_thread_idle(threads: int, clients: int, at_once: int) -> None:
+    torch.set_num_threads(threads)
+    trainer = make_trainer(None, clients_per_round=clients)
+    trainer.prepare(flcog.Classifier(flcog.models.SimpleCNN(1)), Pictures(num_clients=10))
+    assert trainer.executor.clients_at_once == at_once
+
+
+class Poisoned(flcog.Classifier):
+    """Fails on batches of two rows."""
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        time.sleep(0.002)
+        if len(targets) == 2:
+            raise FloatingPointError("this client is ill")
+        started.append(1)
+        return super().per_example_loss(outputs, targets)
+
+
+started: list[int] = []
+
+
+def test_an_error_names_the_client_and_ends_the_others() -> None:
+    started.clear()
+    # The last batch of an epoch of clients 7, 2 and 0 (14, 10 and 6 samples, in batches of 4); 7 comes first, beside client 3.
+    with pytest.raises(FloatingPointError, match="this client is ill") as caught:
+        train(
+            module=Poisoned(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES)),
+            local_epochs=30.0,
+            clients_per_round=8,
+            chunk_size=2,
+        )
+    assert any("in client 7, round 1, local step 4 of 120" in note for note in caught.value.__notes__)
+    soon = len(started)
+    assert soon < 40, "the client beside it gave up too"
+    time.sleep(0.05)
+    assert len(started) == soon, "nobody goes on"

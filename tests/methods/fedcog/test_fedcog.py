@@ -1,0 +1,425 @@
+"""FedCOG and what observes it: against the paper in plain torch, by hand, and as a user runs it."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import (
+    SGD,
+    BatchNormMLP,
+    RecordingTrainer,
+    TinyData,
+    assert_close,
+    classifier,
+    distance,
+    fit,
+    problem_of,
+    train,
+    without_times,
+)
+from reference import fedavg
+from reference.common import parameters
+from reference.common import train as train_client
+from scipy.spatial.distance import jensenshannon
+from torch import Tensor, nn
+
+import flcog
+from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx
+from flcog.callbacks.fedcog import generated_images
+from flcog.callbacks.fedcog.fedcog import FedCOG
+from flcog.callbacks.fedcog.generated_images import GeneratedImages, to_pixels
+from flcog.callbacks.fedcog.generation import disagreement, generate, target_loss
+from flcog.callbacks.fedcog.generation_time import GenerationTime
+from flcog.callbacks.fedcog.target_labels import allot, complement
+from flcog.callbacks.observers.local_models import LocalModels
+from flcog.callbacks.parts import image_generator
+from flcog.callbacks.parts.distillation import distillation_loss
+from flcog.data import Federation, Preprocess, Samples, Splits
+from flcog.models import MLP
+from methods.fedcog.cases_fedcog import TINY, run_reference
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def multilabel_classifier(optimizer: Callable[..., torch.optim.Optimizer] = SGD) -> flcog.MultiLabelClassifier:
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    return flcog.MultiLabelClassifier(MLP(6, (8,), 3), optimizer=optimizer)
+
+
+def expected(method: FedCOG, trainer: RecordingTrainer, before: flcog.ClientModule, data: flcog.FederatedDataModule) -> Any:
+    problem = problem_of(trainer, before, before.optimizer)
+    if isinstance(before, flcog.MultiLabelClassifier):
+        problem.loss = lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.double())
+    return run_reference(problem, method, data)
+
+
+def small() -> dict[str, Any]:
+    """Three clients in every round, so that each has a model of the round before."""
+    return {"data": TinyData(order=(0, 1, 2)), "clients_per_round": 1.0, "local_steps": 3}
+
+
+SETTINGS: dict[str, tuple[FedCOG, dict[str, Any]]] = {
+    "paper": (TINY, {}),
+    "balance": (dataclasses.replace(TINY, targets="complementary", lambda_kd="balance"), {}),
+    "code": (dataclasses.replace(TINY, divergence="code"), {}),
+    "hard": (dataclasses.replace(TINY, hard_labels=True), {}),
+    "noise": (dataclasses.replace(TINY, steps=0), {}),
+    "global": (dataclasses.replace(TINY, lambda_dis=0.0), {}),
+    "weight alone": (dataclasses.replace(TINY, num_samples=0, lambda_kd="balance"), {}),
+    "late": (dataclasses.replace(TINY, start_round=2), {"clients_per_round": 1.0}),
+    "multilabel": (
+        dataclasses.replace(TINY, targets="complementary", lambda_kd="balance"),
+        {"module": multilabel_classifier, "data": partial(TinyData, targets="multilabel")},
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "options"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_against_the_paper_under_both_executors(method: FedCOG, options: dict[str, Any]) -> None:
+    options = {"module": classifier, "data": TinyData, "local_epochs": 1.5} | options
+    make_module, make_data = options.pop("module"), options.pop("data")
+    module = make_module()
+    before = copy.deepcopy(module)
+    loop = train(method, module=module, data=make_data(), **options)
+    assert_close(loop.state, expected(method, loop, before, make_data()), 1e-10)
+    for chunk_size in (None, 2):
+        vmap = train(method, module=make_module(), data=make_data(), executor="vmap", chunk_size=chunk_size, **options)
+        assert vmap.executor.name == "vmap"
+        assert_close(vmap.state, loop.state, 1e-10)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_batch_norm_is_in_evaluation_mode(executor: str) -> None:
+    module = classifier(network=BatchNormMLP)
+    before = copy.deepcopy(module)
+    trainer = train(TINY, module=module, executor=executor)
+    assert_close(trainer.state, expected(TINY, trainer, before, TinyData()), 1e-9)
+
+
+def test_options_change_what_they_should() -> None:
+    changes: dict[str, Any] = {
+        "num_samples": 12,
+        "targets": "complementary",
+        "steps": 5,
+        "lambda_dis": 0.0,
+        "divergence": "code",
+        "lr": 0.2,
+        "betas": (0.9, 0.999),
+        "lambda_kd": "balance",
+        "hard_labels": True,
+        "batch_size": 5,
+        "start_round": 1,
+        "stop_round": 2,
+    }
+    apart = dataclasses.replace(TINY, lambda_dis=20.0)
+    state = train(apart, **small()).state
+    for name, value in changes.items():
+        assert distance(train(dataclasses.replace(apart, **{name: value}), **small()).state, state) > 1e-7, name
+    tested = {"generation_batch_size", "generator"}  # below
+    assert changes.keys() | tested == {field.name for field in dataclasses.fields(FedCOG)}
+
+
+def test_without_distillation_it_is_fedavg_exactly() -> None:
+    for network in (None, BatchNormMLP):
+        plain = train(module=classifier(network=network))
+        for neutral in ({"lambda_kd": 0.0}, {"num_samples": 0}, {"start_round": 7}):
+            same = train(dataclasses.replace(TINY, **neutral), module=classifier(network=network))
+            for name, value in plain.state.items():
+                assert torch.equal(same.state[name], value), (name, neutral)
+
+
+def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
+    plain = train(rounds=2, clients_per_round=1.0)
+    late = train(dataclasses.replace(TINY, start_round=2), rounds=2, clients_per_round=1.0)
+    assert all("FedCOG" in slots for slots in late.states.slots.values())
+    started = train(TINY, rounds=2, clients_per_round=1.0)
+    assert [row["comm/total_bytes"] for row in started.rows] == [row["comm/total_bytes"] for row in plain.rows]
+    alone = train(dataclasses.replace(TINY, lambda_dis=0.0), rounds=1)
+    assert not alone.states.slots
+
+
+@pytest.mark.parametrize(
+    "partner", [FedAvgM(beta=0.5), FedProx(mu=0.3), SCAFFOLD(), MOON(projection=None)], ids=lambda method: method.name
+)
+def test_composes(partner: flcog.hooks.Method) -> None:
+    loop = train(partner, TINY, **small())
+    assert_close(train(partner, TINY, executor="vmap", **small()).state, loop.state, 1e-10)
+    assert_close(train(TINY, partner, **small()).state, loop.state, 1e-10)
+    for alone in (partner, TINY):
+        assert distance(train(alone, **small()).state, loop.state) > 1e-6
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_resume_is_bitwise(executor: str, tmp_path: Path) -> None:
+    method = dataclasses.replace(TINY, start_round=1)
+    whole = fit(tmp_path, method, rounds=4, executor=executor)
+    half = fit(tmp_path, method, rounds=2, executor=executor)
+    resumed = fit(tmp_path, method, rounds=4, executor=executor, ckpt_path=str(half.run_dir))
+    for name, value in whole.state.items():
+        assert torch.equal(resumed.state[name], value), name
+    assert without_times(resumed.rows)[2:] == without_times(whole.rows)[2:]
+
+
+# Its halves -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_disagreement_is_equation_2() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(rng.normal(scale=3, size=(7, 5))) for _ in range(2))
+    for multilabel in (False, True):
+        if multilabel:
+            p, q = (np.stack([1 / (1 + np.exp(-x)), 1 / (1 + np.exp(x))], -1).reshape(-1, 2) for x in (a.numpy(), b.numpy()))
+        else:
+            p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (a.numpy(), b.numpy()))
+        by_hand = 1 - np.mean(jensenshannon(p, q, axis=1) ** 2)
+        assert float(disagreement(a, b, multilabel)) == pytest.approx(by_hand, rel=1e-12)
+        assert float(disagreement(a, a, multilabel)) == pytest.approx(1, abs=1e-12)
+    opposed = 200 * torch.eye(2, dtype=torch.float64)
+    assert float(disagreement(opposed, opposed.flip(0))) == pytest.approx(1 - np.log(2), abs=1e-12)
+
+
+def test_the_codes_divergence_saturates() -> None:
+    opposed = (200 * torch.eye(10, dtype=torch.float64)[:2]).requires_grad_()
+    value = disagreement(opposed, opposed.detach().flip(0), divergence="code")
+    (gradient,) = torch.autograd.grad(value, [opposed])
+    assert value.item() == 0 and not gradient.any()
+
+
+def test_distillation_loss() -> None:
+    torch.manual_seed(1)
+    student, teacher = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+    hot = F.kl_div((student / 3).log_softmax(1), (teacher / 3).softmax(1), reduction="batchmean") * 9
+    torch.testing.assert_close(distillation_loss(student, teacher, temperature=3.0), hot)
+    p, q = teacher.sigmoid(), student.sigmoid()
+    bernoulli = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+    torch.testing.assert_close(distillation_loss(student, teacher, multilabel=True), bernoulli)
+    assert distillation_loss(student.bfloat16(), teacher.bfloat16()).dtype == torch.float32
+
+
+def test_labels_by_hand() -> None:
+    rng = torch.Generator().manual_seed(0)
+    counts = torch.tensor([500.0, 0, 400, 200, 400])
+    for num_samples, wanted in ((10, [0, 5, 1, 3, 1]), (1000, [0, 500, 100, 300, 100])):
+        assert allot(complement(counts), num_samples, rng).bincount().tolist() == wanted
+    rounded = allot(complement(counts), 5, rng).bincount(minlength=5)
+    assert rounded.sum() == 5 and ((rounded - torch.tensor([0, 2.5, 0.5, 1.5, 0.5])).abs() < 1).all()
+    assert allot(complement(torch.full((4,), 3.0)), 8, rng).bincount().tolist() == [2, 2, 2, 2]
+    left_over = torch.stack([allot(torch.ones(10), 12, rng).bincount(minlength=10) for _ in range(60)])
+    assert left_over.min() == 1 and left_over.max() == 2 and (left_over.sum(0) > 60).all()
+
+
+def test_generation_lowers_its_loss_and_batches_are_independent() -> None:
+    torch.manual_seed(0)
+    networks = [nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double() for _ in range(2)]
+    noise, labels = torch.randn(9, 6, dtype=torch.float64), torch.arange(9) % 3
+    made = generate(noise, labels, *networks, lambda_dis=0.5, steps=60, lr=0.05)
+    assert not made.requires_grad
+    with torch.no_grad():
+        assert target_loss(networks[0](made), labels) < 0.7 * target_loss(networks[0](noise), labels)
+        assert disagreement(*(network(made) for network in networks)) < disagreement(*(network(noise) for network in networks))
+    # Adam does not feel the mean's divisor, up to its epsilon.
+    torch.testing.assert_close(
+        generate(noise, labels, *networks, lambda_dis=0.5, steps=60, lr=0.05, batch_size=4), made, rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(generate(noise, labels, *networks, steps=0), noise)
+
+
+# On images --------------------------------------------------------------------------------------------------------------------------
+
+
+class TinyImages(flcog.FederatedDataModule):
+    """Grey 9x8 images of three classes, as bytes."""
+
+    num_classes = 3
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"num_clients": 3, "batch_size": 4} | options))
+
+    def load(self) -> Splits:
+        rng = np.random.default_rng(0)
+        labels = np.arange(36) % 3
+        images = rng.integers(0, 100, (36, 9, 8, 1)) + 70 * labels[:, None, None, None]
+        samples = Samples(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
+        return Splits(samples, samples)
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        return Preprocess((0.4,), (0.3,))
+
+
+def image_classifier() -> flcog.Classifier:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    return flcog.Classifier(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3)), optimizer=SGD
+    )
+
+
+IMAGES: dict[str, Any] = {"clients_per_round": 2, "local_steps": 2, "rounds": 2}
+
+
+@pytest.mark.parametrize("changes", [{"generation_batch_size": 4}, {"generator": True, "generation_batch_size": 4}])
+def test_small_batches_and_generator_on_images(changes: dict[str, Any]) -> None:
+    method = dataclasses.replace(TINY, num_samples=6, steps=2, **changes)
+    loop, vmap = (
+        train(method, module=image_classifier(), data=TinyImages(), executor=executor, **IMAGES) for executor in ("loop", "vmap")
+    )
+    assert_close(vmap.state, loop.state, 1e-8)
+    whole = train(dataclasses.replace(method, generation_batch_size=None), module=image_classifier(), data=TinyImages(), **IMAGES)
+    apart = distance(whole.state, loop.state)
+    assert apart > 1e-6 if method.generator else 0 < apart < 1e-5
+
+
+def test_a_generator_is_trained_beside_what_it_is_fed() -> None:
+    """Against torch's own layers and optimiser."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(image_generator.LATENT, 8192), nn.Unflatten(1, (128, 8, 8)), nn.Upsample((9, 8)))
+    for channels in ((128, 64), (64, 32), (32, 1)):
+        network += nn.Sequential(nn.LeakyReLU(0.2), nn.Conv2d(*channels, 3, padding=1))
+    names = [f"{layer}.{part}" for layer in ("linear", "conv1", "conv2", "conv3") for part in ("weight", "bias")]
+    weights = {name: value.detach().clone() for name, value in zip(names, network.parameters(), strict=True)}
+    first, second = (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).requires_grad_(False) for _ in range(2))
+    noise, labels = torch.randn(4, image_generator.LATENT), torch.tensor([0, 1, 2, 0])
+    decode = partial(image_generator.images, size=(9, 8))
+    made = generate(noise, labels, first, second, lambda_dis=0.5, steps=5, weights=weights, decode=decode)
+
+    fed = noise.clone().requires_grad_()
+    optimizer = torch.optim.Adam([fed, *network.parameters()], 0.01, (0.5, 0.9))
+    for _ in range(5):
+        inputs = network(fed)
+        loss = F.cross_entropy(first(inputs), labels) + 0.5 * disagreement(first(inputs), second(inputs))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(made, network(fed).detach(), rtol=1e-8, atol=1e-8)
+    assert (made - decode({"noise": noise, **weights})).abs().max() > 0.1
+
+
+def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures, times = GeneratedImages(steps=(0, 2), every_n_rounds=2), GenerationTime(num_samples=(2, 3), repeats=1)
+    for changes in ({}, {"generator": True, "steps": 1}, {"lambda_kd": 0.0}, {"num_samples": 0}):
+        method = dataclasses.replace(TINY, start_round=1, **changes)
+        data = TinyImages()
+        trainer = fit(tmp_path, method, pictures, times, module=image_classifier(), data=data, **IMAGES)
+        assert trainer.run_dir is not None
+        written = sorted(path.name for path in (trainer.run_dir / "figures").iterdir())
+        assert written == ["generated_images-000002.png"]
+        assert len((trainer.run_dir / "generation_time.csv").read_text().split()) == 3
+        assert capsys.readouterr().out.count("FedCOG generates") == 2
+    torch.set_default_dtype(torch.float32)
+    stored = torch.as_tensor(data.federation.train.inputs)
+    torch.testing.assert_close(to_pixels(data.federation, data.federation.preprocess(stored)), stored / 255)
+    with pytest.raises(ValueError, match="add FedCOG"):
+        fit(tmp_path, GenerationTime(), rounds=1)
+    with pytest.raises(ValueError, match="holds none"):
+        fit(tmp_path, TINY, GeneratedImages(), rounds=1)
+
+
+def test_columns_show_their_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Tensor] = []
+    monkeypatch.setattr(generated_images, "to_pixels", lambda federation, row: shown.append(row) or to_pixels(federation, row))
+    method = dataclasses.replace(TINY, lambda_dis=0.0)
+    observer = GeneratedImages(steps=(0, 300), max_classes=2)
+    trainer = fit(tmp_path, method, observer, module=image_classifier(), data=TinyImages(), **IMAGES)
+    noise, made = shown
+    assert noise.shape == made.shape == (2, 1, 9, 8)
+    network = image_classifier().model.double()
+    network.load_state_dict(trainer.state)
+    logits = network(made.double()).log_softmax(1)
+    assert logits[:, :2].argmax(1).tolist() == [0, 1] and (logits[:, :2].diag() > -0.1).all()
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_local_models_are_measured(executor: str, tmp_path: Path) -> None:
+    module, data = classifier(), TinyData(client_test=0.3)
+    before = copy.deepcopy(module)
+    options: dict[str, Any] = {"rounds": 1, "eval_every": 1, "executor": executor}
+    trainer = fit(tmp_path, LocalModels(), module=module, data=data, **options)
+    problem, federation = problem_of(trainer, before, SGD), data.federation
+    assert_close(trainer.state, fedavg.run(problem), 1e-10)
+    locals_ = {client.id: train_client(problem, problem.model, client) for client in trainer.recorded[0]}
+    assert federation.test is not None and federation.client_test is not None
+    everything = {
+        "distance": [
+            float(torch.cat([(value - trainer.state[name]).flatten() for name, value in parameters(local).items()]).norm())
+            for local in locals_.values()
+        ],
+        "test_accuracy": [accuracy(local, federation.test, np.arange(30)) for local in locals_.values()],
+        "reweighted_accuracy": [reweighted(local, federation.test, own_labels(federation, k)) for k, local in locals_.items()],
+        "client_accuracy": [accuracy(local, federation.train, federation.client_test.client(k)) for k, local in locals_.items()],
+    }
+    for name, values in everything.items():
+        assert trainer.history[0][f"local/{name}_mean"] == pytest.approx(np.mean(values), rel=1e-6), name
+        assert trainer.history[0][f"local/{name}_std"] == pytest.approx(np.std(values), rel=1e-5), name
+    assert trainer.history[0]["local/distance_worst_decile"] == pytest.approx(max(everything["distance"]), rel=1e-6)
+    assert not trainer.servers["LocalModels"]
+
+
+def own_labels(federation: Federation, client: int) -> list[int]:
+    return federation.train.targets[federation.partition.client(client)].tolist()
+
+
+def reweighted(model: nn.Module, samples: Samples, own: list[int]) -> float:
+    """The mean, over the client's samples, of the accuracy on the test samples of each one's label."""
+    of_label = {label: accuracy(model, samples, np.flatnonzero(samples.targets == label)) for label in set(own)}
+    return float(np.mean([of_label[label] for label in own]))
+
+
+def accuracy(model: nn.Module, samples: Samples, rows: np.ndarray) -> float:
+    inputs, targets = torch.as_tensor(samples.inputs)[rows].double(), samples.targets[rows]
+    return float((model(inputs).argmax(1) == targets).double().mean())
+
+
+# Mistakes ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": -1}, "num_samples must be at least 0"),
+        ({"steps": -1}, "steps must be at least 0"),
+        ({"lambda_dis": -0.1}, "lambda_dis must be at least 0"),
+        ({"lambda_kd": -1.0}, "lambda_kd must be at least 0, or 'balance'"),
+        ({"lambda_kd": float("nan")}, "lambda_kd must be at least 0, or 'balance'; got nan"),
+        ({"lambda_kd": "auto"}, "lambda_kd must be at least 0, or 'balance'"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"betas": (0.5, 1.0)}, "betas are two numbers"),
+        ({"generation_batch_size": 0}, "generation_batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"targets": "random"}, "targets must be uniform or complementary"),
+        ({"divergence": "kl"}, "divergence must be paper or code"),
+        ({"start_round": 5, "stop_round": 5}, "start_round"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedCOG(**options)
+
+
+def test_bad_observers() -> None:
+    for make in (partial(GeneratedImages, steps=()), partial(GeneratedImages, every_n_rounds=0), partial(GenerationTime, (0,))):
+        with pytest.raises(ValueError, match="at least"):
+            make()
+
+
+def test_data_that_cannot_be_generated() -> None:
+    with pytest.raises(ValueError, match="set it to false"):
+        train(dataclasses.replace(TINY, generator=True), rounds=1)
+    with pytest.raises(ValueError, match="not for regression data"):
+        train(TINY, data=TinyData(targets="regression"), module=flcog.Regressor(MLP(6, (), 1)), rounds=1)
+
+    class Tokens(TinyData):
+        def load(self) -> Splits:
+            splits = super().load()
+            return Splits(Samples(torch.as_tensor(splits.train.inputs).long(), splits.train.targets))
+
+    with pytest.raises(ValueError, match="token ids"):
+        train(dataclasses.replace(TINY, start_round=2), data=Tokens(), rounds=1)

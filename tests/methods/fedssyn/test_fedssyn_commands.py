@@ -1,0 +1,121 @@
+"""What users of Fedssyn type: ``flcog synthesize`` and the study of shuffling."""
+
+import csv
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from harness import ROOT, make_trainer
+from torch import nn
+
+import flcog
+from flcog.callbacks.fedssyn.shuffling_study import problem_of
+from flcog.callbacks.fedssyn.synthesis_cache import export_images
+from flcog.commands.cli import main
+from flcog.datamodules import Digits, LeastSquares, Natural, Quadratics, Shuffled
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+
+
+@pytest.mark.usefixtures("command_line")
+def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "fedssyn.yaml"
+    callback = {"class_path": "flcog.callbacks.Fedssyn", "init_args": {"num_images": 5, "generator": {
+        "class_path": "flcog.callbacks.BetaVAE", "init_args": {"latent": 2, "hidden": 8, "channels": 4, "epochs": 1}}}}  # fmt: skip
+    config.write_text(yaml.safe_dump({"trainer": {"callbacks+": [callback], "rounds": 1, "local_steps": 1, "logger": False}}))
+    arguments = ["-c", QUICKSTART, "-c", str(config), "--data.num_clients", "3"]
+
+    def run(verb: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["flcog", verb, *arguments])
+        main()
+        return capsys.readouterr().out
+
+    printed = run("synthesize", *arguments)
+    (folder,) = Path("runs/synthetic").iterdir()
+    assert f"15 of 15 synthetic images are in {folder / 'images'}" in printed and "flcog fit -c" in printed
+    images = sorted(folder.glob("images/client-*/*/*.png"))
+    assert len(images) == 15 and not list(Path("runs").glob("*/checkpoints"))
+    for path in images[3:8]:
+        path.unlink()
+    assert export_images(folder, Digits(num_clients=3).federation)[1:] == (10, 15)  # what is gone stays gone
+    assert "Fedssyn: clients train on" in run("fit", *arguments)
+    (directory,) = [path for path in Path("runs").iterdir() if path.name != "synthetic"]
+    assert (directory / "synthetic.csv").is_file() and (directory / "figures" / "synthetic-images-000000.png").is_file()
+    # Ten images of 28x28 bytes and a label each.
+    assert f"{10 * (28 * 28 + 8)}" in str(flcog.run.checkpoint.read(directory / "checkpoints" / "last.ckpt")["ledger"])
+
+
+def test_rounds_of_the_study_are_those_of_a_run() -> None:
+    """The closed form against the trainer, on shuffled clients."""
+    data = {"num_clients": 4, "dimension": 3, "samples_per_client": 10, "zeta": 10.0, "partitioner": Shuffled(0.3, Natural())}
+    problem = problem_of(Quadratics(**data), local_steps=5, start=1.0)  # type: ignore[arg-type]
+    assert np.allclose(problem.optimum, Quadratics(**data).optimum.numpy(), atol=1e-12)  # type: ignore[arg-type]
+    for lr in (0.002, 0.02):
+        module = LeastSquares(nn.Linear(1, 3, bias=False), partial(torch.optim.SGD, lr=lr))
+        nn.init.ones_(module.model.weight)  # type: ignore[arg-type]
+        trainer = make_trainer(None, local_steps=5, clients_per_round=1.0)
+        trainer.prepare(module, Quadratics(**data, batch_size=10))  # type: ignore[arg-type]
+        distances = []
+        for _ in range(25):
+            distances.append(
+                float((next(iter(trainer.params.values())).flatten() - torch.from_numpy(problem.optimum)).square().sum())
+            )
+            trainer.train_round()
+        targets = np.array([1.0, 0.5, 0.1, 0.05, 0.01, 1e-12])
+        expected = [next((i for i, d in enumerate(distances) if d <= target), None) for target in targets]
+        counted = problem.rounds(np.array([lr]), targets)[0]
+        for ours, theirs in zip(counted, expected, strict=True):
+            assert ours == theirs or (theirs is None and ours >= 25)
+    assert counted[-1] == np.inf  # it ends beside the optimum
+    rounds, rates = problem.tuned(np.array([0.01]))
+    lr = 1e-6
+    powers = (1 - lr * problem.curvatures) ** 5
+    at_rest = ((1 - powers) @ problem.optima) / (1 - powers).sum()  # x = mean_i x_i + powers_i (x - x_i)
+    assert np.linalg.norm(at_rest - problem.optimum) == pytest.approx(lr * (5 - 1) / 2 * problem.drift, rel=1e-3)
+    tried = [problem.rounds(np.array([lr]), np.array([0.01]))[0, 0] for lr in np.geomspace(1e-4, 0.05, 300)]
+    assert rounds[0] == min(tried) and problem.rounds(rates, np.array([0.01]))[0, 0] == rounds[0]
+
+
+def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["shuffling-study", "--p", "0", "0.2", "0.5", "--noise-rounds", "10", "--out", str(tmp_path / "study")])
+    assert "rounds to ||x - x*||^2 <= 1.1e-06, 10 clients" in capsys.readouterr().out
+    with (tmp_path / "study" / "rounds.csv").open() as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert [row["p"] for row in rows] == [0, 0.2, 0.5]
+    first = rows[0]
+    for row in rows[1:]:
+        # Super-linear: fewer than in proportion to what is not shuffled, and the theory says so only with L_p.
+        assert row["rounds"] < (1 - row["p"]) * first["rounds"]
+        assert row["rounds_theory"] < row["rounds_fixed_l"] < first["rounds"]
+        assert row["zeta"] == pytest.approx(row["zeta_theory"], rel=0.05)
+        assert row["smoothness"] == (1 - row["p"]) * 100 + row["p"] * 38.5
+        # What the counted rounds really go with, about (1 - p)^2.
+        assert row["ratio"] == pytest.approx(row["ratio_drift"], rel=0.03)
+        assert row["ratio_drift"] == pytest.approx((1 - row["p"]) ** 2, rel=0.15)
+    assert (tmp_path / "study" / "figure.png").is_file()
+    with (tmp_path / "study" / "noise.csv").open() as file:
+        errors = list(csv.DictReader(file))
+    assert len(errors) == 2 * 3 * 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--p", "1.5"], "--p are fractions from 0 to 1; got [1.5]"),
+        (["--clients", "1"], "--clients must be at least 2, for somebody to exchange with; got 1"),
+        (["--zeta", "0"], "--zeta must be positive; got 0.0"),
+        (["--dimension", "0"], "--dimension must be positive; got 0"),
+        (["--target", "1e3"], "--target 1000 is reached after 0 rounds, and so is four times that: lower it"),
+        (["--target", "1e-30"], "no step size reaches 1e-30 with 0% shuffled: raise --target, or lower --zeta or --local-steps"),
+    ],
+)
+def test_the_study_says_what_is_wrong(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["shuffling-study", *arguments])
+    assert capsys.readouterr().err == f"flcog: error: {message}\n"

@@ -1,0 +1,141 @@
+"""A run is trained by one process at a time, and its metrics.csv says if that was ever otherwise."""
+
+import os
+import platform
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from harness import TinyData, classifier, fit, make_trainer
+
+import flcog
+from flcog.run.directory import MetricsTable
+from flcog.run.writer_lock import WriterLock
+from run.test_resume import finish, run, start
+
+HELD = (
+    rf"is being trained by process {os.getpid()} on {platform.node()} since 2\d\d\d-.*: wait until that has ended or stop it, or"
+)
+
+
+class GoesOnTwice(flcog.Callback):
+    """In the first round it asks a second trainer to go on with the same run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.refusals = root, []  # type: tuple[Path, list[str]]
+
+    def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+        if round == 2:
+            for path in ("last", str(trainer.run_dir)):
+                with pytest.raises(ValueError, match=HELD) as refusal:
+                    make_trainer(self.root, rounds=5).fit(classifier(), TinyData(), ckpt_path=path)
+                self.refusals.append(str(refusal.value))
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_second_writer_is_told_who_trains_the_run(tmp_path: Path) -> None:
+    twice = GoesOnTwice(tmp_path)
+    trainer = fit(tmp_path, twice, rounds=3)
+    assert len(twice.refusals) == 2 and "\n" not in twice.refusals[0]
+    assert [row["round"] for row in trainer.history] == [1, 2, 3]
+    assert fit(tmp_path, rounds=4, ckpt_path="last").round == 4, "a run that has ended is free"
+
+
+def test_a_refused_writer_touches_nothing(tmp_path: Path) -> None:
+    run = fit(tmp_path, rounds=2).run_dir
+    assert run is not None
+    before = files_of(run)
+    with FileLock(run / ".lock"), pytest.raises(ValueError, match="is being trained by another process: wait"):
+        fit(tmp_path, rounds=3, ckpt_path="last")
+    assert files_of(run) == before
+
+
+def test_the_right_to_write_ends_with_the_fit_however_that_ends(tmp_path: Path) -> None:
+    class Dies(flcog.Callback):
+        def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+            raise KeyboardInterrupt
+
+    fit(tmp_path, rounds=1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, Dies(), rounds=2, ckpt_path="last")
+    with pytest.raises(ValueError, match="with seed 0; this one has 1"):
+        fit(tmp_path, rounds=2, seed=1, ckpt_path="last")
+    trainer = make_trainer(tmp_path, rounds=2)
+    for _ in range(2):
+        trainer.fit(classifier(), TinyData(), ckpt_path="last")
+    assert trainer.round == 2 and not list(tmp_path.glob("*/.writer.yaml"))
+
+
+def test_a_run_can_be_tested_while_it_is_trained(tmp_path: Path) -> None:
+    run = fit(tmp_path, rounds=1).run_dir
+    assert run is not None
+    lock = WriterLock()
+    assert lock.take(run) is None
+    assert make_trainer(tmp_path).test(classifier(), TinyData(), ckpt_path="last")
+    lock.release()
+
+
+def test_a_checkpoint_that_is_not_there_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkpoint at"):
+        fit(tmp_path, ckpt_path=str(tmp_path / "nowhere" / "checkpoints" / "last.ckpt"))
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_of_two_processes_that_go_on_with_a_run_one_trains_it(tmp_path: Path, devices: int) -> None:
+    run(tmp_path, rounds=2)
+    first = start(tmp_path, rounds=4, ckpt="last", sleep=60.0, devices=devices)
+    (folder,) = (tmp_path / "runs").iterdir()
+    deadline = time.monotonic() + 120
+    while not (folder / ".writer.yaml").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    second = start(tmp_path, rounds=4, ckpt="last", devices=devices)
+    output, _ = second.communicate(timeout=120)
+    assert second.returncode != 0 and f"is being trained by process {first.pid} on" in output
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    finish(start(tmp_path, rounds=4, ckpt="last"))
+    rows = (folder / "metrics.csv").read_text().splitlines()[1:]
+    assert [row.partition(",")[0] for row in rows] == ["1", "2", "3", "4"]
+
+
+def write(path: Path, rounds: list[int]) -> bytes:
+    path.write_text("round,x\n" + "".join(f"{round},{place / 10}\n" for place, round in enumerate(rounds)))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fault", "left"),
+    [
+        ([1, 2, 3, 4, 5, 3, 4, 5, 6], r"row 6 is round 3, after round 5: two processes wrote it", [1, 2, 3, 4, 5, 6]),
+        ([1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7], r"row 4 is round 3, after round 3: two processes wrote it", [1, 2, 3, 4, 5, 6]),
+        ([1, 2, 5, 6], r"rounds 3 to 4 are missing", [1, 2, 5, 6]),
+        ([1, 2, 3, 4, 5], r"round 6 is missing", [1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_gap_or_a_step_back_is_said_and_no_row_is_lost(tmp_path: Path, rounds: list[int], fault: str, left: list[int]) -> None:
+    content = write(tmp_path / "metrics.csv", rounds)
+    table = MetricsTable(tmp_path / "metrics.csv")
+    with pytest.warns(UserWarning, match=rf"metrics\.csv: {fault}; it is kept as metrics-1\.csv, and the run goes on"):
+        table.load(rounds=6)
+    assert [row["round"] for row in table.rows] == left
+    assert all(row["x"] == max(place for place, r in enumerate(rounds) if r == row["round"]) / 10 for row in table.rows)
+    assert (tmp_path / "metrics-1.csv").read_bytes() == content
+    with warnings.catch_warnings(action="ignore"):
+        MetricsTable(tmp_path / "metrics.csv").load(rounds=6)  # a gap stays one: said again, and kept under a further number
+    assert (tmp_path / "metrics-1.csv").read_bytes() == content
+
+
+def test_a_table_that_is_gone_is_said(tmp_path: Path) -> None:
+    run = fit(tmp_path, rounds=2).run_dir
+    assert run is not None
+    (run / "metrics.csv").unlink()
+    with pytest.warns(UserWarning, match=r"metrics\.csv: rounds 1 to 2 are missing, and the run goes on"):
+        assert [row["round"] for row in fit(tmp_path, rounds=3, ckpt_path="last").history] == [3]

@@ -1,0 +1,171 @@
+"""Runs that die go on, with the same numbers; checkpoints fit any number of processes."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import TESTS, TinyData, classifier, make_trainer
+
+import flcog
+from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
+from flcog.hooks import Cohort, Messages, Params, Slot
+from flcog.run import checkpoint
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from run.test_resume import run
+run({root!r}, {options})
+"""
+
+
+class Drifts(flcog.Method):
+    """A server's step that comes out differently in every process but the first, as an accelerator's may; to each its own state."""
+
+    def init_server(self, params: Params) -> Slot:
+        return {"steps": torch.tensor(0), "sum": torch.zeros(())}
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        steps = server["steps"] + 1 + rank
+        return {name: value * (1 + steps * rank) for name, value in delta.items()}, {"steps": steps, "sum": server["sum"] + rank}
+
+
+class Slow(flcog.Callback):
+    def __init__(self, sleep: float) -> None:
+        self.sleep = sleep
+
+    def on_round_start(self, trainer: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+        time.sleep(self.sleep)
+
+
+def run(root: Path | str, rounds: int, ckpt: str | None = None, devices: int = 1, sleep: float = 0.0) -> None:
+    """A run in this process: every import of torch that can be spared is."""
+    callbacks = [SCAFFOLD(), FedAvgM(), Drifts(), Slow(sleep)]
+    trainer = make_trainer(Path(root) / "runs", *callbacks, rounds=rounds, eval_every=1, devices=devices)
+    trainer.fit(classifier(), TinyData(), ckpt_path=ckpt)
+
+
+def start(root: Path, rounds: int, **options: Any) -> subprocess.Popen[str]:
+    """A run in a process of its own."""
+    script = root / "script.py"
+    root.mkdir(exist_ok=True)
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {"rounds": rounds, **options}.items())
+    script.write_text(SCRIPT.format(tests=str(TESTS), root=str(root), options=arguments))
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+
+
+def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The final parameters, and metrics.csv without its times."""
+    (run,) = (root / "runs").iterdir()
+    rows = (run / "metrics.csv").read_text().splitlines()
+    keep = [i for i, name in enumerate(rows[0].split(",")) if not name.startswith("time/")]
+    return checkpoint.read(run / "checkpoints" / "last.ckpt")["params"], [
+        ",".join(row.split(",")[i] for i in keep) for row in rows
+    ]
+
+
+def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(whole, rounds=8)
+    process = start(killed, rounds=8, sleep=0.15)
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        written = list((killed / "runs").glob("*/metrics.csv"))
+        if written and len(written[0].read_text().splitlines()) >= 4:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
+    run(killed, rounds=8, ckpt="last")
+    (params, rows), (resumed_params, resumed_rows) = outcome(whole), outcome(killed)
+    assert rows == resumed_rows
+    assert all(torch.equal(params[name], resumed_params[name]) for name in params)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does_from_the_start_and_from_its_checkpoint(tmp_path: Path) -> None:
+    whole, double, mixed = tmp_path / "whole", tmp_path / "double", tmp_path / "mixed"
+    run(whole, rounds=8)
+    params, rows = outcome(whole)
+    finish(start(double, rounds=8, devices=2))
+    run(mixed, rounds=3)
+    finish(start(mixed, rounds=8, devices=2, ckpt="last"))
+    for other in (double, mixed):
+        other_params, other_rows = outcome(other)
+        for name, value in params.items():
+            torch.testing.assert_close(other_params[name], value, rtol=1e-9, atol=1e-12)
+        assert len(other_rows) == len(rows)
+        for ours, theirs in zip(rows[1:], other_rows[1:], strict=True):
+            assert [float(x) for x in ours.split(",")] == pytest.approx([float(x) for x in theirs.split(",")], rel=1e-6)
+
+
+def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
+    make_trainer(tmp_path / "a", rounds=4).fit(classifier(), TinyData())
+    short = make_trainer(tmp_path / "b", rounds=2)
+    short.fit(classifier(), TinyData())
+    longer = make_trainer(tmp_path / "b", rounds=4)
+    longer.fit(classifier(), TinyData(), ckpt_path="last")
+    assert longer.run_dir == short.run_dir.resolve() and [row["round"] for row in longer.history] == [1, 2, 3, 4]
+
+
+def test_rows_after_the_last_checkpoint_are_run_again(tmp_path: Path) -> None:
+    observers = [Checkpoint(every_n_rounds=2)]
+    whole = make_trainer(tmp_path / "whole", SCAFFOLD(), *observers, rounds=4)
+    whole.fit(classifier(), TinyData())
+
+    class Dies(flcog.Callback):
+        def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+            if round == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path / "dies", SCAFFOLD(), *observers, Dies(), rounds=4).fit(classifier(), TinyData())
+    resumed = make_trainer(tmp_path / "dies", SCAFFOLD(), *observers, rounds=4)
+    resumed.fit(classifier(), TinyData(), ckpt_path="last")
+    assert [row["round"] for row in resumed.history] == [1, 2, 3, 4]
+    assert all(torch.equal(whole.params[name], resumed.params[name]) for name in whole.params)
+
+
+def test_kept_checkpoints_keep_their_clients(tmp_path: Path) -> None:
+    """Client states live in one file per round; an old checkpoint's are not pruned under it."""
+    trainer = make_trainer(tmp_path, SCAFFOLD(), Checkpoint(keep_every_n_rounds=2), rounds=6, clients_per_round=3)
+    trainer.fit(classifier(), TinyData())
+    assert trainer.run_dir is not None
+    kept = trainer.run_dir / "checkpoints" / "round-000002.ckpt"
+    again = make_trainer(tmp_path, SCAFFOLD(), rounds=6, clients_per_round=3)
+    again.fit(classifier(), TinyData(), ckpt_path=str(kept))
+    assert all(torch.equal(trainer.params[name], again.params[name]) for name in trainer.params)
+
+
+def test_the_method_list_must_be_the_same(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, SCAFFOLD(), rounds=1)
+    trainer.fit(classifier(), TinyData())
+    with pytest.raises(ValueError, match=r"run with methods \['SCAFFOLD'\]; this run has \['FedAvgM'\]"):
+        make_trainer(tmp_path, FedAvgM(), rounds=2).fit(classifier(), TinyData(), ckpt_path=str(trainer.run_dir))
+    with pytest.raises(ValueError, match="no run under"):
+        make_trainer(tmp_path / "empty", rounds=2).fit(classifier(), TinyData(), ckpt_path="last")
+
+
+def test_the_best_model_can_be_tested_but_not_resumed(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, rounds=3, eval_every=1)
+    trainer.fit(classifier(), TinyData())
+    best = max(row["test/accuracy"] for row in trainer.history)
+    metrics = make_trainer(tmp_path).test(classifier(), TinyData(), ckpt_path="best")
+    assert metrics["test/accuracy"] == pytest.approx(best)
+    with pytest.raises(ValueError, match="a model to evaluate, not a run to go on with"):
+        make_trainer(tmp_path, rounds=4).fit(classifier(), TinyData(), ckpt_path="best")

@@ -1,0 +1,105 @@
+"""What leaves the house with a tracker: no client's label counts, no command line, no secret; and what W&B refuses."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+import yaml
+from harness import TinyData, classifier
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+
+import flcog
+from flcog.hooks import Callback
+from flcog.run.observers.partition_chart import PartitionChart
+from run.test_faulty_trackers import Faulty
+
+
+class Listens(Faulty):
+    """Takes pictures too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pictures = list[str]()
+
+    @property
+    def experiment(self) -> Any:
+        return self
+
+    def add_figure(self, name: str, figure: Any, global_step: int) -> None:
+        self.pictures.append(name)
+
+
+def fit(root: Path, logger: Logger, *callbacks: Callback, config: Any = None) -> flcog.FederatedTrainer:
+    options: dict[str, Any] = {"local_steps": 1, "accelerator": "cpu", "executor": "loop", "callbacks": list(callbacks)}
+    trainer = flcog.FederatedTrainer(rounds=1, logger=logger, default_root_dir=str(root), **options)
+    trainer.config = config
+    trainer.fit(classifier(), TinyData())
+    return trainer
+
+
+def test_single_clients_stay_in_the_runs_directory(tmp_path: Path) -> None:
+    tracker = Listens()
+    trainer = fit(tmp_path, tracker)
+    assert trainer.run_dir is not None and (trainer.run_dir / "figures/partition-000000.png").is_file()
+    local = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())["partition"]
+    told = tracker.parameters["run"]["partition"]
+    assert tracker.pictures == [] and "partition" not in tracker.parameters
+    assert told.keys() == {"clients", "samples/train", "samples/left_out", "classes", "hash", "imbalance/classes", "kl/pooled"}
+    assert told.items() <= local.items() and {"size/min", "kl/max", "labels/mean", "imbalance/clients"} <= local.keys()
+
+
+def test_they_leave_it_where_they_are_asked_for(tmp_path: Path) -> None:
+    tracker = Listens()
+    trainer = fit(tmp_path, tracker, PartitionChart(log_partition=True))
+    assert tracker.pictures == ["partition"] and trainer.run_dir is not None
+    local = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())["partition"]
+    assert tracker.parameters["partition"] == local
+
+
+def test_the_command_and_secrets_stay_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["flcog", "fit", "--data.hub_token", "s3cret", "--trainer.rounds=1"])
+    config = {"data": {"init_args": {"hub_token": "s3cret"}}, "trainer": {"rounds": 1}}
+    tracker = Listens()
+    trainer = fit(tmp_path, tracker, config=config)
+    assert trainer.run_dir is not None
+    assert "command" not in tracker.parameters["run"] and "s3cret" not in str(tracker.parameters)
+    assert tracker.parameters["config"] == {"data": {"init_args": {"hub_token": "***"}}, "trainer": {"rounds": 1}}
+    run = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
+    assert run["command"] == "flcog fit --data.hub_token '***' --trainer.rounds=1"
+    assert yaml.safe_load((trainer.run_dir / "config.yaml").read_text()) == config, "which must run again"
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+
+
+def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: None) -> None:
+    """It would record the command line, and ask git about the working directory."""
+    monkeypatch.setattr(sys, "argv", ["flcog", "fit", "--data.hub_token", "s3cret"])
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    wandb.setup()
+    try:
+        trainer = fit(tmp_path / "runs", WandbLogger(offline=True))
+    finally:
+        wandb.teardown()  # which ends when all is written
+    assert trainer.run_dir is not None
+    (file,) = trainer.run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert b"num_clients" in content and b"s3cret" not in content
+    settings = trainer.loggers[0]._wandb_init["settings"]  # type: ignore[attr-defined]
+    assert settings.disable_git
+
+
+@pytest.mark.parametrize(
+    "name, value", [("WANDB_MODE", "nonsense"), ("WANDB_SILENT", "maybe"), ("WANDB_INIT_TIMEOUT", "abc")], ids=str
+)
+def test_what_wandb_refuses_is_said_in_one_line(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf"^W&B cannot go on with {name}={value} \(Input should be .*trainer.logger=false$"):
+        fit(tmp_path, WandbLogger())
+    assert not list(tmp_path.iterdir()), "no run was begun"
+    fit(tmp_path, CSVLogger("logs"))
