@@ -1,5 +1,6 @@
 """One sentence for a hyper-parameter out of its range, the same for every method."""
 
+import math
 from typing import Any
 
 
@@ -23,6 +24,14 @@ def positive(owner: Any, *fields: str) -> None:
         value = getattr(owner, field)
         if isinstance(value, float | int) and not value > 0:
             raise ValueError(f"{_name(owner)}: {field} must be positive{_or_null(owner, field)}; got {value}")
+
+
+def positive_and_finite(owner: Any, *fields: str) -> None:
+    """Refuse numbers that are not above 0, and infinity."""
+    for field in fields:
+        value = getattr(owner, field)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{_name(owner)}: {field} must be positive and finite; got {value}")
 
 
 def below_one(owner: Any, *fields: str) -> None:

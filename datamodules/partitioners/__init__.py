@@ -1,0 +1,56 @@
+"""Partitioners: how a training set is split over clients, one class for each split of the literature.
+
+Every class here is a frozen dataclass of hyper-parameters that maps ``(samples, num_clients, seed)`` to a ``Partition``. Where a
+split needs classes, :func:`class_labels` says what they are for multi-label and regression targets. All randomness is NumPy's
+PCG64 seeded by ``seed``, so a split does not depend on the machine, on torch or on any global stream. (A later NumPy may draw
+gamma variates in another way: save the partition, or cite its hash, where a split has to outlive the software.) ``NIIDBench``
+alone draws as an older program does.
+
+"Dirichlet" names at least four different splits, and accuracies of papers differ by that alone:
+
+==================================  ==========================================================================================
+``Dirichlet(beta)``                 each class is cut over the clients by Dirichlet shares; clients that hold the average already
+                                    get no more (NIID-Bench, MOON, FedCOG, FedDisco): what most papers mean by "Dir"
+``NIIDBench(beta)``                 the same, sample for sample as the code of FedCOG and FedDisco draws it from its seed
+``Dirichlet(beta, capped=False)``   the same without that cap: client sizes vary far more (Yurochkin et al., FL-bench)
+``ClientDirichlet(beta)``           each client draws its own mix of classes; all clients have the same size (Hsu et al., pfl)
+``InnerDirichlet(beta, sizes)``     the same with sizes given or log-normal, clients filled side by side (FedDyn, flwr, FedLab)
+``EqualDirichlet(beta)``            the capped one, laid end to end and re-cut into equal clients (Fedssyn)
+==================================  ==========================================================================================
+
+``IID``, ``Quantity``, ``Natural`` and ``ClientDirichlet`` split a million samples over a million clients in seconds. The other
+splits by label hold a table of clients by classes, which is quick up to 100,000 clients or so.
+"""
+
+from flcog.data import IID, Partitioner
+from flcog.datamodules.partitioners.biased_unbiased import BiasedUnbiased
+from flcog.datamodules.partitioners.client_mixes import ClientDirichlet, InnerDirichlet
+from flcog.datamodules.partitioners.dirichlet import Dirichlet
+from flcog.datamodules.partitioners.equal_dirichlet import EqualDirichlet
+from flcog.datamodules.partitioners.label_shards import ByClass, LabelShards
+from flcog.datamodules.partitioners.labels import class_labels
+from flcog.datamodules.partitioners.long_tail import LongTail
+from flcog.datamodules.partitioners.natural import Natural
+from flcog.datamodules.partitioners.niid_bench import NIIDBench
+from flcog.datamodules.partitioners.quantity import Quantity
+from flcog.datamodules.partitioners.saved import Saved
+from flcog.datamodules.partitioners.shuffled import Shuffled
+
+__all__ = [
+    "IID",
+    "BiasedUnbiased",
+    "ByClass",
+    "ClientDirichlet",
+    "Dirichlet",
+    "EqualDirichlet",
+    "InnerDirichlet",
+    "LabelShards",
+    "LongTail",
+    "NIIDBench",
+    "Natural",
+    "Partitioner",
+    "Quantity",
+    "Saved",
+    "Shuffled",
+    "class_labels",
+]

@@ -1,0 +1,83 @@
+"""What several splits share: seeded random numbers, shares cut into whole samples, samples dealt to clients, checks of sizes."""
+
+import numpy as np
+from numpy.random import PCG64, Generator
+
+from flcog.data import Partition
+
+
+def seeded_rng(seed: int, stream: int = 0) -> Generator:
+    """Random numbers that the seed fixes, the same on every machine.
+
+    Streams keep a split that wraps another from drawing the same numbers (stream 1 is the held-out parts').
+    """
+    return Generator(PCG64([seed, stream] if stream else seed))
+
+
+def draw_class_cuts(
+    class_sizes: np.ndarray, num_clients: int, beta: float, min_size: int, max_tries: int, rng: Generator, *, capped: bool
+) -> tuple[np.ndarray, int]:
+    """Samples of each client and class [K, C] by per-class Dirichlet shares, redrawn until no client has fewer than ``min_size``.
+
+    Also returns how many clients every try left short of it: 0 on success.
+    """
+    capacity = class_sizes.sum() / num_clients
+    fewest_short = num_clients
+    for attempt in range(max_tries):
+        counts = np.zeros((num_clients, len(class_sizes)), dtype=np.int64)
+        sizes = np.zeros(num_clients, dtype=np.int64)
+        for label, class_size in enumerate(class_sizes):
+            takers = np.flatnonzero(sizes < capacity) if capped else np.arange(num_clients)
+            counts[takers, label] = cut_by_shares(class_size, rng.dirichlet(np.full(len(takers), beta)))
+            sizes += counts[:, label]
+        fewest_short = min(fewest_short, int(np.count_nonzero(sizes < min_size)))
+        # Clients fall short nearly independently, so a mean of m leaves none short with a chance of exp(-m): 1e-11 for 25.
+        if fewest_short == 0 or (attempt >= 9 and fewest_short > 25):
+            break
+    return counts, fewest_short
+
+
+def cut_by_shares(total: int, shares: np.ndarray) -> np.ndarray:
+    """Integers that sum to ``total``, between the cumulative shares rounded down (so the last takes what rounding leaves)."""
+    edges = np.zeros(len(shares) + 1, dtype=np.int64)
+    edges[1:-1] = np.cumsum(shares[:-1]) * total
+    edges[-1] = total
+    return edges[1:] - edges[:-1]
+
+
+def shuffled_classes(labels: np.ndarray, rng: Generator) -> list[np.ndarray]:
+    """The samples of each class, in random order."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    return np.split(order, np.cumsum(np.bincount(labels))[:-1])
+
+
+def deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Partition:
+    """Client k gets ``counts[k, c]`` random samples of class c; samples that no client asks for are left out."""
+    owner = np.full(len(labels), -1)
+    for pool, wanted in zip(shuffled_classes(labels, rng), counts.T, strict=True):
+        owner[pool[: wanted.sum()]] = np.repeat(np.arange(len(counts)), wanted)
+    return Partition.from_assignment(owner, len(counts))
+
+
+def even_sizes(total: int, parts: int) -> np.ndarray:
+    """Sizes of ``parts`` equal parts, of which the first have one more where it does not divide."""
+    return total // parts + (np.arange(parts) < total % parts)
+
+
+def default_min_size(num_samples: int, num_clients: int) -> int:
+    """The papers' 10 samples; where clients average a few dozen, asking for 10 would change the law or never succeed."""
+    return 10 if num_samples >= 100 * num_clients else 1
+
+
+def require_min_size(num_samples: int, num_clients: int, min_size: int) -> None:
+    if min_size * num_clients > num_samples:
+        raise ValueError(
+            f"{num_clients} clients of at least {min_size} samples need {min_size * num_clients}, and the set has "
+            f"{num_samples}: lower min_size or num_clients"
+        )
+
+
+def require_a_sample_each(num_samples: int, num_clients: int) -> None:
+    if not 1 <= num_clients <= num_samples:
+        raise ValueError(f"{num_clients} clients cannot share {num_samples} samples: each needs one; set num_clients")

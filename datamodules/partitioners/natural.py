@@ -1,0 +1,47 @@
+"""One client per user of the data set."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flcog.core.checks import at_least
+from flcog.data import Partition, Partitioner, Samples
+from flcog.datamodules.partitioners.draws import seeded_rng
+
+
+@dataclass(frozen=True)
+class Natural(Partitioner):
+    """One client per user of the data set: FLAIR's photographers, FEMNIST's writers.
+
+    The data decide how many clients there are, so ``num_clients`` is not used; ``max_users`` limits them. Clients come in the
+    order of their users' names.
+
+    FLAIR, Song et al. 2022, https://arxiv.org/abs/2207.08869 (FedCOG draws 200 of its users); LEAF, Caldas et al. 2018,
+    https://arxiv.org/abs/1812.01097 (FEMNIST).
+
+    Args:
+        max_users: draw that many users at random, >= 1; None takes all.
+        min_samples: leave out users with fewer samples, >= 1.
+    """
+
+    max_users: int | None = None
+    min_samples: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "max_users", "min_samples")
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        if samples.users is None:
+            raise ValueError("Natural needs to know each sample's user, and this data set has none: use another partitioner")
+        user, sizes = np.unique(samples.users, return_inverse=True, return_counts=True)[1:]
+        chosen = np.flatnonzero(sizes >= self.min_samples)
+        if len(chosen) < (self.max_users or 1):
+            raise ValueError(
+                f"{len(chosen)} of {len(sizes)} users have at least {self.min_samples} samples, and {self.max_users or 'some'} "
+                "are wanted: lower max_users or min_samples"
+            )
+        if self.max_users is not None:
+            chosen = np.sort(seeded_rng(seed).choice(chosen, self.max_users, replace=False))
+        client_of_user = np.full(len(sizes), -1)
+        client_of_user[chosen] = np.arange(len(chosen))
+        return Partition.from_assignment(client_of_user[user], len(chosen))

@@ -1,0 +1,44 @@
+"""Client sizes that differ, with the same mix of labels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flcog.core.checks import at_least, positive_and_finite
+from flcog.data import Partition, Partitioner, Samples
+from flcog.datamodules.partitioners.draws import (
+    cut_by_shares,
+    default_min_size,
+    require_a_sample_each,
+    require_min_size,
+    seeded_rng,
+)
+
+
+@dataclass(frozen=True)
+class Quantity(Partitioner):
+    """Client sizes are skewed, labels are not: n_k = m + p_k (N - K m), p ~ Dir_K(beta), samples at random.
+
+    Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079, who have m = 0 and redraw until the smallest client has 10
+    samples. Giving everyone m beforehand differs by at most m samples a client and works for any beta and number of clients.
+
+    Args:
+        beta: concentration, > 0 (NIID-Bench: 0.5).
+        min_size: m, >= 0. By default 10 where clients average 100 samples or more, and 1 below.
+    """
+
+    beta: float
+    min_size: int | None = None
+
+    def __post_init__(self) -> None:
+        positive_and_finite(self, "beta")
+        at_least(self, 0, "min_size")
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        require_a_sample_each(len(samples), num_clients)
+        rng = seeded_rng(seed)
+        min_size = default_min_size(len(samples), num_clients) if self.min_size is None else self.min_size
+        require_min_size(len(samples), num_clients, min_size)
+        spare = len(samples) - num_clients * min_size
+        sizes = min_size + cut_by_shares(spare, rng.dirichlet(np.full(num_clients, self.beta)))
+        return Partition.from_assignment(rng.permutation(np.repeat(np.arange(num_clients), sizes)), num_clients)
