@@ -3,17 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor
-from torchvision.datasets.utils import check_integrity
 
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import download, require_files
+
+if TYPE_CHECKING:
+    from torchvision import datasets
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class CIFAR10(FederatedDataModule):
     """
 
     num_classes = 10
-    _source: ClassVar[type[torchvision.datasets.CIFAR10]] = torchvision.datasets.CIFAR10
 
     def __init__(
         self,
@@ -66,6 +66,13 @@ class CIFAR10(FederatedDataModule):
             raise ValueError(f"image_size must be at least 32, the size of the files' images, or null; got {image_size}")
         self.data_dir, self.download, self.augmentation = data_dir, download, augmentation
         self.mean, self.std, self.val_fraction, self.image_size = mean, std, val_fraction, image_size
+
+    @property
+    def _source(self) -> "type[datasets.CIFAR10]":
+        """torchvision's class of this set, which knows its files, their md5 sums and where they are to be had."""
+        from torchvision.datasets import CIFAR10
+
+        return CIFAR10
 
     def prepare_data(self) -> None:
         if self.download:
@@ -95,6 +102,8 @@ class CIFAR10(FederatedDataModule):
         try:
             source = self._source(self.data_dir, train=train)
         except RuntimeError as error:
+            from torchvision.datasets.utils import check_integrity
+
             broken = [str(folder / file) for file, md5 in files.items() if not check_integrity(str(folder / file), md5)]
             raise ValueError(
                 f"{name}: {', '.join(broken)} differs from the published file (by md5): delete it, then {remedy}"
@@ -120,7 +129,6 @@ class CIFAR100(CIFAR10):
     """
 
     num_classes = 100
-    _source = torchvision.datasets.CIFAR100
 
     def __init__(
         self,
@@ -134,3 +142,9 @@ class CIFAR100(CIFAR10):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_dir, download, augmentation, mean, std, val_fraction, image_size, **kwargs)
+
+    @property
+    def _source(self) -> "type[datasets.CIFAR100]":
+        from torchvision.datasets import CIFAR100
+
+        return CIFAR100

@@ -3,17 +3,19 @@
 import gzip
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchvision
 from torch import Tensor
 
 from flcog.core.labels import require_labels
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import download, reading, require_files
+
+if TYPE_CHECKING:
+    from torchvision import datasets
 
 
 class MNIST(FederatedDataModule):
@@ -34,7 +36,6 @@ class MNIST(FederatedDataModule):
 
     num_classes = 10
     class_names: tuple[str, ...] = tuple("0123456789")
-    _source: ClassVar[type[torchvision.datasets.MNIST]] = torchvision.datasets.MNIST
 
     def __init__(
         self,
@@ -51,6 +52,13 @@ class MNIST(FederatedDataModule):
             raise ValueError(f"samples_per_class must be at least 1; got {samples_per_class}")
         self.data_dir, self.download, self.augmentation = data_dir, download, augmentation
         self.mean, self.std, self.samples_per_class = mean, std, samples_per_class
+
+    @property
+    def _source(self) -> "type[datasets.MNIST]":
+        """torchvision's class of this set, which knows where its files are to be had."""
+        from torchvision.datasets import MNIST
+
+        return MNIST
 
     def prepare_data(self) -> None:
         if self.download:
@@ -118,8 +126,7 @@ class FashionMNIST(MNIST):
         samples_per_class: keep only the first so many training images of each class, in file order. None keeps all.
     """
 
-    class_names = tuple(torchvision.datasets.FashionMNIST.classes)
-    _source = torchvision.datasets.FashionMNIST
+    class_names = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
     def __init__(
         self,
@@ -132,3 +139,9 @@ class FashionMNIST(MNIST):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_dir, download, augmentation, mean, std, samples_per_class, **kwargs)
+
+    @property
+    def _source(self) -> "type[datasets.FashionMNIST]":
+        from torchvision.datasets import FashionMNIST
+
+        return FashionMNIST

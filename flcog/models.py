@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import ResNet18_Weights, resnet18
 
 _log = logging.getLogger(__name__)
 
@@ -270,6 +269,8 @@ class ResNet18(FeatureModel):
         weights: str | Path | None = None,
         in_channels: int = 3,
     ) -> None:
+        from torchvision.models import resnet18
+
         super().__init__()
         _check_sizes(num_classes=num_classes, num_groups=num_groups, in_channels=in_channels)
         if stem not in ("7x7", "3x3"):
@@ -434,6 +435,8 @@ def _check_widths(**widths: Sequence[int]) -> None:
 
 
 def _imagenet_state() -> dict[str, Tensor]:
+    from torchvision.models import ResNet18_Weights
+
     try:
         return ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except OSError as error:

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision import transforms
 
 from flcog.apply import masked_mean
 from flcog.core.randomness import fold_each
@@ -64,6 +63,8 @@ def bench(trainer: Any, model: Any, datamodule: Any, repeats: int) -> dict[str, 
 
 def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> dict[str, float]:
     """Seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
+    from torchvision import transforms
+
     federation = trainer.federation
     samples = federation.train
     if samples.inputs.ndim != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):

@@ -181,7 +181,7 @@ def test_mnist_broken(tmp_path: Path) -> None:
 
 def write_cifar(root: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """Five training batches, or one, of 20 images; torchvision is told their checksums."""
-    source, num_classes = cls._source, cls.num_classes
+    source, num_classes = getattr(torchvision.datasets, cls.__name__), cls.num_classes
     folder, key, arrays = root / source.base_folder, source.meta["key"], {}
     folder.mkdir(parents=True)
 
