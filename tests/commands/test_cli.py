@@ -116,7 +116,7 @@ def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     """However deep: an argument of a model inside the model, or of a method's data."""
-    study, leash = str(METHODS.parent / "studies" / "fedwalk.yaml"), str(METHODS / "fedwalk-lh.yaml")
+    study, leash = str(METHODS.parent / "studies" / "fedwalk.yaml"), str(METHODS / "fedwalk-imagenet.yaml")
     options = ["--model.model.weights", "null", "--trainer.callbacks.leash.mean=null", "--trainer.callbacks.leash.std", "null"]
     assert run("fit", "-c", study, "-c", leash, *options, "--print_config") == 0
     config = yaml.safe_load(capsys.readouterr().out)

@@ -39,6 +39,7 @@ from flcog.callbacks.fedwalk.fedwalk import FedWalk, log_loss_ratio
 from flcog.callbacks.fedwalk.leash import leash_rows
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.commands.cli import main
+from flcog.commands.compare.plan import read_table
 from flcog.data import Augment
 from flcog.datamodules import ArrayData, ImageFolders
 from flcog.datamodules import leash_classes as classes
@@ -440,44 +441,41 @@ def configured(monkeypatch: pytest.MonkeyPatch, command_line: None) -> Iterator[
         yield
 
 
-LEASH_CONFIGS = {
-    "fedwalk-lh": "cifar10_lh",
-    "fedwalk-mh": "cifar10_mh",
-    "fedwalk-hh": "cifar10_hh",
-    "fedwalk-cifar100": "cifar100_lh",
-    "fedwalk-tiny-imagenet": "cifar10_tiny_imagenet",
-    "fedwalk-pretraining-imagenet": "cifar10_lh",
-    "fedwalk-pretraining-tiny-imagenet": "cifar10_tiny_imagenet",
-}
-
-
-TAUS = {
-    "fedwalk-lh": Piecewise([0.0, 0.5, 1.0], [34, 67]),
-    "fedwalk-mh": Piecewise([-1.0, -0.5, 0.0], [34, 67]),
-    "fedwalk-hh": Piecewise([-1.3, -1.1], [50]),
-    "fedwalk-cifar100": Piecewise([0.0, 0.5, 1.0], [34, 67]),
-    "fedwalk-tiny-imagenet": Piecewise([0.0, 0.5, 1.0], [67, 134]),
-}
-"""The values are the paper's (section 5.1), the rounds ours."""
 RATES = Piecewise([1e-2, 1e-3, 1e-4, 1e-5], [34, 67, 100])
 """The paper's eta = gamma, the last from round 100 on; the earlier boundaries are ours."""
+LEASHED_ROWS = {
+    ("fedwalk-leashes", "FedWalk LH"): ("cifar10_lh", Piecewise([0.0, 0.5, 1.0], [34, 67])),
+    ("fedwalk-leashes", "FedWalk MH"): ("cifar10_mh", Piecewise([-1.0, -0.5, 0.0], [34, 67])),
+    ("fedwalk-leashes", "FedWalk HH"): ("cifar10_hh", Piecewise([-1.3, -1.1], [50])),
+    ("fedwalk-leashes", "pre-training LH"): ("cifar10_lh", RATES),
+    ("fedwalk-leashes", "pre-training MH"): ("cifar10_mh", RATES),
+    ("fedwalk-leashes", "pre-training HH"): ("cifar10_hh", RATES),
+    ("fedwalk-cifar100", "FedWalk"): ("cifar100_lh", Piecewise([0.0, 0.5, 1.0], [34, 67])),
+    ("fedwalk-cifar100", "FedNova + FedWalk"): ("cifar100_lh", Piecewise([0.0, 0.5, 1.0], [34, 67])),
+    ("fedwalk-short", "FedWalk"): ("cifar10_tiny_imagenet", Piecewise([0.0, 0.5, 1.0], [67, 134])),
+    ("fedwalk-short", "pre-training"): ("cifar10_tiny_imagenet", 0.05),
+}
+"""Of our tables' rows: the leash's classes, and tau, or the learning rate of pre-training. Values of tau are the paper's (section
+5.1), the rounds ours."""
 
 
 @pytest.mark.usefixtures("configured")
-@pytest.mark.parametrize("name", LEASH_CONFIGS)
-def test_configs_make_their_leashes(name: str) -> None:
+@pytest.mark.parametrize(("table", "row"), LEASHED_ROWS)
+def test_tables_make_their_leashes(table: str, row: str) -> None:
     parser = jsonargparse.ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-    config = parser.parse_args([f"--config={CONFIGS / f'{name}.yaml'}"])
-    (method,) = parser.instantiate(config).trainer.callbacks
-    assert type(method) is (LeashPretraining if "pretraining" in name else FedWalk)
+    arm = read_table(CONFIGS.parent / "tables" / f"{table}.yaml").rows[row]
+    arguments = [f"--{name}={value}" for name, value in arm.arguments.items()]
+    config = parser.parse_args([*(f"--config={path}" for path in arm.configs), *arguments])
+    method, (names, schedule) = parser.instantiate(config).trainer.callbacks[-1], LEASHED_ROWS[table, row]
     assert isinstance(method.leash, ImageFolders) and method.leash.batch_size == 64
-    assert method.leash.class_names == classes.LEASHES[LEASH_CONFIGS[name]]
+    assert method.leash.class_names == classes.LEASHES[names]
     if isinstance(method, FedWalk):
-        assert method.tau == TAUS[name] and method.lr is None and method.num_steps == 1
+        assert "FedWalk" in row and method.tau == schedule and method.lr is None and method.num_steps == 1
     else:
-        assert (method.num_steps, method.lr) == ((300, RATES) if name == "fedwalk-pretraining-imagenet" else (200, 0.05))
+        assert (method.num_steps, method.lr) == (300 if table == "fedwalk-leashes" else 200, schedule)
+        assert isinstance(method, LeashPretraining) and "pre-training" in row
 
 
 def test_the_study_has_the_papers_rates() -> None:
