@@ -33,5 +33,5 @@ class ClientDropout(Method):
         super().__post_init__()
         below_one(self, "probability")
 
-    def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan | None:
-        return None if float(torch.rand((), generator=generator)) < self.probability else plan
+    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
+        return None if float(torch.rand((), generator=rng)) < self.probability else plan

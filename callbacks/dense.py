@@ -97,7 +97,7 @@ class DENSE(Method):
         positive(self, "generator_lr", "lr", "temperature")
         below_one(self, "momentum")
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"shape": torch.tensor(example_of(client).shape[1:])}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:

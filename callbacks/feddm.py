@@ -104,7 +104,7 @@ class FedDM(Method):
         positive(self, "image_lr", "server_lr")
         below_one(self, "image_momentum", "server_momentum")
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # Refuses token ids.
         train, own = client.federation.train, torch.from_numpy(client.federation.partition.client(client.id))
         device, chosen = train.targets.device, []
@@ -114,12 +114,12 @@ class FedDM(Method):
             # A class the client has not is filled with any sample, set to 0 below: every client's tensors have one shape.
             of_class = of_class if len(of_class) else own[:1]
             repeats = -(-self.images_per_class // len(of_class))
-            order = torch.cat([torch.randperm(len(of_class), generator=generator) for _ in range(repeats)])
+            order = torch.cat([torch.randperm(len(of_class), generator=rng) for _ in range(repeats)])
             chosen.append(of_class[order[: self.images_per_class]])
         images, _ = client.federation.load(train, torch.cat(chosen).to(device), device)
         present = (client.label_counts > 0).to(device, torch.get_default_dtype())
         images = images.to(torch.get_default_dtype()).unflatten(0, (client.num_classes, -1))
-        return {"key": draw_key(generator), "images": images * present.view(-1, *[1] * (images.ndim - 1)), "present": present}
+        return {"key": draw_key(rng), "images": images * present.view(-1, *[1] * (images.ndim - 1)), "present": present}
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def nothing(params: Params, batch: Batch) -> Gradient:

@@ -110,11 +110,11 @@ class FedGen(Method):
     def broadcast(self, server: Slot) -> Slot:
         return {"generator": server["generator"]}
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         # In its first round the generator has learnt nothing yet.
         scale = self.decay ** (client.round - self.start_round) if client.round > self.start_round else 0.0
         counts = client.label_counts.to(number_dtype())
-        return {"key": draw_key(generator), "scale": torch.tensor(scale, dtype=number_dtype()), "counts": counts}
+        return {"key": draw_key(rng), "scale": torch.tensor(scale, dtype=number_dtype()), "counts": counts}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         generator, key, step = ctx.server["generator"], ctx.draws["key"], ctx.step

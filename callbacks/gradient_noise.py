@@ -40,8 +40,8 @@ class GradientNoise(Method):
         at_least(self, 0, "sigma")
         at_least(self, 1, "dimension")
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
-        return {"key": draw_key(generator)}
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"key": draw_key(rng)}
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         dimension = self.dimension or sum(value.numel() for value in params.values())

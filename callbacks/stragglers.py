@@ -37,5 +37,5 @@ class Stragglers(Method):
         if not 1 <= self.min_steps <= self.max_steps:
             raise ValueError(f"Stragglers: need 1 <= min_steps <= max_steps; got {self.min_steps} and {self.max_steps}")
 
-    def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan:
-        return Plan(int(torch.randint(self.min_steps, self.max_steps + 1, (), generator=generator)))
+    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan:
+        return Plan(int(torch.randint(self.min_steps, self.max_steps + 1, (), generator=rng)))

@@ -130,7 +130,7 @@ class VHL(Method):
             )
         return {}
 
-    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
         device = federation.train.targets.device
         sample, _ = federation.load(federation.train, torch.zeros(1, dtype=torch.long, device=device), device)
         if not sample.is_floating_point():
@@ -138,8 +138,8 @@ class VHL(Method):
         self._set(federation.num_classes, sample)  # Made here once, outside the client's vectorised program.
         return federation
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
-        return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=generator)}
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=rng)}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         weight, bias = (next(v for n, v in params.items() if n.endswith(f"virtual_head.{part}")) for part in ("weight", "bias"))

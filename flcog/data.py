@@ -286,8 +286,8 @@ class IID(Partitioner):
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         if not 1 <= num_clients <= len(samples):
             raise ValueError(f"{num_clients} clients cannot share {len(samples)} samples: each needs one; set num_clients")
-        generator = np.random.Generator(np.random.PCG64(seed))
-        return Partition.from_assignment(generator.permutation(np.arange(len(samples)) % num_clients), num_clients)
+        rng = np.random.Generator(np.random.PCG64(seed))
+        return Partition.from_assignment(rng.permutation(np.arange(len(samples)) % num_clients), num_clients)
 
 
 class FederatedDataModule(L.LightningDataModule):

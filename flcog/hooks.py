@@ -280,7 +280,7 @@ class Method(Callback):
         """Extra heads or logits, drawn from torch's global streams, which the run has seeded. *Chain, once; plain Python.*"""
         return model
 
-    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
         """Exchanges of data before round 1. *Chain, once; plain Python.*"""
         return federation
 
@@ -298,7 +298,7 @@ class Method(Callback):
         """What a client tells the server once, when it is first sampled: a number or a tensor. *Own slot; plain Python.*"""
         return None
 
-    def plan(self, plan: Plan | None, client: ClientView, generator: torch.Generator) -> Plan | None:
+    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
         """How the client takes part: its number of steps, or None if it drops out. *Chain; plain Python.*"""
         return plan
 
@@ -310,7 +310,7 @@ class Method(Callback):
         """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*"""
         return {}
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         """All randomness of this client and round. *Own slot; plain Python.*"""
         return {}
 

@@ -14,12 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_log = logging.getLogger(__name__)
+from flcog.core.randomness import GOLDEN, mix
 
-# The constants of splitmix64, as the signed integers that int64 tensors hold.
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+_log = logging.getLogger(__name__)
 
 
 class FeatureModel(nn.Module, ABC):
@@ -73,24 +70,12 @@ class Dropout(nn.Module):
             return x
         position = torch.arange(x.numel(), device=x.device).view(x.shape)
         # The key is mixed before the positions join, or the masks of neighbouring keys would be shifted copies.
-        bits = _mix(_mix(self.dropout_key + _GOLDEN) + position * _GOLDEN)
+        bits = mix(mix(self.dropout_key + GOLDEN) + position * GOLDEN)
         self.dropout_key.add_(1)
         return torch.where(bits >= self._first_kept, x / (1 - self.p), 0.0)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def _mix(z: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64 tensors, whose products wrap around as it needs."""
-    z = (z ^ _shift_right(z, 30)) * _MIX_1
-    z = (z ^ _shift_right(z, 27)) * _MIX_2
-    return z ^ _shift_right(z, 31)
-
-
-def _shift_right(z: Tensor, bits: int) -> Tensor:
-    # ``>>`` on int64 copies the sign bit into the top; the mask clears it.
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 class LeNet(FeatureModel):

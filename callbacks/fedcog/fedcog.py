@@ -112,7 +112,7 @@ class FedCOG(Method):
         # The model it receives, which disagrees with nothing.
         return {"params": params, "buffers": buffers}
 
-    def draw(self, generator: torch.Generator, client: ClientView) -> Slot:
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         shape = _input_shape(client.federation, images=self.generator)
         if client.round < self.start_round or self.lambda_kd == 0:
             return {}
@@ -124,16 +124,14 @@ class FedCOG(Method):
         if self.num_samples == 0:
             return draws
         shares = complement(counts) if self.targets == "complementary" else torch.ones_like(counts)
-        labels = allot(shares, self.num_samples, generator)
+        labels = allot(shares, self.num_samples, rng)
         if client.task == "multilabel":
             labels = F.one_hot(labels, client.num_classes).to(torch.get_default_dtype())
         draws["labels"] = labels
         if self.generator:
-            draws["weights"] = image_generator.initial_weights(shape[0], generator)
+            draws["weights"] = image_generator.initial_weights(shape[0], rng)
             draws["canvas"] = torch.empty(0, *shape)  # carries the images' size: draws are tensors
-        draws["noise"] = torch.randn(
-            self.num_samples, *((image_generator.LATENT,) if self.generator else shape), generator=generator
-        )
+        draws["noise"] = torch.randn(self.num_samples, *((image_generator.LATENT,) if self.generator else shape), generator=rng)
         return draws
 
     def client_inputs(self, apply: Apply, ctx: Context) -> Slot:

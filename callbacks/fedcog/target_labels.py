@@ -14,7 +14,7 @@ def complement(counts: Tensor) -> Tensor:
     return missing if missing.any() else torch.ones_like(counts)
 
 
-def allot(shares: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
+def allot(shares: Tensor, num_samples: int, rng: torch.Generator) -> Tensor:
     """So many labels in proportion to the shares, in random order; what rounding leaves over goes to the largest remainders.
 
     >>> allot(torch.tensor([0, 500, 100, 300, 100]), 10, torch.Generator().manual_seed(0)).bincount()
@@ -22,8 +22,8 @@ def allot(shares: Tensor, num_samples: int, generator: torch.Generator) -> Tenso
     """
     exact = shares.double() * num_samples / shares.sum()
     # Equal remainders are drawn among, so that over the rounds no label is left out.
-    drawn = torch.randperm(len(shares), generator=generator)
+    drawn = torch.randperm(len(shares), generator=rng)
     by_remainder = drawn[(exact.floor() - exact)[drawn].argsort(stable=True)]
     counts = exact.floor().long()
     counts[by_remainder[: num_samples - int(counts.sum())]] += 1
-    return torch.arange(len(shares)).repeat_interleave(counts)[torch.randperm(num_samples, generator=generator)]
+    return torch.arange(len(shares)).repeat_interleave(counts)[torch.randperm(num_samples, generator=rng)]

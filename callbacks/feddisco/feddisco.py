@@ -83,10 +83,10 @@ class FedDisco(Method):
         elif min(self.target, default=-1) < 0 or sum(self.target) <= 0 or (self.metric == "kl" and min(self.target) == 0):
             raise ValueError(f"FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got {self.target}")
 
-    def prepare_data(self, federation: Federation, generator: Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: Generator) -> Federation:
         if self.target != "global":
             return federation
-        messages = masked(torch.from_numpy(label_table(federation).toarray()), generator)
+        messages = masked(torch.from_numpy(label_table(federation).toarray()), rng)
         num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
         return replace(
             federation,

@@ -7,7 +7,7 @@ MODULUS = 2**32
 """Messages are whole numbers of four bytes."""
 
 
-def masked(counts: Tensor, generator: Generator) -> Tensor:
+def masked(counts: Tensor, rng: Generator) -> Tensor:
     """What the clients send: their counts, plus the mask shared with the next client, less the one shared with the client before.
 
     Masks are uniform modulo 2^32, so each message alone is too, and all but one of them together are: they say nothing of the
@@ -18,13 +18,13 @@ def masked(counts: Tensor, generator: Generator) -> Tensor:
 
     Args:
         counts: whole numbers of at least 0 whose sums are below 2^32, [clients, ...].
-        generator: draws the masks.
+        rng: draws the masks.
 
     >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), torch.Generator().manual_seed(0))
     >>> unmasked_sum(messages)
     tensor([4, 4])
     """
-    masks = torch.randint(MODULUS, counts.shape, generator=generator)
+    masks = torch.randint(MODULUS, counts.shape, generator=rng)
     return (masks - masks.roll(1, 0)).add_(counts).remainder_(MODULUS)
 
 

@@ -90,18 +90,18 @@ class Fedssyn(Method):
         """Only generators need classes."""
         return Method.tasks if self.share in ("real", "none") else ("classification",)
 
-    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
         if self.start_round or self.stop_round is not None:
             raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
         if self.share == "none":
             return federation
-        seed = generator.initial_seed()
-        rng = np.random.default_rng(fold(seed, "shuffle"))
+        seed = rng.initial_seed()
+        shuffle = np.random.default_rng(fold(seed, "shuffle"))
         sizes = federation.partition.sizes
         if self.share == "real":
             count = self._count(federation)
             fractions = count / (sizes + count) if self.p is None else np.full(len(sizes), self.p)
-            kept, got = mix_real(federation.partition, fractions, rng)
+            kept, got = mix_real(federation.partition, fractions, shuffle)
             clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
             changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
             return self._noted(changed, Exchange(kept, got, got.sizes, digest_of(kept, got)), len(got.indices))
@@ -110,13 +110,13 @@ class Fedssyn(Method):
         sets, folder = synthetic_sets(synthesis, federation, self._root(federation))
         made = np.array([len(labels) for _, labels in sets])
         sent = capacity(sizes, self.p, made)
-        chosen = [torch.from_numpy(np.sort(rng.permutation(n)[:count])) for n, count in zip(made, sent, strict=True)]
+        chosen = [torch.from_numpy(np.sort(shuffle.permutation(n)[:count])) for n, count in zip(made, sent, strict=True)]
         inputs = torch.cat([part[rows] for (part, _), rows in zip(sets, chosen, strict=True)])
         targets = torch.cat([part[rows] for (_, part), rows in zip(sets, chosen, strict=True)])
         if self.share == "local":
             received = Partition(np.arange(sent.sum()), np.concatenate([[0], np.cumsum(sent)]))
         else:
-            received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), rng)
+            received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), shuffle)
         changed, received = add_samples(federation, inputs, targets, received)
         digest = digest_of(federation.partition, received, inputs, targets)
         return self._noted(

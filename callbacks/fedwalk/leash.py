@@ -63,11 +63,11 @@ def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: 
         yield step, order[position * batch_size : (position + 1) * batch_size]
 
 
-def linear_head(num_features: int, num_outputs: int, generator: torch.Generator, like: Tensor) -> Params:
+def linear_head(num_features: int, num_outputs: int, rng: torch.Generator, like: Tensor) -> Params:
     """Weights and biases uniform in +-1 / sqrt(num_features), as ``torch.nn.Linear`` has them; the same in every precision."""
 
     def uniform(*shape: int) -> Tensor:
-        return ((2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * num_features**-0.5).to(like)
+        return ((2 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1) * num_features**-0.5).to(like)
 
     return {"weight": uniform(num_outputs, num_features), "bias": uniform(num_outputs)}
 
@@ -112,14 +112,14 @@ class Leash:
                 f"for {model.task}, {data} needs {self._num_outputs} for {self.data.task}; use head=own"
             )
 
-    def make_head(self, apply: Apply, params: Params, generator: torch.Generator) -> Params:
+    def make_head(self, apply: Apply, params: Params, rng: torch.Generator) -> Params:
         """A new head of the leash's own; nothing where it shares the model's."""
         if self.head == "shared":
             return {}
         like = next(iter(params.values()))
         with torch.no_grad():
             features = apply.frozen(params, apply.buffers).features(self._read(torch.arange(1), like)[0])
-        return linear_head(features.shape[1], self._num_outputs, generator, like)
+        return linear_head(features.shape[1], self._num_outputs, rng, like)
 
     def walk(
         self, apply: Apply, params: Params, head: Params, lr: float, first: int, count: int, seed: int

@@ -14,12 +14,12 @@ LATENT = 100
 _MAPS, _SIDE = 128, 8
 
 
-def initial_weights(num_channels: int, generator: torch.Generator) -> Params:
+def initial_weights(num_channels: int, rng: torch.Generator) -> Params:
     """Random weights, uniform within ``1 / sqrt(fan_in)`` as in torch's own layers.
 
     Args:
         num_channels: of the images.
-        generator: the randomness.
+        rng: the randomness.
     """
     shapes = {
         "linear": (_MAPS * _SIDE**2, LATENT),
@@ -30,8 +30,8 @@ def initial_weights(num_channels: int, generator: torch.Generator) -> Params:
     weights: Params = {}
     for name, shape in shapes.items():
         bound = 1 / math.sqrt(math.prod(shape[1:]))
-        weights[f"{name}.weight"] = (2 * torch.rand(shape, generator=generator) - 1) * bound
-        weights[f"{name}.bias"] = (2 * torch.rand(shape[0], generator=generator) - 1) * bound
+        weights[f"{name}.weight"] = (2 * torch.rand(shape, generator=rng) - 1) * bound
+        weights[f"{name}.bias"] = (2 * torch.rand(shape[0], generator=rng) - 1) * bound
     return weights
 
 

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from flcog.core.precision import number_dtype
-from flcog.models import _GOLDEN, _mix
+from flcog.core.randomness import GOLDEN, mix
 
 
-def draw_key(generator: torch.Generator) -> Tensor:
+def draw_key(rng: torch.Generator) -> Tensor:
     """All the randomness that a client's round needs, in one number."""
-    return torch.randint(2**62, (), generator=generator)
+    return torch.randint(2**62, (), generator=rng)
 
 
 def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:
@@ -23,7 +23,7 @@ def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int
     True
     """
     position = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
-    bits = _mix(_mix(_mix(_mix(key) + step) + stream) + position * _GOLDEN)
+    bits = mix(mix(mix(mix(key) + step) + stream) + position * GOLDEN)
     # 24 bits are what a float32 holds below 1: every value is exact, and none rounds up to 1, as one in 500 would in bfloat16.
     return ((bits >> 40) & (2**24 - 1)).to(number_dtype()) * 2.0**-24
 

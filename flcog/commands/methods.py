@@ -40,8 +40,8 @@ class Probe(FederatedDataModule):
         self.task, self.num_classes = task, 10
 
     def load(self) -> Splits:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (80, 28, 28, 1), generator=generator, dtype=torch.uint8)
+        rng = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 256, (80, 28, 28, 1), generator=rng, dtype=torch.uint8)
         labels = torch.arange(80) % 10
         targets = {
             "classification": labels,

@@ -8,18 +8,37 @@ Whole cohorts are drawn at once: a generator object per client would cost more t
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+# The constants of splitmix64, as the signed integers that int64 arrays and tensors hold.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+
+Words = TypeVar("Words", int, np.ndarray, Tensor)
+"""A Python integer, or an int64 array or tensor."""
 
 
-def _finish(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
+def mix(z: Words) -> Words:
+    """The finaliser of splitmix64, which spreads a key over all of its 64 bits.
+
+    Products of arrays and tensors wrap around, as it needs; of what comes out for a Python integer the lowest 64 bits count.
+
+    >>> int(mix(torch.tensor(1))) % 2**64 == int(mix(np.array([1]))[0]) % 2**64 == mix(1) % 2**64 == 0x5692161D100B05E5
+    True
+    """
+    z = (z ^ _shift_right(z, 30)) * _FACTORS[0]
+    z = (z ^ _shift_right(z, 27)) * _FACTORS[1]
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(z: Words, bits: int) -> Words:
+    # ``>>`` on signed integers copies the sign bit into the top; the mask clears it.
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def fold(*words: int | str) -> int:
@@ -27,21 +46,19 @@ def fold(*words: int | str) -> int:
     key = 0
     for word in words:
         value = zlib.crc32(word.encode()) if isinstance(word, str) else int(word)
-        key = _finish((key + _GOLDEN + (value & _MASK)) & _MASK)
+        key = mix(key + GOLDEN + value) & _MASK
     return key
 
 
 def fold_each(key: int, values: Sequence[int] | np.ndarray) -> np.ndarray:
     """``fold`` with one more word, for many words at once: uint64 keys of the same length as ``values``."""
     words = np.asarray(values, dtype=np.int64).astype(np.uint64)
-    return hash64(words + np.uint64((key + _GOLDEN) & _MASK))
+    return hash64(words + np.uint64((key + GOLDEN) & _MASK))
 
 
 def hash64(z: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 on uint64 arrays; wraps around silently, as it must."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    """:func:`mix` for keys that are kept as uint64 arrays."""
+    return mix(z.view(np.int64)).view(np.uint64)
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:
@@ -75,7 +92,7 @@ def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarr
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     counter = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     epoch, position = np.divmod(counter, np.repeat(num_samples, lengths))
-    draws = hash64(np.repeat(keys, lengths) + counter.astype(np.uint64) * np.uint64(_GOLDEN))
+    draws = hash64(np.repeat(keys, lengths) + (counter * GOLDEN).view(np.uint64))
     segment = epoch + np.repeat(np.cumsum(num_epochs) - num_epochs, lengths)
     return position[np.lexsort((draws, segment))], offsets
 

@@ -45,7 +45,7 @@ def test_no_other_paper_is_named() -> None:
 class SendsThings(Method):
     """Sends a tensor every round, and exchanges data before the first."""
 
-    def prepare_data(self, federation: Federation, generator: torch.Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
         return replace(federation, ledger={self.name: (100_000, 40_000)})
 
     def init_server(self, params: Params) -> Slot:

@@ -247,7 +247,7 @@ class Without(Method):
     client: int = 0
     trains: bool = False
 
-    def plan(self, plan: Any, client: Any, generator: torch.Generator) -> Any:
+    def plan(self, plan: Any, client: Any, rng: torch.Generator) -> Any:
         return plan if self.trains or client.id != self.client else None
 
     def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:

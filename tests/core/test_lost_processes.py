@@ -38,7 +38,7 @@ class Fails(Callback):
 class AllOfOneProcess(Method):
     """Every second client goes bad in round 2: with two processes of equal clients, all of one."""
 
-    def draw(self, generator: torch.Generator, client: Any) -> Slot:
+    def draw(self, rng: torch.Generator, client: Any) -> Slot:
         return {"bad": torch.tensor(client.round == 1 and client.id % 2 == 1)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:

@@ -24,7 +24,7 @@ BROKEN = 4
 
 
 class ByClient(Method):
-    def draw(self, generator: torch.Generator, client: Any) -> Slot:
+    def draw(self, rng: torch.Generator, client: Any) -> Slot:
         return {"bad": torch.tensor(client.id == BROKEN)}
 
 
@@ -60,7 +60,7 @@ class BadMessage(ByClient):
 class StaysAway(Method):
     """The client that goes bad elsewhere takes no part."""
 
-    def plan(self, plan: Plan | None, client: Any, generator: torch.Generator) -> Plan | None:
+    def plan(self, plan: Plan | None, client: Any, rng: torch.Generator) -> Plan | None:
         return None if client.id == BROKEN else plan
 
 

@@ -190,5 +190,5 @@ class DDPM(DataGenerator):
     @staticmethod
     def _denoise(scheduler: Any, predicted: Tensor, step: int, images: Tensor) -> Tensor:
         # On the CPU whatever the device, so that a seed gives the same start and noise everywhere.
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        return scheduler.step(predicted, step, images, generator=generator).prev_sample
+        rng = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        return scheduler.step(predicted, step, images, generator=rng).prev_sample
