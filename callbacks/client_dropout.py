@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.core.checks import below_one
+from flcog.core.checks import within
 from flcog.hooks import ClientView, Method, Plan
 
 
@@ -31,7 +31,7 @@ class ClientDropout(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        below_one(self, "probability")
+        within(self, "[0, 1)", "probability")
 
     def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
         return None if float(torch.rand((), generator=rng)) < self.probability else plan

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flcog.callbacks.parts.distillation import distillation_loss, log_probabilities
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.server_generators import batch_norm_distances, descend, example_of, input_generator, random_view
-from flcog.core.checks import at_least, below_one, positive
+from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Params, Slot
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -95,7 +95,7 @@ class DENSE(Method):
         at_least(self, 1, "epochs", "generator_steps", "latent", "width")
         at_least(self, 2, "batch_size")
         positive(self, "generator_lr", "lr", "temperature")
-        below_one(self, "momentum")
+        within(self, "[0, 1)", "momentum")
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"shape": torch.tensor(example_of(client).shape[1:])}

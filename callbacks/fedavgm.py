@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from flcog.core.checks import below_one, one_of, positive
+from flcog.core.checks import one_of, positive, within
 from flcog.core.types import Params, Slot
 from flcog.hooks import Cohort, Messages, Method
 
@@ -44,9 +44,9 @@ class FedAvgM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        below_one(self, "beta")
+        within(self, "[0, 1)", "beta")
         positive(self, "lr")
-        one_of(self, "form", "standard", "fedcog", "feddisco")
+        one_of(self, ("standard", "fedcog", "feddisco"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}

@@ -11,7 +11,7 @@ from flcog.apply import Apply
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
-from flcog.core.checks import at_least, below_one, positive
+from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Upload
@@ -102,7 +102,7 @@ class FedDM(Method):
         at_least(self, 0, "rho", "server_weight_decay")
         at_least(self, 1, "images_per_class", "server_epochs", "server_batch_size")
         positive(self, "image_lr", "server_lr")
-        below_one(self, "image_momentum", "server_momentum")
+        within(self, "[0, 1)", "image_momentum", "server_momentum")
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # Refuses token ids.

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from flcog.core.checks import one_of, positive
+from flcog.core.checks import one_of, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.hooks import Cohort, Context, Messages, Method, Upload
@@ -59,9 +59,8 @@ class FedExP(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "epsilon")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"FedExP: decay must lie in (0, 1]; got {self.decay}")
-        one_of(self, "form", "code", "paper")
+        within(self, "(0, 1]", "decay")
+        one_of(self, ("code", "paper"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"previous": dict(params)}

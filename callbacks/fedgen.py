@@ -13,7 +13,7 @@ from flcog.apply import Apply, masked_mean
 from flcog.callbacks.parts.distillation import log_probabilities
 from flcog.callbacks.parts.noise import draw_key, uniform
 from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
@@ -94,8 +94,7 @@ class FedGen(Method):
         at_least(self, 1, "noise_dim", "hidden", "server_steps")
         at_least(self, 2, "batch_size")
         positive(self, "lr")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"FedGen: decay must lie in (0, 1]; got {self.decay}")
+        within(self, "(0, 1]", "decay")
 
     def init_server(self, params: Params) -> Slot:
         heads = [value for name, value in params.items() if re.search(r"(^|\.)head\.weight$", name)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.core.checks import below_one, positive
+from flcog.core.checks import positive, within
 from flcog.core.types import Params, Slot
 from flcog.hooks import Cohort, Messages, Method
 
@@ -21,7 +21,7 @@ class _AdaptiveServer(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "lr", "tau")
-        below_one(self, "beta1")
+        within(self, "[0, 1)", "beta1")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         raise NotImplementedError
@@ -90,7 +90,7 @@ class FedAdam(_AdaptiveServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        below_one(self, "beta2")
+        within(self, "[0, 1)", "beta2")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -121,7 +121,7 @@ class FedYogi(_AdaptiveServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        below_one(self, "beta2")
+        within(self, "[0, 1)", "beta2")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)

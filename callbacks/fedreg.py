@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flcog.apply import Apply, Frozen, masked_mean
 from flcog.callbacks.parts.input_gradient import InputGradients
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Gradient, GradientFunction, Method
 
@@ -88,8 +88,7 @@ class FedReg(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"FedReg: gamma must lie in [0, 1]; got {self.gamma}")
+        within(self, "[0, 1]", "gamma")
         positive(self, "eta_s", "eta_p")
         at_least(self, 1, "steps")
 

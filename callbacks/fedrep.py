@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flcog.apply import Apply
+from flcog.core.checks import within
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Method, Upload
 
@@ -55,8 +56,7 @@ class FedRep(Method):
             re.compile(self.head)
         except re.error as error:
             raise ValueError(f"FedRep: head must be a regular expression; got {self.head!r}: {error}") from error
-        if not 0 < self.body_share < 1:
-            raise ValueError(f"FedRep: body_share must lie in (0, 1); got {self.body_share}")
+        within(self, "(0, 1)", "body_share")
 
     @property
     def kept_parameters(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flcog.core.checks import at_least
 from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.datamodules.files import reading, require_files
@@ -50,8 +51,8 @@ class AGNews(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if vocab_size < 3 or max_length < 1:
-            raise ValueError(f"vocab_size must be at least 3 and max_length at least 1; got {vocab_size} and {max_length}")
+        at_least(self, 3, vocab_size=vocab_size)
+        at_least(self, 1, max_length=max_length)
         self.data_dir, self.tokens, self.vocab_size, self.max_length = Path(data_dir), tokens, vocab_size, max_length
 
     def load(self) -> Splits:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.core.checks import at_least, within
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import download, require_files
@@ -60,10 +61,8 @@ class CIFAR10(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 <= val_fraction < 1:
-            raise ValueError(f"val_fraction is a part of the training images, 0 to below 1; got {val_fraction}")
-        if image_size is not None and image_size < 32:
-            raise ValueError(f"image_size must be at least 32, the size of the files' images, or null; got {image_size}")
+        within(self, "[0, 1)", val_fraction=val_fraction)
+        at_least(self, 32, image_size=image_size, hint="null keeps the size of the files' images")
         self.data_dir, self.download, self.augmentation = data_dir, download, augmentation
         self.mean, self.std, self.val_fraction, self.image_size = mean, std, val_fraction, image_size
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from flcog.core.checks import at_least
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 
 
@@ -33,8 +34,7 @@ class Digits(FederatedDataModule):
 
     def __init__(self, image_size: int = 28, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if image_size < 8:
-            raise ValueError(f"image_size must be at least 8, the size of the originals; got {image_size}")
+        at_least(self, 8, image_size=image_size, hint="8 is the size of the originals")
         self.image_size = image_size
 
     def load(self) -> Splits:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import at_least
 from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import reading, require_files
@@ -40,8 +41,7 @@ class DSprites(FederatedDataModule):
 
     def __init__(self, data_dir: str = "data/dsprites", samples_per_client: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if samples_per_client is not None and samples_per_client < 1:
-            raise ValueError(f"samples_per_client must be at least 1; got {samples_per_client}")
+        at_least(self, 1, samples_per_client=samples_per_client)
         self.partitioner = self.partitioner or Natural()
         self.data_dir, self.samples_per_client = Path(data_dir), samples_per_client
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import at_least
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import missing_files, reading, require_finite, standardisation
 
@@ -46,8 +47,7 @@ class FacebookComments(FederatedDataModule):
         super().__init__(**kwargs)
         if not 1 <= variant <= 5:
             raise ValueError(f"variant must be from 1 to 5; got {variant}")
-        if num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2 bins; got {num_classes}")
+        at_least(self, 2, num_classes=num_classes)
         self.data_dir, self.variant, self.log_target, self.num_classes = Path(data_dir), variant, log_target, num_classes
 
     def load(self) -> Splits:

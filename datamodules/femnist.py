@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import within
 from flcog.core.files import replacing
 from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
@@ -48,8 +49,7 @@ class FEMNIST(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 < test_fraction < 1:
-            raise ValueError(f"test_fraction is a part of each writer's samples, between 0 and 1; got {test_fraction}")
+        within(self, "(0, 1)", test_fraction=test_fraction, hint="it is a part of each writer's samples")
         self.partitioner = self.partitioner or Natural()
         self.data_dir, self.num_classes, self.test_fraction = Path(data_dir), num_classes, test_fraction
         self.mean, self.std = mean, std

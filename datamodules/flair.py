@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import at_least
 from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
@@ -83,9 +84,7 @@ class FLAIR(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, value in (("max_users", max_users), ("max_eval_users", max_eval_users), ("image_size", image_size)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}")
+        at_least(self, 1, max_users=max_users, max_eval_users=max_eval_users, image_size=image_size)
         self.partitioner = self.partitioner or Natural()
         self.data_dir, self.labels, self.image_size = Path(data_dir), labels, image_size
         self.max_users = {"train": max_users, "val": max_eval_users, "test": max_eval_users}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcog.core.checks import at_least
 from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
@@ -56,9 +57,7 @@ class HAM10000(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, value in (("test_per_class", test_per_class), ("image_size", image_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}")
+        at_least(self, 1, test_per_class=test_per_class, image_size=image_size)
         self.data_dir, self.test_per_class, self.image_size = Path(data_dir), test_per_class, image_size
         self.mean, self.std, self.augmentation = mean, std, augmentation
         self.cache_dir = Path(cache_dir) if cache_dir is not None else self.data_dir / "decoded"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flcog.core.checks import at_least
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import require_files
@@ -77,8 +78,7 @@ class ImageFolders(FederatedDataModule):
             raise ValueError(
                 f"classes names some folder twice: {', '.join(sorted({c for c in classes if classes.count(c) > 1}))}"
             )
-        if image_size is not None and image_size < 1:
-            raise ValueError(f"image_size must be at least 1; got {image_size}")
+        at_least(self, 1, image_size=image_size)
         self.data_dir, self.classes, self.image_size, self.grey = data_dir, classes, image_size, grey
         self.folders = {"train": train, "test": test, "val": val}
         self.mean, self.std, self.augmentation = mean, std, augmentation

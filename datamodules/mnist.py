@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import at_least
 from flcog.core.labels import require_labels
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
@@ -48,8 +49,7 @@ class MNIST(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if samples_per_class is not None and samples_per_class < 1:
-            raise ValueError(f"samples_per_class must be at least 1; got {samples_per_class}")
+        at_least(self, 1, samples_per_class=samples_per_class)
         self.data_dir, self.download, self.augmentation = data_dir, download, augmentation
         self.mean, self.std, self.samples_per_class = mean, std, samples_per_class
 

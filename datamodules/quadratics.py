@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import MeanSquaredError, MetricCollection
 
 from flcog.client import ClientModule
+from flcog.core.checks import at_least
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.datamodules.partitioners import Natural
 
@@ -53,10 +54,8 @@ class Quadratics(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if zeta < 0 or sigma < 0:
-            raise ValueError(f"zeta and sigma must be 0 or positive; got {zeta} and {sigma}")
-        if dimension < 1 or samples_per_client < 1:
-            raise ValueError(f"dimension and samples_per_client must be at least 1; got {dimension} and {samples_per_client}")
+        at_least(self, 0, zeta=zeta, sigma=sigma)
+        at_least(self, 1, dimension=dimension, samples_per_client=samples_per_client)
         self.partitioner = self.partitioner or Natural()
         self.zeta, self.sigma, self.dimension = zeta, sigma, dimension
         self.samples_per_client, self.seed = samples_per_client, seed

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core import checks as ranges
+from flcog.core import checks
 from flcog.core.files import replacing
 from flcog.core.labels import require_targets
 
@@ -326,9 +326,7 @@ class FederatedDataModule(L.LightningDataModule):
         test_like_clients: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("num_clients", num_clients), ("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}")
+        checks.at_least(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
         if client_test < 0 or client_val < 0 or client_test + client_val >= 1:
             raise ValueError(
                 f"client_test and client_val are fractions that leave something to train on; got {client_test} and {client_val}"
@@ -346,7 +344,7 @@ class FederatedDataModule(L.LightningDataModule):
             drop_last,
         )
         self.test_like_clients = test_like_clients
-        ranges.seed(self, "partition_seed")
+        checks.seed(self, "partition_seed")
         self._federation: Federation | None = None
 
     def load(self) -> Splits:

@@ -11,23 +11,21 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
+from flcog.core.checks import at_least, within
 from flcog.core.precision import number_dtype
 
 
 def classification_metrics(num_classes: int) -> MetricCollection:
     """``accuracy``: the share of samples whose largest output is their class."""
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2, got {num_classes}: for one yes/no output use multilabel_metrics(1)")
+    at_least(None, 2, num_classes=num_classes, hint="for one yes/no output use multilabel_metrics(1)")
     # Checking the arguments would read every batch of targets back from the device.
     return MetricCollection({"accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False)})
 
 
 def multilabel_metrics(num_labels: int, threshold: float = 0.5) -> MetricCollection:
     """The scores of ``multilabel_scores`` for [B, num_labels] logits, a label being predicted above probability ``threshold``."""
-    if num_labels < 1:
-        raise ValueError(f"num_labels must be at least 1, got {num_labels}")
-    if not 0 < threshold < 1:
-        raise ValueError(f"threshold is a probability between 0 and 1, got {threshold}")
+    at_least(None, 1, num_labels=num_labels)
+    within(None, "(0, 1)", threshold=threshold, hint="it is a probability")
     return MetricCollection([MultilabelScores(num_labels, threshold)])
 
 

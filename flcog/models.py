@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcog.core.checks import all_at_least, at_least, one_of, within
 from flcog.core.randomness import GOLDEN, mix
 
 _log = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout p must lie in [0, 1), got {p}")
+        within(self, "[0, 1)", p=p)
         self.p = p
         # The hash is read as a signed integer: its range starts at -2**63.
         self._first_kept = math.floor(p * 2**64) - 2**63
@@ -104,8 +104,8 @@ class LeNet(FeatureModel):
         super().__init__()
         if image_size is None:
             image_size = 28 if in_channels == 1 else 32
-        _check_sizes(in_channels=in_channels, num_classes=num_classes, image_size=image_size, kernel_size=kernel_size)
-        _check_widths(channels=channels, hidden=hidden)
+        at_least(self, 1, in_channels=in_channels, num_classes=num_classes, image_size=image_size, kernel_size=kernel_size)
+        all_at_least(self, 1, channels=channels, hidden=hidden)
         size, smallest = image_size, 1
         for _ in channels:
             size = (size - kernel_size + 1) // 2
@@ -196,7 +196,7 @@ class VGG11(FeatureModel):
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> None:
         super().__init__()
-        _check_sizes(num_classes=num_classes, in_channels=in_channels)
+        at_least(self, 1, num_classes=num_classes, in_channels=in_channels)
         self.in_channels = in_channels
         layers: list[nn.Module] = []
         for before, after, pooled in [
@@ -257,11 +257,9 @@ class ResNet18(FeatureModel):
         from torchvision.models import resnet18
 
         super().__init__()
-        _check_sizes(num_classes=num_classes, num_groups=num_groups, in_channels=in_channels)
-        if stem not in ("7x7", "3x3"):
-            raise ValueError(f"stem must be '7x7' or '3x3', got {stem!r}")
-        if norm not in ("batch", "group"):
-            raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")
+        at_least(self, 1, num_classes=num_classes, num_groups=num_groups, in_channels=in_channels)
+        one_of(self, ("7x7", "3x3"), stem=stem)
+        one_of(self, ("batch", "group"), norm=norm)
         if 64 % num_groups:
             raise ValueError(f"num_groups must divide 64, the number of channels of the first layers, got {num_groups}")
         if norm == "batch" and num_groups != 2:
@@ -339,8 +337,8 @@ class TextCNN(FeatureModel):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        _check_sizes(vocab_size=vocab_size, embedding_dim=embedding_dim, num_classes=num_classes, num_filters=num_filters)
-        _check_widths(kernel_sizes=kernel_sizes)
+        at_least(self, 1, vocab_size=vocab_size, embedding_dim=embedding_dim, num_classes=num_classes, num_filters=num_filters)
+        all_at_least(self, 1, kernel_sizes=kernel_sizes)
         self.embedding = nn.Embedding(vocab_size, embedding_dim, padding_idx=0)
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding_dim, num_filters, size) for size in kernel_sizes)
         self.shortest = max(kernel_sizes)
@@ -367,7 +365,7 @@ class SoftmaxRegression(FeatureModel):
 
     def __init__(self, in_features: int = 784, num_classes: int = 10) -> None:
         super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes)
+        at_least(self, 1, in_features=in_features, num_classes=num_classes)
         self.num_features = in_features
         self.head = nn.Linear(in_features, num_classes)
 
@@ -388,7 +386,8 @@ class MLP(FeatureModel):
 
     def __init__(self, in_features: int = 53, hidden: Sequence[int] = (64, 64), num_outputs: int = 1) -> None:
         super().__init__()
-        _check_sizes(in_features=in_features, num_outputs=num_outputs, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
+        at_least(self, 1, in_features=in_features, num_outputs=num_outputs)
+        all_at_least(self, 1, hidden=hidden or None)
         self.in_features = in_features
         self.hidden = _fully_connected([in_features, *hidden])
         self.num_features = hidden[-1] if hidden else in_features
@@ -405,18 +404,6 @@ def _fully_connected(widths: Sequence[int]) -> nn.Sequential:
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-
-
-def _check_widths(**widths: Sequence[int]) -> None:
-    for name, values in widths.items():
-        if not values or min(values) < 1:
-            raise ValueError(f"{name} must be one or more integers of at least 1, got {list(values)}")
 
 
 def _imagenet_state() -> dict[str, Tensor]:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from flcog.core.checks import at_least, within
+
 
 class Schedule:
     """Maps a round, counted from 0, to a number."""
@@ -22,8 +24,7 @@ class Exponential(Schedule):
     gamma: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma must lie in (0, 1]; got {self.gamma}")
+        within(self, "(0, 1]", "gamma")
 
     def __call__(self, round: int) -> float:
         return self.gamma**round
@@ -67,8 +68,8 @@ class Cosine(Schedule):
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or not 0 <= self.floor <= 1:
-            raise ValueError(f"rounds must be at least 1 and floor in [0, 1]; got rounds={self.rounds}, floor={self.floor}")
+        at_least(self, 1, "rounds")
+        within(self, "[0, 1]", "floor")
 
     def __call__(self, round: int) -> float:
         progress = min(round / self.rounds, 1.0)

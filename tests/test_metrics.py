@@ -166,9 +166,9 @@ def test_update_accepts_half_precision_and_drops_graphs() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: classification_metrics(1), "num_classes must be at least 2, got 1: for one yes/no output use multilabel"),
-        (lambda: multilabel_metrics(0), "num_labels must be at least 1, got 0"),
-        (lambda: multilabel_metrics(3, threshold=1.0), "threshold is a probability between 0 and 1, got 1.0"),
+        (lambda: classification_metrics(1), "num_classes must be at least 2; got 1: for one yes/no output use multilabel"),
+        (lambda: multilabel_metrics(0), "num_labels must be at least 1; got 0"),
+        (lambda: multilabel_metrics(3, threshold=1.0), r"threshold must lie in \(0, 1\); got 1.0: it is a probability"),
         (lambda: multilabel_metrics(3).update(torch.zeros(4, 2), torch.zeros(4, 2)), r"must both be \[B, 3\], got \(4, 2\)"),
         (lambda: multilabel_metrics(3).update(torch.zeros(4, 3), torch.zeros(4)), r"must both be \[B, 3\], got .* and \(4,\)"),
         (lambda: regression_metrics().update(torch.zeros(4, 2), torch.zeros(4, 2)), "must hold one value per sample"),

@@ -325,21 +325,21 @@ def test_imagenet_weights_come_from_the_hub_cache(torchvision_state, tmp_path, m
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SimpleCNN(in_channels=0), "in_channels must be at least 1, got 0"),
-        (lambda: SimpleCNN(num_classes=0), "num_classes must be at least 1, got 0"),
+        (lambda: SimpleCNN(in_channels=0), "in_channels must be at least 1; got 0"),
+        (lambda: SimpleCNN(num_classes=0), "num_classes must be at least 1; got 0"),
         (lambda: SimpleCNN(image_size=15), "image_size must be at least 16 for this SimpleCNN, got 15"),
-        (lambda: LeNet(channels=()), "channels must be one or more integers of at least 1, got \\[\\]"),
-        (lambda: LeNet(hidden=(4, 0)), "hidden must be one or more integers of at least 1, got \\[4, 0\\]"),
-        (lambda: LeNet(dropout=1.0), "dropout p must lie in \\[0, 1\\), got 1.0"),
-        (lambda: Dropout(-0.1), "dropout p must lie in"),
-        (lambda: VGG11(dropout=2), "dropout p must lie in"),
-        (lambda: ResNet18(stem="5x5"), "stem must be '7x7' or '3x3', got '5x5'"),  # type: ignore[arg-type]
-        (lambda: ResNet18(norm="layer"), "norm must be 'batch' or 'group', got 'layer'"),  # type: ignore[arg-type]
+        (lambda: LeNet(channels=()), "channels must be one or more numbers of at least 1; got \\(\\)"),
+        (lambda: LeNet(hidden=(4, 0)), "hidden must be one or more numbers of at least 1; got \\(4, 0\\)"),
+        (lambda: LeNet(dropout=1.0), "Dropout: p must lie in \\[0, 1\\); got 1.0"),
+        (lambda: Dropout(-0.1), "Dropout: p must lie in"),
+        (lambda: VGG11(dropout=2), "Dropout: p must lie in"),
+        (lambda: ResNet18(stem="5x5"), "stem must be 7x7 or 3x3; got '5x5'"),  # type: ignore[arg-type]
+        (lambda: ResNet18(norm="layer"), "norm must be batch or group; got 'layer'"),  # type: ignore[arg-type]
         (lambda: ResNet18(norm="group", num_groups=3), "num_groups must divide 64, .* got 3"),
         (lambda: TextCNN(vocab_size=0), "vocab_size must be at least 1"),
         (lambda: TextCNN(vocab_size=9, kernel_sizes=()), "kernel_sizes must be one or more"),
         (lambda: SoftmaxRegression(in_features=0), "in_features must be at least 1"),
-        (lambda: MLP(hidden=(3, 0)), "hidden\\[1\\] must be at least 1, got 0"),
+        (lambda: MLP(hidden=(3, 0)), "hidden must be one or more numbers of at least 1; got \\(3, 0\\)"),
         (lambda: SimpleCNN()(torch.zeros(2, 1, 28, 28)), "SimpleCNN takes inputs of shape \\(3, 32, 32\\), got \\(1, 28, 28\\)"),
         (lambda: VGG11()(torch.zeros(2, 3, 64, 64)), "VGG11 takes .* resize the images to 32x32"),
         (lambda: ResNet18()(torch.zeros(2, 1, 32, 32)), "ResNet18 takes .* set in_channels to that of the data"),

@@ -95,8 +95,8 @@ class FedCOG(Method):
             raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"FedCOG: betas are two numbers in [0, 1); got {self.betas}")
-        one_of(self, "targets", "uniform", "complementary")
-        one_of(self, "divergence", "paper", "code")
+        one_of(self, ("uniform", "complementary"), "targets")
+        one_of(self, ("paper", "code"), "divergence")
 
     @property
     def _disagrees(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flcog.apply import Apply, PlainApply
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
+from flcog.core.checks import all_at_least, at_least
 from flcog.core.randomness import generator
 from flcog.core.types import Slot
 from flcog.data import Federation
@@ -36,10 +37,8 @@ class GeneratedImages(Callback):
     """
 
     def __init__(self, steps: Sequence[int] = (0, 100, 200, 500, 1000), every_n_rounds: int = 10, max_classes: int = 10) -> None:
-        if not steps or min(steps) < 0:
-            raise ValueError(f"steps are one or more numbers of at least 0; got {steps}")
-        if every_n_rounds < 1 or max_classes < 1:
-            raise ValueError(f"every_n_rounds and max_classes must be at least 1; got {every_n_rounds} and {max_classes}")
+        all_at_least(self, 0, steps=steps)
+        at_least(self, 1, every_n_rounds=every_n_rounds, max_classes=max_classes)
         self.steps, self.every_n_rounds, self.max_classes = tuple(steps), every_n_rounds, max_classes
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:

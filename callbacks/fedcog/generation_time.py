@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flcog.callbacks.fedcog.fedcog import FedCOG
 from flcog.callbacks.fedcog.generated_images import fedcog_of, generate_as_client
+from flcog.core.checks import all_at_least, at_least
 from flcog.core.files import write_table
 from flcog.hooks import Callback
 from flcog.run.directory import RUN_REMEDY
@@ -30,8 +31,8 @@ class GenerationTime(Callback):
     """
 
     def __init__(self, num_samples: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024), repeats: int = 3) -> None:
-        if not num_samples or min(num_samples) < 1 or repeats < 1:
-            raise ValueError(f"num_samples and repeats must be at least 1; got {num_samples} and {repeats}")
+        all_at_least(self, 1, num_samples=num_samples)
+        at_least(self, 1, repeats=repeats)
         self.num_samples, self.repeats = tuple(num_samples), repeats
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:

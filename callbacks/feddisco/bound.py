@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import at_least, positive, within
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ class Bound:
             steps: how many.
             lr: step size, as a share of the inverse curvature, in (0, 2): 1 arrives in one step.
         """
-        if not 0 < lr < 2:
-            raise ValueError(f"Bound: lr is a share of the inverse curvature, in (0, 2), beyond which descent diverges; got {lr}")
+        within(self, "(0, 2)", lr=lr, hint="a share of the inverse curvature, beyond which descent diverges")
         path = [np.asarray(start, dtype=np.float64)]
         for _ in range(steps):
             slope = self.gradient(path[-1], weight)

@@ -76,7 +76,7 @@ class FedDisco(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "a", "b")
-        one_of(self, "metric", *METRICS)
+        one_of(self, METRICS, "metric")
         if isinstance(self.target, str):
             if self.target not in ("uniform", "global"):
                 raise ValueError(f"FedDisco: target must be uniform, global or a list of class shares; got {self.target!r}")

@@ -14,7 +14,7 @@ from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
 from flcog.callbacks.fedssyn.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
-from flcog.core.checks import at_least, one_of
+from flcog.core.checks import at_least, one_of, within
 from flcog.core.files import write_table
 from flcog.core.randomness import fold
 from flcog.data import Federation, Partition
@@ -75,14 +75,12 @@ class Fedssyn(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, "share", "shuffled", "local", "real", "none")
+        one_of(self, ("shuffled", "local", "real", "none"), "share")
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
         if not isinstance(self.generator, DataGenerator):
             raise ValueError(f"Fedssyn: generator must be a DDPM, a BetaVAE or a ConditionalGAN; got {self.generator!r}")
-        for name, value in (("rho", self.rho), ("p", self.p)):
-            if value is not None and not 0 < value <= 1:
-                raise ValueError(f"Fedssyn: {name} must lie in (0, 1]; got {value}")
+        within(self, "(0, 1]", "rho", "p")
         at_least(self, 1, "num_images")
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flcog.callbacks.fedssyn.shuffling import Exchange
 from flcog.client import ClientModule
+from flcog.core.checks import at_least
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.data import Partition
 from flcog.hooks import Callback
@@ -87,9 +88,7 @@ class GradientHeterogeneity(Callback):
     """
 
     def __init__(self, every_n_rounds: int = 1, max_samples: int | None = 500, chunk_size: int = 32) -> None:
-        for name, value in (("every_n_rounds", every_n_rounds), ("max_samples", max_samples), ("chunk_size", chunk_size)):
-            if value is not None and value < 1:
-                raise ValueError(f"GradientHeterogeneity: {name} must be at least 1; got {value}")
+        at_least(self, 1, every_n_rounds=every_n_rounds, max_samples=max_samples, chunk_size=chunk_size)
         self.every_n_rounds, self.max_samples, self.chunk_size = every_n_rounds, max_samples, chunk_size
 
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:

@@ -8,7 +8,7 @@ import torch
 from flcog.apply import Apply
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client import ClientModule
-from flcog.core.checks import below_one
+from flcog.core.checks import at_least, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import FederatedDataModule
@@ -107,10 +107,9 @@ class FedWalk(Method):
         super().__post_init__()
         if isinstance(self.tau, float) and self.tau != self.tau:
             raise ValueError("FedWalk: tau must be a number or infinite; got nan")
-        if self.num_steps < 1:
-            raise ValueError(f"FedWalk: num_steps must be at least 1; got {self.num_steps}: tau=-inf never leashes")
+        at_least(self, 1, "num_steps", hint="tau=-inf never leashes")
         check_lr(self)
-        below_one(self, "beta")
+        within(self, "[0, 1)", "beta")
         _ = self._task
 
     @property

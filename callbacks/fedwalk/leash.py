@@ -90,8 +90,8 @@ class Leash:
     mode: Literal["eval", "train"]
 
     def __post_init__(self) -> None:
-        one_of(self, "head", "own", "shared")
-        one_of(self, "mode", "eval", "train")
+        one_of(self, ("own", "shared"), "head")
+        one_of(self, ("eval", "train"), "mode")
 
     def check(self, model: ClientModule) -> None:
         """Refuse what the model cannot learn, before a round has been trained."""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from flcog.core.checks import at_least
 from flcog.core.monitor import Monitor, or_none
 from flcog.hooks import Callback
 
@@ -45,10 +46,8 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         threshold: float | None = None,
     ) -> None:
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1; got {patience}")
-        if min_delta < 0:
-            raise ValueError(f"min_delta must be at least 0; got {min_delta}")
+        at_least(self, 1, patience=patience)
+        at_least(self, 0, min_delta=min_delta)
         self.monitor, self.mode, self.patience, self.min_delta, self.threshold = monitor, mode, patience, min_delta, threshold
         self._monitor = Monitor(monitor, mode)
 

@@ -1,63 +1,80 @@
-"""One sentence for a hyper-parameter out of its range, the same for every method."""
+"""Refusals of settings that are out of their range: one sentence for every method, model and data set.
+
+A check takes the object whose settings it checks (None for a plain function), then names of its attributes, or the values as
+keywords where they are none yet. None stands for a default and passes. ``hint`` is said after the value, to help to a better one.
+"""
 
 import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 
-def at_least(owner: Any, least: float, *fields: str) -> None:
-    """Refuse values below ``least``, and NaN. None, where a field allows it, stands for a default and passes.
+def at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: float | None) -> None:
+    """Refuse values below ``least``, and NaN.
 
     >>> from types import SimpleNamespace
     >>> at_least(SimpleNamespace(name="FedProx", mu=-0.5), 0, "mu")
     Traceback (most recent call last):
     ValueError: FedProx: mu must be at least 0; got -0.5
     """
-    for field in fields:
-        value = getattr(owner, field)
-        if value is not None and not value >= least:
-            raise ValueError(f"{_name(owner)}: {field} must be at least {least}{_or_null(owner, field)}; got {value}")
+    _check(lambda value: value >= least, f"be at least {least}", owner, fields, values, hint)
 
 
-def positive(owner: Any, *fields: str) -> None:
-    """Refuse numbers that are not above 0. None passes, and so do schedules."""
-    for field in fields:
-        value = getattr(owner, field)
-        if isinstance(value, float | int) and not value > 0:
-            raise ValueError(f"{_name(owner)}: {field} must be positive{_or_null(owner, field)}; got {value}")
+def all_at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: Sequence[float] | None) -> None:
+    """Refuse sequences that are empty or hold a value below ``least``."""
+    wanted = f"be one or more numbers of at least {least}"
+    _check(lambda value: len(value) > 0 and all(item >= least for item in value), wanted, owner, fields, values, hint)
 
 
-def positive_and_finite(owner: Any, *fields: str) -> None:
+def positive(owner: Any, *fields: str, hint: str = "", **values: Any) -> None:
+    """Refuse numbers that are not above 0; schedules pass."""
+    _check(lambda value: not isinstance(value, float | int) or value > 0, "be positive", owner, fields, values, hint)
+
+
+def positive_and_finite(owner: Any, *fields: str, hint: str = "", **values: float | None) -> None:
     """Refuse numbers that are not above 0, and infinity."""
-    for field in fields:
-        value = getattr(owner, field)
-        if not 0 < value < math.inf:
-            raise ValueError(f"{_name(owner)}: {field} must be positive and finite; got {value}")
+    _check(lambda value: 0 < value < math.inf, "be positive and finite", owner, fields, values, hint)
 
 
-def below_one(owner: Any, *fields: str) -> None:
-    """Refuse values outside [0, 1): momenta, and the chance of a thing that may not be certain."""
-    for field in fields:
-        value = getattr(owner, field)
-        if not 0 <= value < 1:
-            raise ValueError(f"{_name(owner)}: {field} must lie in [0, 1); got {value}")
+def within(owner: Any, interval: str, *fields: str, hint: str = "", **values: float | None) -> None:
+    """Refuse values outside an interval, written as mathematicians do: ``[0, 1)`` holds 0 and not 1.
+
+    >>> within(None, "(0, 1]", share=0.0)
+    Traceback (most recent call last):
+    ValueError: share must lie in (0, 1]; got 0.0
+    """
+    low, high = map(float, interval[1:-1].split(","))
+
+    def inside(value: float) -> bool:
+        return (low <= value if interval[0] == "[" else low < value) and (value <= high if interval[-1] == "]" else value < high)
+
+    _check(inside, f"lie in {interval}", owner, fields, values, hint)
 
 
 def seed(owner: Any, field: str) -> None:
     """Refuse seeds that numpy takes none of, and those of which only the last 64 bits would count."""
-    value = getattr(owner, field)
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"{_name(owner)}: {field} must lie in [0, {1 << 64}), 64 bits; got {value}")
+    _check(lambda value: 0 <= value < 1 << 64, f"lie in [0, {1 << 64}), 64 bits", owner, (field,), {}, "")
 
 
-def one_of(owner: Any, field: str, *allowed: str) -> None:
+def one_of(owner: Any, allowed: Collection[str], *fields: str, hint: str = "", **values: str | None) -> None:
     """Refuse words that are none of the allowed."""
-    value = getattr(owner, field)
-    if value not in allowed:
-        raise ValueError(f"{_name(owner)}: {field} must be {', '.join(allowed[:-1])} or {allowed[-1]}; got {value!r}")
+    *others, last = allowed
+    _check(lambda value: value in allowed, f"be {', '.join(others)} or {last}", owner, fields, values, hint)
+
+
+def _check(
+    holds: Callable[[Any], bool], wanted: str, owner: Any, fields: Sequence[str], values: dict[str, Any], hint: str
+) -> None:
+    for name, value in ({field: getattr(owner, field) for field in fields} | values).items():
+        if value is not None and not holds(value):
+            got = repr(value) if isinstance(value, str) else value
+            after = f": {hint}" if hint else ""
+            raise ValueError(f"{_name(owner)}{name} must {wanted}{_or_null(owner, name)}; got {got}{after}")
 
 
 def _name(owner: Any) -> str:
-    return getattr(owner, "name", None) or type(owner).__name__  # Lightning's own name of a datamodule is None
+    # Lightning's own name of a datamodule is None.
+    return "" if owner is None else f"{getattr(owner, 'name', None) or type(owner).__name__}: "
 
 
 def _or_null(owner: Any, field: str) -> str:

@@ -241,7 +241,7 @@ def test_cifar_enlarged(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.
         assert torch.equal(enlarged, expected)
     assert parse(f"--data={cls.__name__}", "--data.image_size=224").image_size == 224
     for size in (31, 0):
-        with one_line(ValueError, f"image_size must be at least 32, the size of the files' images, or null; got {size}"):
+        with one_line(ValueError, f"image_size must be at least 32; got {size}: null keeps"):
             cls(image_size=size)
 
 

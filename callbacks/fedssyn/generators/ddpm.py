@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded, require
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, train
-from flcog.core.checks import at_least, below_one, positive
+from flcog.core.checks import all_at_least, at_least, positive, within
 
 
 class MovingAverage:
@@ -104,9 +104,8 @@ class DDPM(DataGenerator):
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
         at_least(self, 1, "width", "blocks", "head_dim", "diffusion_steps", "sampling_steps", "epochs", "batch_size")
         positive(self, "lr")
-        below_one(self, "dropout", "ema")
-        if not self.multipliers or min(self.multipliers) < 1:
-            raise ValueError(f"DDPM: multipliers are one or more numbers of at least 1; got {self.multipliers}")
+        within(self, "[0, 1)", "dropout", "ema")
+        all_at_least(self, 1, "multipliers")
         if not 0 <= self.attention <= len(self.multipliers):
             raise ValueError(
                 f"DDPM: attention counts resolutions, 0 to the {len(self.multipliers)} of multipliers; got {self.attention}"

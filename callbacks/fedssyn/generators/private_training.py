@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import Log, require
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import at_least, positive, within
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 """``loss(network, inputs, labels) -> the loss of each sample [B]``."""
@@ -63,8 +63,7 @@ class PrivateTraining:
     def __post_init__(self) -> None:
         positive(self, "noise_multiplier", "max_grad_norm", "max_epsilon")
         at_least(self, 1, "physical_batch_size")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"PrivateTraining: delta must lie in (0, 1), well below 1 / samples; got {self.delta}")
+        within(self, "(0, 1)", "delta", hint="take one well below 1 / samples")
 
     def told(self, epsilon: float) -> str:
         """Epsilon as it may be reported: with delta, who computed it, and when it protects nothing.

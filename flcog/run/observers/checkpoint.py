@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flcog.core.checks import at_least
 from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor, or_none
 from flcog.core.signals import RunInterrupted, RunStopped
@@ -42,9 +43,7 @@ class Checkpoint(Callback):
         every_n_rounds: int = 1,
         keep_every_n_rounds: int = 0,
     ) -> None:
-        for name, value in (("every_n_rounds", every_n_rounds), ("keep_every_n_rounds", keep_every_n_rounds)):
-            if value < 0:
-                raise ValueError(f"{name} must be at least 0; got {value}")
+        at_least(self, 0, every_n_rounds=every_n_rounds, keep_every_n_rounds=keep_every_n_rounds)
         self.monitor, self.mode, self.every_n_rounds, self.keep_every_n_rounds = (
             monitor,
             mode,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from flcog.core.checks import at_least
 from flcog.core.monitor import main_metric
 from flcog.core.text import clock, figure, label, seconds
 from flcog.hooks import Callback
@@ -34,8 +35,7 @@ class ProgressBar(Callback):
     """
 
     def __init__(self, enabled: bool = True, num_lines: int = 20) -> None:
-        if num_lines < 1:
-            raise ValueError(f"num_lines must be at least 1; got {num_lines}: enabled=false shows nothing")
+        at_least(self, 1, num_lines=num_lines, hint="enabled=false shows nothing")
         self.enabled, self.num_lines = enabled, num_lines
         self._live: Progress | None = None
 

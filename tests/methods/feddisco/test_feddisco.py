@@ -272,7 +272,7 @@ def test_descent_ends_at_the_closed_form() -> None:
         (lambda: Bound([1.0], [0.1], gap=np.inf), "gap must be finite, and below 1e75; got inf"),
         (lambda: Bound([1.0], [0.1], sigma=np.nan), "sigma must be finite, and below 1e75; got nan"),
         (lambda: Bound([1.0], [0.1], B=np.inf), "B must be finite, and below 1e75; got inf"),
-        (lambda: random_bound(0).descend(np.full(4, 0.25), 0.1, 3, lr=2.0), r"beyond which descent diverges; got 2\.0"),
+        (lambda: random_bound(0).descend(np.full(4, 0.25), 0.1, 3, lr=2.0), r"lr must lie in \(0, 2\); got 2\.0: a share"),
     ],
 )
 def test_bad_bounds(make: Any, message: str) -> None:
@@ -293,7 +293,7 @@ def test_bad_bounds(make: Any, message: str) -> None:
         (["--L", "1e308"], "L must be finite, and below 1e75; got 1e+308"),
         (["--sigma", "nan"], "sigma must be finite, and below 1e75; got nan"),
         (["--beta", "nan"], "beta must be positive and finite; got nan"),
-        (["--lr", "nan"], "lr is a share of the inverse curvature"),
+        (["--lr", "nan"], "lr must lie in (0, 2); got nan: a share of the inverse curvature"),
     ],
 )
 def test_bad_commands(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

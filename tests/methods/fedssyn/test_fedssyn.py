@@ -356,7 +356,7 @@ def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
     bad: list[tuple[Callable[[], Any], str]] = [
         (lambda: Fedssyn(share="all"), "Fedssyn: share must be shuffled, local, real or none; got 'all'"),  # type: ignore[arg-type]
         (lambda: Fedssyn(rho=0.0), "Fedssyn: rho must lie in (0, 1]; got 0.0"),
-        (lambda: Fedssyn(p=1.5), "Fedssyn: p must lie in (0, 1]; got 1.5"),
+        (lambda: Fedssyn(p=1.5), "Fedssyn: p must lie in (0, 1], or null; got 1.5"),
         (lambda: Fedssyn(num_images=0), "Fedssyn: num_images must be at least 1, or null; got 0"),
         (
             lambda: Fedssyn(generator="vae"),  # type: ignore[arg-type]
@@ -382,11 +382,14 @@ def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
         (lambda: BetaVAE(std=0.0), "BetaVAE: std must be positive; got 0.0"),
         (lambda: BetaVAE(beta=-1.0), "BetaVAE: beta must be at least 0; got -1.0"),
         (lambda: ConditionalGAN(lr=0.0), "ConditionalGAN: lr must be positive; got 0.0"),
-        (lambda: DDPM(multipliers=()), "DDPM: multipliers are one or more numbers of at least 1; got ()"),
+        (lambda: DDPM(multipliers=()), "DDPM: multipliers must be one or more numbers of at least 1; got ()"),
         (lambda: DDPM(attention=5), "DDPM: attention counts resolutions, 0 to the 4 of multipliers; got 5"),
         (lambda: DDPM(sampling_steps=2000), "DDPM: sampling_steps must be at most diffusion_steps=1000; got 2000"),
         (lambda: DDPM(ema=1.0), "DDPM: ema must lie in [0, 1); got 1.0"),
-        (lambda: PrivateTraining(delta=0.0), "PrivateTraining: delta must lie in (0, 1), well below 1 / samples; got 0.0"),
+        (
+            lambda: PrivateTraining(delta=0.0),
+            "PrivateTraining: delta must lie in (0, 1); got 0.0: take one well below 1 / samples",
+        ),
         (lambda: PrivateTraining(noise_multiplier=0.0), "PrivateTraining: noise_multiplier must be positive; got 0.0"),
         (
             lambda: Form.of(Samples(torch.zeros(3, 5, dtype=torch.long), torch.zeros(3))),
