@@ -11,6 +11,7 @@ from flcog.callbacks.fedcog.generated_images import GeneratedImages
 from flcog.callbacks.fedcog.generation_time import GenerationTime
 from flcog.callbacks.feddc import FedDC
 from flcog.callbacks.feddecorr import FedDecorr
+from flcog.callbacks.feddisco.command import FEDDISCO_BOUND
 from flcog.callbacks.feddisco.feddisco import FedDisco
 from flcog.callbacks.feddm import FedDM
 from flcog.callbacks.feddyn import FedDyn
@@ -23,12 +24,15 @@ from flcog.callbacks.fedpvr import FedPVR
 from flcog.callbacks.fedreg import FedReg
 from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.fedsam import FedSAM
+from flcog.callbacks.fedssyn.command import SYNTHESIZE
 from flcog.callbacks.fedssyn.fedssyn import Fedssyn
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.conditional_gan import ConditionalGAN
 from flcog.callbacks.fedssyn.generators.ddpm import DDPM
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
 from flcog.callbacks.fedssyn.gradient_heterogeneity import GradientHeterogeneity
+from flcog.callbacks.fedssyn.shuffling_study import SHUFFLING_STUDY
+from flcog.callbacks.fedwalk.command import LEASH
 from flcog.callbacks.fedwalk.fedwalk import FedWalk
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.callbacks.fine_tune import FineTune
@@ -43,6 +47,9 @@ from flcog.callbacks.scaffold import SCAFFOLD
 from flcog.callbacks.stragglers import Stragglers
 from flcog.callbacks.vhl import VHL
 from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
+
+COMMANDS = (SYNTHESIZE, LEASH, FEDDISCO_BOUND, SHUFFLING_STUDY)
+"""The subcommands of ``flcog`` that belong to a method."""
 
 __all__ = [
     "DDPM",

@@ -1,4 +1,4 @@
-"""``flcog feddisco-bound``: the numerical simulation of FedDisco's Table 6."""
+"""The command ``flcog feddisco-bound``: the numerical simulation of FedDisco's Table 6."""
 
 import argparse
 
@@ -7,6 +7,7 @@ import torch
 
 from flcog.callbacks.feddisco.bound import Bound
 from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
+from flcog.core.commands import Command
 from flcog.data import Partitioner, Samples
 from flcog.datamodules.partitioners import Dirichlet
 
@@ -27,11 +28,9 @@ def clients(partitioner: Partitioner, num_clients: int, num_classes: int, num_sa
     return partition.sizes / partition.sizes.sum(), distances
 
 
-def main(argv: list[str]) -> None:
-    """Minimise the reformulated bound of FedDisco's Theorem 4.5 over the aggregation weights, and watch the original (Table 6)."""
-    parser = argparse.ArgumentParser(
-        prog="flcog feddisco-bound", description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+def minimise_bound(arguments: list[str]) -> None:
+    """Minimise FedDisco's reformulated bound over the aggregation weights, and watch the original (its Theorem 4.5 and Table 6)."""
+    parser = FEDDISCO_BOUND.parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--clients", type=int, default=10, help="number of clients")
     parser.add_argument("--beta", type=float, default=0.5, help="of the Dirichlet split of balanced classes (NIID-1)")
     parser.add_argument("--classes", type=int, default=10, help="number of classes")
@@ -55,7 +54,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=400, help="of gradient descent")
     parser.add_argument("--every", type=int, default=100, help="steps between lines")
     parser.add_argument("--lr", type=float, default=0.01, help="of gradient descent, as a share of the inverse curvature")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     for name in ("clients", "classes", "samples", "steps", "every"):
         if getattr(given, name) < 1:
             raise ValueError(f"--{name} must be at least 1; got {getattr(given, name)}")
@@ -74,3 +73,6 @@ def main(argv: list[str]) -> None:
     print(f"{'client':>8}{'n':>10}{'d':>10}{'p':>10}")
     for k in range(given.clients):
         print(f"{k:>8}{n[k]:>10.4f}{d[k]:>10.4f}{path[-1][k]:>10.4f}")
+
+
+FEDDISCO_BOUND = Command("feddisco-bound", minimise_bound)

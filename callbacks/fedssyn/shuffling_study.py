@@ -1,6 +1,5 @@
-"""``flcog shuffling-study``: how many rounds shuffling saves on quadratics, counted and by the theory."""
+"""The command ``flcog shuffling-study``: how many rounds shuffling saves on quadratics, counted and by the theory."""
 
-import argparse
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from flcog.core.commands import Command
 from flcog.core.files import write_figure, write_table
 from flcog.datamodules import Natural, Quadratics, Shuffled
 
@@ -187,12 +187,12 @@ def noisy_errors(data: Quadratics, lr: float, local_steps: int, rounds: int, sta
     return np.array(errors)
 
 
-def main(argv: list[str]) -> None:
+def shuffling_study(arguments: list[str]) -> None:
     """Count the rounds that shuffling a part of the clients' samples saves on quadratics, beside Fedssyn's theory.
 
     Section 2.3 and appendix A.3.2 of https://arxiv.org/abs/2306.13263: step sizes are tuned for each fraction.
     """
-    parser = argparse.ArgumentParser(prog="flcog shuffling-study", description=(main.__doc__ or "").split("\n")[0])
+    parser = SHUFFLING_STUDY.parser()
     parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
     parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
     parser.add_argument("--dimension", type=int, default=25, help="d")
@@ -206,7 +206,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--noise-lr", type=float, default=1e-3, help="step size of the second part")
     parser.add_argument("--seed", type=int, default=0, help="of samples and shuffling")
     parser.add_argument("--out", default="runs/shuffling-study", help="folder for the tables and the figure")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     shares = sorted({0.0, *given.p})
     if shares[0] < 0 or shares[-1] > 1:
         raise ValueError(f"--p are fractions from 0 to 1; got {given.p}")
@@ -280,3 +280,6 @@ def study_figure(rows: list[Row], curves: dict[tuple[float, float], np.ndarray])
     for axis in axes:
         axis.legend(fontsize=7)
     return figure
+
+
+SHUFFLING_STUDY = Command("shuffling-study", shuffling_study)

@@ -1,4 +1,4 @@
-"""``flcog leash``: choose a leash's classes from a public set's, with the help of a language model or without."""
+"""The command ``flcog leash``: choose a leash's classes from a public set's, with the help of a language model or without."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
 from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
+from flcog.core.commands import Command
 
 _INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
 """What to do where a way to rank finds nothing."""
@@ -64,9 +65,9 @@ def _text_of(path: Path) -> str:
         raise ValueError(f"{path} is no text in UTF-8: {error}") from error
 
 
-def main(argv: list[str]) -> None:
+def leash(arguments: list[str]) -> None:
     """Choose the classes of a leash task, for FedWalk."""
-    parser = argparse.ArgumentParser(prog="flcog leash", description=main.__doc__)
+    parser = LEASH.parser()
     commands = parser.add_subparsers(dest="command", required=True)
     options: dict[str, argparse.ArgumentParser] = {}
     for name, description in (
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> None:
     options["rank"].add_argument(
         "--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet where nltk has it"
     )
-    given = parser.parse_args(argv)
+    given = parser.parse_args(arguments)
     classes, reference = read_classes(given.classes), read_reference(given.reference)
     if not 1 <= given.count <= len(reference):
         raise ValueError(f"--count must lie between 1 and the reference's {len(reference)} labels; got {given.count}")
@@ -132,3 +133,6 @@ def _imagenet_names() -> list[str]:
     from torchvision.models import ResNet18_Weights
 
     return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
+
+
+LEASH = Command("leash", leash)

@@ -1,4 +1,4 @@
-"""``flcog bench``: the config's rounds against a bare PyTorch loop doing the same SGD steps."""
+"""The command ``flcog bench``: seconds per round of a config's run, against a bare PyTorch loop of the same SGD steps."""
 
 import copy
 import statistics
@@ -13,20 +13,24 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.apply import masked_mean
+from flcog.core.commands import TrainerCommand
 from flcog.core.randomness import fold_each
 from flcog.data import Samples
 from flcog.engine.batching import BLOCK_BYTES, Batching
 from flcog.trainer import num_cores
 
 
-def bench(trainer: Any, model: Any, datamodule: Any, repeats: int) -> dict[str, float]:
-    """Time ``repeats`` rounds of both, in turn, and compare medians.
+def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5) -> None:
+    """Time the config's rounds against a bare PyTorch loop of the same SGD steps.
 
     Evaluation, trackers and checkpoints are left out of both sides: what is compared is training. The bare loop is what one writes by
     hand: a deep copy of the model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
     of state dicts. It runs on every core of the machine, in one process; that freed memory is kept for reuse helps it as it helps us.
 
     Images are also read for an epoch as the engine reads them, and by a ``DataLoader`` over torchvision's transforms.
+
+    Args:
+        repeats: how often each is run, in turn; medians are compared.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")
@@ -48,27 +52,29 @@ def bench(trainer: Any, model: Any, datamodule: Any, repeats: int) -> dict[str, 
             bare.append(time.perf_counter() - began)
             torch.set_num_threads(threads)
         synchronise(trainer)
-    figures = {"flcog": statistics.median(ours[1:])}  # the first is warm-up
-    if baseline is not None:
-        figures |= {"bare": statistics.median(bare[1:]), "ratio": figures["flcog"] / statistics.median(bare[1:])}
-        print(
-            f"executor {trainer.executor.name}, {trainer.fabric.world_size} process(es), {threads} thread(s) each, {repeats} rounds"
-        )
-        print(f"flcog  {figures['flcog']:.4f} s a round")
-        print(f"bare   {figures['bare']:.4f} s a round")
-        print(f"ratio  {figures['ratio']:.3f}")
-        figures |= bench_reading(trainer, repeats)
-    return figures
+    if baseline is None:
+        return
+    flcogs, bares = statistics.median(ours[1:]), statistics.median(bare[1:])  # the first is warm-up
+    print(
+        f"executor {trainer.executor.name}, {trainer.fabric.world_size} process(es), {threads} thread(s) each, {repeats} rounds"
+    )
+    print(f"flcog  {flcogs:.4f} s a round")
+    print(f"bare   {bares:.4f} s a round")
+    print(f"ratio  {flcogs / bares:.3f}")
+    bench_reading(trainer, repeats)
 
 
-def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> dict[str, float]:
-    """Seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
+BENCH = TrainerCommand("bench", bench)
+
+
+def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
+    """Print the seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
     from torchvision import transforms
 
     federation = trainer.federation
     samples = federation.train
     if samples.inputs.ndim != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
-        return {}
+        return
     count = min(most, len(samples))
     size, batch_size = samples.inputs.shape[1], trainer.batching.batch_size
     augmented = [transforms.RandomCrop(size, 4), transforms.RandomHorizontalFlip()] if federation.augment is not None else []
@@ -90,12 +96,10 @@ def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> dict[str, flo
         for _ in loader:
             pass
         theirs.append(time.perf_counter() - began)
-    figures = {"reading": statistics.median(ours), "reading_dataloader": statistics.median(theirs)}
     print(
-        f"reading {count} images{', augmented' if augmented else ''}: {figures['reading']:.4f} s; "
-        f"by a DataLoader over torchvision's transforms: {figures['reading_dataloader']:.4f} s"
+        f"reading {count} images{', augmented' if augmented else ''}: {statistics.median(ours):.4f} s; "
+        f"by a DataLoader over torchvision's transforms: {statistics.median(theirs):.4f} s"
     )
-    return figures
 
 
 class _Pictures(Dataset):

@@ -1,4 +1,4 @@
-"""What the command line says of a mistake: one line with what was given, what is allowed, and what was probably meant."""
+"""One-line messages for what jsonargparse refuses: what was given, what is allowed, and what was probably meant."""
 
 import argparse
 import difflib
@@ -178,10 +178,6 @@ def _required(parser: Any, text: str, names: str) -> str:
     return f"{owner.__name__} needs {', '.join(missing)}: give {options}, or the like under its init_args"
 
 
-def _verb_late(parser: Any, text: str, command: str) -> str:
-    return f"the command comes first, its options after it: flcog {command} -c FILE ..."
-
-
 def _linked(parser: Any, text: str, target: str, source: str) -> str:
     return f"{target} goes by {source}: give --{source} (on the command line one seed is for all)"
 
@@ -292,7 +288,6 @@ RULES: tuple[tuple[str, Callable[..., str]], ...] = (
     (r"Import path() does not correspond to a subclass of (\w+)", _wrong_class),
     (r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", _wrong_class),
     (r"Expected a dot import path string: ?(\S*)", _no_class),
-    (r"before subcommand '(\w+)'", _verb_late),
     (r"Subcommand '(\w+)' does not accept option '([^']+)'", _no_key),
     (r"(?:Option|Group '\w+' does not accept option) '([^']+)'", _no_option),
     (r"unrecognized arguments: (.+)", _unrecognized),

@@ -1,18 +1,44 @@
-"""The table of methods that ``flcog methods`` prints: what each does, the bytes it sends (measured) and where it works."""
+"""The command ``flcog methods``: a table of each method does, the bytes it sends (measured), and where it works."""
 
 import dataclasses
 import re
+import shutil
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
+import flcog.callbacks
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
-from flcog.core.text import cell_text
+from flcog.core.commands import Command
+from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.hooks import Method
 from flcog.models import MLP, SimpleCNN
 from flcog.trainer import FederatedTrainer
+
+
+def methods(arguments: list[str]) -> None:
+    """Show the methods to choose from, with what they send, measured."""
+    parser = METHODS.parser()
+    parser.add_argument("--markdown", action="store_true", help="as the README has it")
+    options = parser.parse_args(arguments)
+    rows = method_rows(example(cls) for cls in all_methods())
+    if options.markdown:
+        print(markdown(METHOD_HEADER, rows))
+        return
+    # A pipe has no width: as wide as is comfortable to read.
+    print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))
+
+
+METHODS = Command("methods", methods)
+
+
+def all_methods() -> list[type[Method]]:
+    """Those that flcog ships, by name."""
+    exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
+    found = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, Method)]
+    return sorted(found, key=lambda cls: cls.__name__.lower())
 
 
 class MethodRow(NamedTuple):
@@ -111,11 +137,6 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
 def _relative(bytes_: int, once: int, plain: int) -> str:
     """``1.00``, or ``1.00 + 0.25 once``."""
     return f"{bytes_ / plain:.2f}" + (f" + {once / plain:.2f} once" if once / plain >= 0.005 else "")
-
-
-def first_paragraph(cls: type) -> str:
-    """Of its docstring, in one line."""
-    return " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def example(cls: type[Method]) -> Method:

@@ -29,6 +29,11 @@ def label(metric: str) -> str:
     return metric.removeprefix("test/") if metric != "test/loss" else "test loss"
 
 
+def first_paragraph(documented: Any) -> str:
+    """Of the docstring of a class or a function, in one line."""
+    return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())
+
+
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     """A table in Markdown; a truth is "yes" or nothing."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

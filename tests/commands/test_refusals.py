@@ -115,7 +115,7 @@ def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFi
 
 
 COMMANDS = {
-    "": "give a command, as in flcog fit|synthesize, compare|shuffling-study; flcog --help",
+    "": "give a command, as in flcog fit|partition, bench, replay|synthesize|; flcog --help",
     "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare|replay|shuffling-study",
     "Fit -c Q": "Did you mean 'fit'?",
     "-c Q fit": "the command comes first, its options after it: flcog fit -c FILE",

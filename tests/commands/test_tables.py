@@ -89,7 +89,7 @@ def test_its_columns(method: Method, column: str, value: Any) -> None:
 def test_it_fits_a_terminal(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     some = ["FedCOG", "FedProx", "LeashPretraining"]
-    monkeypatch.setattr("flcog.commands.cli._classes", lambda module: [METHODS[name] for name in some])
+    monkeypatch.setattr("flcog.commands.methods.all_methods", lambda: [METHODS[name] for name in some])
     main(["methods"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width

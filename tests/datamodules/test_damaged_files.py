@@ -20,8 +20,8 @@ import flcog
 from datamodules.test_datamodules import bytes_of, write_dsprites, write_ham, write_leaf, write_mnist
 from datamodules.test_flair import USERS, write_flair
 from flcog.callbacks import BetaVAE, Fedssyn
-from flcog.callbacks.fedwalk.command import main as leash
-from flcog.commands.cli import _own_reason
+from flcog.callbacks.fedwalk.command import leash
+from flcog.commands.refusals import refusal
 from flcog.data import Samples, Splits
 from flcog.datamodules import FEMNIST, FLAIR, HAM10000, MNIST, AGNews, ArrayData, DSprites, ImageFolders, Saved
 from flcog.models import MLP, ResNet18
@@ -32,7 +32,7 @@ def one_line(message: str) -> Iterator[None]:
     """What the command line would print."""
     with pytest.raises((ValueError, OSError), match=message) as caught:
         yield
-    reason = _own_reason(caught.value)
+    reason = refusal(caught.value)
     assert reason is not None, "the command line would print a traceback"
     assert "\n" not in reason
 

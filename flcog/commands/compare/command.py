@@ -11,6 +11,7 @@ from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table, cells, read_tab
 from flcog.commands.compare.runner import Runner, claim
 from flcog.commands.compare.table import check_metric, scores, summarise
 from flcog.core import signals
+from flcog.core.commands import Command
 from flcog.core.files import replacing
 from flcog.core.text import markdown, seconds
 
@@ -29,10 +30,13 @@ def _number(text: str) -> int:
     return value
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run every arm of a table in every setting with every seed, and print the table. Killed, the same command goes on."""
-    words = list(argv)
-    own, extra = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+def compare(arguments: list[str]) -> None:
+    """Fill a paper's table: every arm in every setting with every seed.
+
+    Killed, the same command goes on where it was.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, extra = arguments[:end], arguments[end + 1 :]
     options = _parser().parse_args(own)
     out = options.out or Path("runs") / options.table.stem
     table = _chosen(options, out)
@@ -44,9 +48,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flcog compare",
-        description=main.__doc__,
+    parser = COMPARE.parser(
         epilog="Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5",
     )
     parser.add_argument("table", type=Path, help="the table's YAML file, e.g. configs/tables/digits.yaml")
@@ -128,3 +130,6 @@ def _outcome(cell: Cell, metric: str | None) -> str:
         return cell.error if cell.busy else f"failed: {cell.error}"
     history = cell.history()
     return "best " + ", last ".join(scores(metric, [history])[:2] if history else ["no evaluation"])
+
+
+COMPARE = Command("compare", compare)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from flcog.callbacks.fedwalk.command import main, read_classes, read_reference
+from flcog.callbacks.fedwalk.command import leash, read_classes, read_reference
 from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
 from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
 from flcog.datamodules.leash_classes import CIFAR10_HH, CIFAR10_LH, CIFAR10_TOP4
@@ -230,17 +230,17 @@ def test_a_hundred_names_are_not_taken_for_a_file() -> None:
 
 def test_from_the_prompt_to_the_config(tmp_path: Path, reference_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     task = ["--classes", ",".join(CLASSES), "--reference", reference_file, "--count", "2"]
-    main(["prompt", *task])
+    leash(["prompt", *task])
     assert capsys.readouterr().out.strip() == prompt(CLASSES, REFERENCE, 2)
     (tmp_path / "answer.txt").write_text(f"Sure: {ANSWER}")
-    main(["read", str(tmp_path / "answer.txt"), *task])
+    leash(["read", str(tmp_path / "answer.txt"), *task])
     out = capsys.readouterr().out
     assert yaml.safe_load(out) == {"classes": ["n02123045", "n02134084", "n02123159", "n02132136"]}
     assert "# cat: n02123045 tabby, tabby cat; n02123159 tiger cat" in out
-    main(["read", str(tmp_path / "answer.txt"), *task, "--keep", "1", "--random", "1", "--seed", "2"])
+    leash(["read", str(tmp_path / "answer.txt"), *task, "--keep", "1", "--random", "1", "--seed", "2"])
     first, second = yaml.safe_load(capsys.readouterr().out)["classes"]
     assert first == "n02123045" and second in REFERENCE
-    main(["rank", *task, "--keep", "1"])
+    leash(["rank", *task, "--keep", "1"])
     out = capsys.readouterr().out
     assert yaml.safe_load(out) == {"classes": ["n02123045", "n02134084"]} and "Ursus Maritimus 1.00" in out
 
@@ -250,14 +250,14 @@ def test_tiny_imagenets_folders_are_named_by_its_words(tmp_path: Path, capsys: p
         (tmp_path / "train" / label).mkdir(parents=True)
     task = ["rank", "--classes", "cat,brown bear", "--reference", str(tmp_path / "train"), "--keep", "1"]
     with pytest.raises(ValueError, match=r"finds nothing like cat, brown bear in .*such as 'n02123045': give a file with names"):
-        main(task)
+        leash(task)
     (tmp_path / "words.txt").write_text("\n".join(f"{label}\t{names}" for label, names in REFERENCE.items()))
-    main(task)
+    leash(task)
     assert yaml.safe_load(capsys.readouterr().out) == {"classes": ["n02123045", "n02132136"]}
 
 
 def test_names_alone_come_with_a_word_of_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["rank", "--classes", "tabby cat"])
+    leash(["rank", "--classes", "tabby cat"])
     out = capsys.readouterr().out
     assert yaml.safe_load(out) == {"classes": ["tabby", "tiger cat"]} and "With --reference FOLDER" in out
 
@@ -273,4 +273,4 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes_of_the_command_line(arguments: list[str], message: str, reference_file: str) -> None:
     with pytest.raises(ValueError, match=message):
-        main([*arguments, "--classes", "cat,polar bear", "--reference", reference_file])
+        leash([*arguments, "--classes", "cat,polar bear", "--reference", reference_file])

@@ -1,0 +1,64 @@
+"""Tells an error that the user can mend, which gets one line, from a fault in somebody's code, which needs its traceback."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+import flcog
+import flcog.callbacks
+import flcog.datamodules
+from flcog.run.directory import short
+
+OURS = tuple(f"{Path(module.__path__[0])}{os.sep}" for module in (flcog, flcog.callbacks, flcog.datamodules))
+
+INSTALLED = ("<", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
+"""Where the code of Python and of other packages lies; "<" begins the name of what is compiled into Python."""
+
+
+def refusal(error: BaseException | None) -> str | None:
+    """What to say in one line; None for a fault. The parser wraps errors of constructors: those that led to an error count too."""
+    while isinstance(error, Exception):
+        if reason := _of_our_code(error) or _of_users_code(error) or _of_a_constructor(error):
+            return reason
+        error = error.__cause__
+    return None
+
+
+def _of_our_code(error: Exception) -> str | None:
+    if isinstance(error, ValueError | OSError) and _raised_in(error).filename.startswith(OURS):
+        return " ".join([str(error), *getattr(error, "__notes__", [])])
+    return None
+
+
+def _of_users_code(error: Exception) -> str | None:
+    """A ``raise ValueError`` is meant for whoever runs the class. One without ``raise``, as of ``int("x")``, is a fault."""
+    place = _raised_in(error)
+    if not _is_users(place.filename):
+        return None
+    if isinstance(error, OSError) or (isinstance(error, ValueError) and "raise" in (place.line or "")):
+        return f"{_flat(error)} ({short(Path(place.filename))}, line {place.lineno})"
+    return None
+
+
+def _of_a_constructor(error: Exception) -> str | None:
+    """A class of another package that a config names, and that refuses what the config gives it by whatever kind of error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    parsers = [i for i, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
+    made = frames[parsers[-1] + 1 :] if parsers else []
+    if not made or not made[0].f_code.co_filename.startswith(INSTALLED):
+        return None
+    parts = [frame.f_locals["self"] for frame in made if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
+    return f"{type(parts[0]).__name__} cannot be made: {_flat(error)}" if parts else None
+
+
+def _raised_in(error: Exception) -> traceback.FrameSummary:
+    return traceback.extract_tb(error.__traceback__)[-1]
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((*OURS, *INSTALLED))
+
+
+def _flat(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
