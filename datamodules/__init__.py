@@ -1,4 +1,4 @@
-"""Data sets of the papers and splits of the literature, as Lightning data modules: one file each."""
+"""Data modules for the papers' data sets and for your own, and partitioners that split a training set over clients."""
 
 from flcog.datamodules.ag_news import AGNews
 from flcog.datamodules.array_data import ArrayData

@@ -1,4 +1,4 @@
-"""Arrays of the user's own: an .npz file in MedMNIST's layout, or arrays handed over in Python."""
+"""ArrayData: a data module for your own arrays, from an .npz file in MedMNIST's layout or from Python."""
 
 import warnings
 from collections.abc import Callable

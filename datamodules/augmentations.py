@@ -1,7 +1,8 @@
-"""Random changes of training images: pure functions of the images as stored, [B, H, W, C], and of one 64-bit key per image.
+"""Augmentation of training images: crops, flips, rotations and colour changes, as pure functions of images and keys.
 
-An image and its key fix the result, whatever else is in the batch, so a resumed run, vmap and any number of processes see the
-same pixels. Nothing here loops over images, and all of it runs on the device that holds them.
+Images come as stored, [B, H, W, C], with one 64-bit key each. An image and its key fix the result, whatever else is in the
+batch, so a resumed run, vmap and any number of processes see the same pixels. Nothing here loops over images, and all of it
+runs on the device that holds them.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""dSprites: white shapes on black, of which six factors are known."""
+"""dSprites: images of white squares, ellipses and hearts, split over twelve clients by shape and place."""
 
 import zipfile
 from collections.abc import Callable
@@ -70,10 +70,10 @@ class DSprites(FederatedDataModule):
 
     def _choose(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Training and test images, in file order."""
-        generator = np.random.Generator(np.random.PCG64(self.partition_seed))
+        rng = np.random.Generator(np.random.PCG64(self.partition_seed))
         train, test = [], []
         for client in range(12):
-            own = generator.permutation(np.flatnonzero(clients == client))
+            own = rng.permutation(np.flatnonzero(clients == client))
             num_test = round(len(own) / 10)
             if self.samples_per_client is not None:
                 if self.samples_per_client > len(own) - num_test:

@@ -1,4 +1,4 @@
-"""Facebook comment volume: how many comments a post will get."""
+"""Facebook Comment Volume: a regression of how many comments a post will get."""
 
 from collections.abc import Callable
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""What the readers share: one clear line for a file that is missing, broken, or not what it should be."""
+"""Reading data files: one-line errors for a file that is missing, broken, or not what it should be."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

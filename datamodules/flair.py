@@ -177,20 +177,20 @@ class _UserImages:
     limit: int | None
     by_user: dict[str, list[_Image]] = field(default_factory=dict)
     _largest_first: list[tuple[int, str]] = field(default_factory=list)
-    _turned_away: set[str] = field(default_factory=set)
+    _refused: set[str] = field(default_factory=set)
 
     def of(self, user: str) -> list[_Image] | None:
         """The user's images so far, to append to, or None for a user who is not among the chosen."""
-        if user in self._turned_away:
+        if user in self._refused:
             return None
         if user not in self.by_user:
-            # The bar only falls, so whoever was turned away or put out never comes back: users are held with all images or none.
+            # The largest chosen key only falls, so whoever was refused or dropped never comes back: all images of a user are held, or none.
             self.by_user[user] = []
             heapq.heappush(self._largest_first, (-fold(self.seed, user), user))
             if self.limit is not None and len(self.by_user) > self.limit:
-                put_out = heapq.heappop(self._largest_first)[1]
-                del self.by_user[put_out]
-                self._turned_away.add(put_out)
+                dropped = heapq.heappop(self._largest_first)[1]
+                del self.by_user[dropped]
+                self._refused.add(dropped)
         return self.by_user.get(user)
 
     def in_order(self) -> list[list[_Image]]:

@@ -107,7 +107,7 @@ class ImageCache:
                 # Pillow decodes without holding the interpreter's lock.
                 for row, image in zip(rows, pool.map(self._decode, rows), strict=True):
                     images[row] = image
-                # Pixels before marks: a mark must never outrun what it vouches for.
+                # Pixels are flushed before their marks: a crash must not leave a mark for an image that is not on disk.
                 images.flush()
                 done[rows] = 1
                 done.flush()

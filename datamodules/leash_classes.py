@@ -1,4 +1,4 @@
-"""The classes of FedWalk's leash tasks, as WordNet ids: ``ImageFolders(classes="cifar10_lh")`` reads the folders that bear them.
+"""Lists of ImageNet classes (WordNet ids) for FedWalk's leash tasks: ``ImageFolders(classes="cifar10_lh")`` reads their folders.
 
 Those of ImageNet-1k are the paper's: Zhai et al., 2024, https://arxiv.org/abs/2404.11888, appendix B.
 

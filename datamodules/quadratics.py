@@ -1,4 +1,4 @@
-"""Distributed least squares whose optimum and constants are known in closed form."""
+"""Quadratics: least-squares problems split over clients, whose optimum and constants are known in closed form."""
 
 from functools import cached_property
 from typing import Any
@@ -61,11 +61,11 @@ class Quadratics(FederatedDataModule):
         self.samples_per_client, self.seed = samples_per_client, seed
 
     def load(self) -> Splits:
-        generator = np.random.Generator(np.random.PCG64(self.seed))
+        rng = np.random.Generator(np.random.PCG64(self.seed))
         i = np.arange(1, self.num_clients + 1)
         scale = 1 / (i * self.dimension)
-        means = self.zeta * scale[:, None] * generator.standard_normal((len(i), self.dimension))
-        noise = generator.standard_normal((len(i), self.samples_per_client, self.dimension))
+        means = self.zeta * scale[:, None] * rng.standard_normal((len(i), self.dimension))
+        noise = rng.standard_normal((len(i), self.samples_per_client, self.dimension))
         b = means[:, None] + self.sigma * scale[:, None, None] * noise
         users = np.repeat(i - 1, self.samples_per_client)
         inputs = torch.from_numpy(users[:, None] + 1).float()

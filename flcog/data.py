@@ -265,7 +265,7 @@ class Partitioner(ABC):
     """Decides which samples belong to which client; ``flcog.datamodules`` has the splits of the literature.
 
     A partitioner is a frozen dataclass of its hyper-parameters and a pure function of the samples' targets and users and of a
-    seed. It never reads the inputs, which may be the size of a disk: one partitioner hands another a set without real ones.
+    seed. It never reads the inputs, which may be the size of a disk; a partitioner that wraps another may hand it indices instead.
     """
 
     @abstractmethod
@@ -331,19 +331,9 @@ class FederatedDataModule(L.LightningDataModule):
             raise ValueError(
                 f"client_test and client_val are fractions that leave something to train on; got {client_test} and {client_val}"
             )
-        self.num_clients, self.partitioner, self.batch_size, self.eval_batch_size = (
-            num_clients,
-            partitioner,
-            batch_size,
-            eval_batch_size,
-        )
-        self.partition_seed, self.client_test, self.client_val, self.drop_last = (
-            partition_seed,
-            client_test,
-            client_val,
-            drop_last,
-        )
-        self.test_like_clients = test_like_clients
+        self.num_clients, self.partitioner, self.partition_seed = num_clients, partitioner, partition_seed
+        self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
+        self.client_test, self.client_val, self.test_like_clients = client_test, client_val, test_like_clients
         checks.seed(self, "partition_seed")
         self._federation: Federation | None = None
 
@@ -382,7 +372,7 @@ class FederatedDataModule(L.LightningDataModule):
                 raise ValueError(
                     f"test_like_clients goes by the classes of a test set; {type(self).__name__} has {what}: leave it out"
                 )
-            test = _like(test, splits.train.targets[whole.indices], self.partition_seed)
+            test = _with_shares_of(test, splits.train.targets[whole.indices], self.partition_seed)
         self._federation = Federation(
             train=splits.train,
             partition=partition,
@@ -408,16 +398,16 @@ class FederatedDataModule(L.LightningDataModule):
         return self._federation
 
 
-def _like(samples: Samples, classes: Tensor, seed: int) -> Samples:
-    """As many of the samples as make their classes' shares those of ``classes``; which of a class stay is random."""
+def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
+    """The most samples whose classes have the same shares as in ``classes``; which samples of a class stay is random."""
     length = 1 + int(torch.cat([classes, samples.targets]).max())
-    wanted, there = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.targets))
-    missing = np.flatnonzero((wanted > 0) & (there == 0))
+    wanted, available = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.targets))
+    missing = np.flatnonzero((wanted > 0) & (available == 0))
     if len(missing):
         raise ValueError(
             f"test_like_clients: clients have samples of class {missing[0]}, and the test set has none: leave it out"
         )
-    scale = (there[wanted > 0] / wanted[wanted > 0]).min()
+    scale = (available[wanted > 0] / wanted[wanted > 0]).min()
     # The small number keeps a product like 500 * (1 / 500) from falling just under the integer that it is.
     sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)
     order = np.random.default_rng([seed, 2]).permutation(len(samples))

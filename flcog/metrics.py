@@ -1,4 +1,4 @@
-"""What is measured on the test set, as torchmetrics collections that take a model's raw outputs and the targets.
+"""Evaluation metrics: torchmetrics collections for classification, multi-label data and regression, from raw outputs and targets.
 
 Every collection gathers over the processes of a run, some of which may have had no samples.
 """

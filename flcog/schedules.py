@@ -1,4 +1,4 @@
-"""Values that change with the round: learning rates, thresholds. A schedule is a callable from the round (from 0) to a number."""
+"""Schedules: values that change with the round, such as learning rates. A schedule maps the round (from 0) to a number."""
 
 import math
 from dataclasses import dataclass, field

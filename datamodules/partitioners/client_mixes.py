@@ -1,12 +1,11 @@
 """Each client draws its own mix of classes from a Dirichlet distribution, with equal or given client sizes."""
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 from numpy.random import Generator
 
-from flcog.core.checks import positive_and_finite
+from flcog.core.checks import positive_and_finite, within
 from flcog.data import Partition, Partitioner, Samples
 from flcog.datamodules.partitioners.draws import (
     cut_by_shares,
@@ -84,8 +83,7 @@ class InnerDirichlet(Partitioner):
 
     def __post_init__(self) -> None:
         positive_and_finite(self, "beta")
-        if not 0 <= self.sigma < inf:
-            raise ValueError(f"sigma must be 0 or positive; got {self.sigma}")
+        within(self, "[0, inf)", "sigma")
         if self.sizes is not None and (self.sigma or not self.sizes or min(self.sizes) < 1):
             raise ValueError(f"give sizes, each at least 1, or a sigma, not both; got sizes={self.sizes}, sigma={self.sigma}")
 

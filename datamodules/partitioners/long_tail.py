@@ -1,11 +1,11 @@
 """A long-tailed training set, whose classes shrink exponentially, before it is split over clients."""
 
 from dataclasses import dataclass, field, replace
-from math import inf
 
 import numpy as np
 import torch
 
+from flcog.core.checks import within
 from flcog.data import IID, Partition, Partitioner, Samples
 from flcog.datamodules.partitioners.draws import seeded_rng, shuffled_classes
 from flcog.datamodules.partitioners.labels import class_labels
@@ -30,8 +30,7 @@ class LongTail(Partitioner):
     split: Partitioner = field(default_factory=IID)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rho < inf:
-            raise ValueError(f"rho is the largest class's size over the smallest's, at least 1; got {self.rho}")
+        within(self, "[1, inf)", "rho", hint="it is the first class's size over the last's")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         pools = shuffled_classes(class_labels(samples), seeded_rng(seed, stream=2))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flcog.core.checks import within
 from flcog.data import Partition, Partitioner, Samples
 from flcog.datamodules.partitioners.draws import seeded_rng
 
@@ -26,8 +27,7 @@ class Shuffled(Partitioner):
     split: Partitioner
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p is the fraction of a client's samples that is mixed, 0 to 1; got {self.p}")
+        within(self, "[0, 1]", "p", hint="it is the fraction of a client's samples that is mixed")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         partition = self.split(samples, num_clients, seed)

@@ -530,13 +530,13 @@ def test_hash_tells_partitions_apart() -> None:
         (lambda: EqualDirichlet(0.1, group_size=0), "group_size must be at least 1"),
         (lambda: InnerDirichlet(0.1, sizes=(3, 0)), "each at least 1"),
         (lambda: InnerDirichlet(0.1, sizes=(3, 3), sigma=1), "not both"),
-        (lambda: InnerDirichlet(0.1, sigma=-1), "sigma must be 0 or positive"),
+        (lambda: InnerDirichlet(0.1, sigma=-1), r"sigma must lie in \[0, inf\)"),
         (lambda: LabelShards(0), "labels_per_client must be at least 1"),
         (lambda: BiasedUnbiased(0, 0), "no clients"),
         (lambda: Quantity(0), "beta must be positive"),
         (lambda: Natural(max_users=0), "max_users must be at least 1"),
-        (lambda: LongTail(0.5), "at least 1; got 0.5"),
-        (lambda: Shuffled(1.5, IID()), "0 to 1; got 1.5"),
+        (lambda: LongTail(0.5), r"LongTail: rho must lie in \[1, inf\); got 0.5"),
+        (lambda: Shuffled(1.5, IID()), r"Shuffled: p must lie in \[0, 1\]; got 1.5"),
     ],
 )
 def test_bad_hyper_parameters(make: object, message: str) -> None:
