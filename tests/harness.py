@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from reference.common import Client, Problem, State
-from torch import nn
+from torch import Tensor, nn
 
 import flcog
 from flcog.data import Partition, Partitioner, Samples, Splits, Task
+from flcog.datamodules import Natural
 from flcog.engine.batching import Work, batches
 from flcog.engine.executors.base import Result, Round
 from flcog.hooks import Callback, Params
-from flcog.models import MLP
+from flcog.models import MLP, Dropout, FeatureModel
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -27,6 +28,10 @@ TINY_LABELS = [14, 15, 51]
 """How often each class occurs in the tiny training set."""
 
 SGD = partial(torch.optim.SGD, lr=0.1)
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+RAGGED = {"local_epochs": 2}
+"""Clients with different numbers of steps."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,55 @@ class TinyData(flcog.FederatedDataModule):
         return Samples(inputs, targets)
 
 
+ODD_BATCHES = partial(TinyData, batch_size=5)
+"""With ``local_epochs``, clients whose passes end in batches of 1, 2 and 4 rows: padded under vmap, and one without variance."""
+
+
+class Clusters(flcog.FederatedDataModule):
+    """Three well separated classes, of which client k of six lacks class k % 3 or, "opposed", takes 0 for 1 if k is odd."""
+
+    num_classes = NUM_CLASSES
+
+    def __init__(self, how: str = "skewed", **options: Any) -> None:
+        super().__init__(6, Natural(), 8, **options)
+        self.how = how
+
+    def load(self) -> Splits:
+        rng = torch.Generator().manual_seed(0)
+        labels, users = torch.randint(NUM_CLASSES, (300,), generator=rng), torch.arange(300) % 6
+        inputs = 3 * torch.eye(NUM_CLASSES, 6)[labels] + torch.randn(300, 6, generator=rng)
+        train, test = torch.arange(300) < 240, torch.arange(300) >= 240
+        seen = labels.clone()
+        if self.how == "opposed":
+            seen = torch.where((users % 2 == 1) & (labels < 2), 1 - labels, labels)
+        else:
+            train = train & (users % NUM_CLASSES != labels)
+        return Splits(Samples(inputs[train], seen[train], users[train].numpy()), Samples(inputs[test], labels[test]))
+
+
 class BatchNormMLP(nn.Sequential):
     """Buffers that move in every forward pass."""
 
     def __init__(self) -> None:
         # A bias before the normalisation has no gradient but rounding, which Adam would blow up.
         super().__init__(nn.Linear(NUM_FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+
+
+class BatchNormFeatures(FeatureModel):
+    """Features that differ between training and evaluation mode, and between two models of equal parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh())
+        self.num_features = 8
+        self.head = nn.Linear(8, NUM_CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def dropout_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Dropout(0.5), nn.Linear(8, 3))
 
 
 def classifier(
@@ -96,14 +144,17 @@ def classifier(
 
 
 class RecordingTrainer(flcog.FederatedTrainer):
-    """Remembers each round's clients with the batches they stepped through."""
+    """Remembers each round's clients with the batches they stepped through, and every personal model it measures."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.recorded: list[list[Client]] = []
+        self.works: list[list[Work]] = []
+        self.measured: list[tuple[Params, np.ndarray]] = []
         self.rows: list[dict[str, float]] = []
 
     def _executor_results(self, task: Round) -> Iterator[Result]:
+        self.works.append(list(task.works))
         self.recorded.append([self._part(task, work) for work in task.works])
         yield from super()._executor_results(task)
 
@@ -111,6 +162,22 @@ class RecordingTrainer(flcog.FederatedTrainer):
         labels = self.federation.train.targets[self.federation.partition.client(work.client)]
         steps = batches(work, task.read, task.bytes_per_sample)
         return Client(work.client, labels, [(batch.inputs, batch.targets) for batch in steps])
+
+    def evaluate(self) -> dict[str, float]:
+        """The figures of an evaluation now."""
+        original = self.evaluator.on_rows
+
+        def on_rows(params: Params, buffers: Params, rows: np.ndarray) -> float:
+            self.measured.append(({name: value.clone() for name, value in params.items()}, rows))
+            return original(params, buffers, rows)
+
+        self.evaluator.on_rows = on_rows  # type: ignore[method-assign]
+        precision = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return self._evaluate()
+        finally:
+            torch.set_default_dtype(precision)
 
     @property
     def state(self) -> State:
@@ -160,6 +227,14 @@ def problem_of(trainer: RecordingTrainer, module: flcog.ClientModule, optimizer:
     """What the reference must be given to do what ``trainer`` did, from ``module`` as it was before."""
     lr = optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
     return Problem(module.model.double(), trainer.recorded, trainer.federation.num_clients, optimizer, lr)
+
+
+def slots(trainer: RecordingTrainer, method: str, key: str) -> dict[int, Params]:
+    """What each client keeps, under the network's own names."""
+    return {
+        client: {name.removeprefix("model."): value for name, value in kept[method][key].items()}
+        for client, kept in trainer.states.slots.items()
+    }
 
 
 def distance(a: Params, b: Params) -> float:

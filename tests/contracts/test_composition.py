@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SGD, TinyData, assert_close, classifier, problem_of, train
+from harness import SGD, TinyData, assert_close, classifier, distance, problem_of, train
 from reference import fedavgm, feddc, feddisco, feddyn, fednova, fedprox, moon, scaffold
 from reference.common import State
 
 import flcog
-from contracts.test_methods import CASES, METHODS, _client_states
+from contracts.registry import CASES, client_states
+from contracts.test_methods import METHODS
 from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
 from flcog.engine.executors.base import VmapExecutor
 from flcog.hooks import Method, Params, check_methods
@@ -89,7 +90,7 @@ def outcome(names: tuple[str, ...], executor: str) -> tuple[Params, Params, list
         warnings.simplefilter("error")
         trainer = train(*(FORMS[name] for name in names), executor=executor, **options)
     assert isinstance(trainer.executor, VmapExecutor) == (executor == "vmap"), trainer.notes
-    return trainer.state, _client_states(trainer), trainer.rows
+    return trainer.state, client_states(trainer), trainer.rows
 
 
 def check(*names: str) -> None:
@@ -209,6 +210,12 @@ def test_chains_follow_the_list(a: str, b: str) -> None:
     assert share_a_chain(a, b)
     one, other = outcome((a, b), "loop")[0], outcome((b, a), "loop")[0]
     assert max(float((one[name] - other[name]).abs().max()) for name in one) > 1e-4
+
+
+def test_the_last_to_set_weights_decides() -> None:
+    alone, overruled, replaced = (train(*methods) for methods in ((FedDyn(),), (FedDisco(), FedDyn()), (FedDyn(), FedDisco())))
+    assert distance(overruled.state, alone.state) == 0
+    assert distance(replaced.state, alone.state) > 1e-5
 
 
 def test_what_excludes_each_other_is_refused_with_the_reason() -> None:

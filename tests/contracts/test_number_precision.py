@@ -11,8 +11,8 @@ import torch
 from harness import TinyData, classifier, distance, train
 from torch import Tensor
 
-from contracts.cases import Case
-from contracts.test_methods import CASES
+from contracts.case import Case
+from contracts.registry import CASES
 from flcog.callbacks import FedCOG, FedDisco, FedGen, FedNova, Stragglers
 from flcog.callbacks.parts.noise import normal, uniform
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Optimisation, Params, Slot, Upload

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.cases import Case
-from contracts.test_methods import CASES, run
+from contracts.case import Case
+from contracts.registry import CASES, run
 from harness import NUM_CLASSES, RecordingTrainer, distance, fit, train
 from torch import Tensor
 

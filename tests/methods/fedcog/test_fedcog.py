@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from contracts.case import Case
 from harness import (
+    MOMENTUM,
+    RAGGED,
     SGD,
     BatchNormMLP,
     RecordingTrainer,
@@ -24,8 +28,8 @@ from harness import (
     train,
     without_times,
 )
-from reference import fedavg
-from reference.common import parameters
+from reference import fedavg, fedcog
+from reference.common import Problem, State, parameters
 from reference.common import train as train_client
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
@@ -41,11 +45,59 @@ from flcog.callbacks.fedcog.target_labels import allot, complement
 from flcog.callbacks.observers.local_models import LocalModels
 from flcog.callbacks.parts import image_generator
 from flcog.callbacks.parts.distillation import distillation_loss
+from flcog.core.randomness import generator
 from flcog.data import Federation, Preprocess, Samples, Splits
+from flcog.hooks import ClientView
 from flcog.models import MLP
-from methods.fedcog.cases_fedcog import TINY, run_reference
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+
+TINY = FedCOG(num_samples=10, steps=4, lr=0.1, lambda_dis=2.0, lambda_kd=0.7, batch_size=4)
+"""Few samples, but weights that leave no term out of sight."""
+
+
+def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """The noise and labels that a run of seed 0 in float64 draws."""
+
+    def draws(round: int, client: int) -> tuple[Tensor, Tensor]:
+        precision = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        view = ClientView(client, len(data.federation.partition.client(client)), round, data.federation)
+        drawn = method.draw(generator(0, round, client, "draw", "FedCOG"), view)
+        torch.set_default_dtype(precision)
+        return drawn["noise"], drawn["labels"]
+
+    return draws
+
+
+def run_reference(problem: Problem, method: FedCOG, data: flcog.FederatedDataModule) -> State:
+    """The reference with a method's settings and a run's draws; a method without inputs gets none."""
+    distils = method.num_samples > 0
+    method = method if distils else replace(method, num_samples=1)
+    names = ("steps", "lambda_dis", "lambda_kd", "lr", "batch_size", "betas", "divergence")
+    options = {name: getattr(method, name) for name in names}
+    return fedcog.run(
+        problem, draws_of(method, data), start=method.start_round, hard=method.hard_labels, distils=distils, **options
+    )
+
+
+def case(method: FedCOG, **options: object) -> Case:
+    neutral = replace(method, lambda_kd=0.0)
+    reference = partial(_run, method=method)
+    return Case(method, reference, neutral, random=True, **options)  # type: ignore[arg-type]
+
+
+def _run(problem: Problem, method: FedCOG) -> State:
+    return run_reference(problem, method, TinyData())
+
+
+CASES: dict[str, Case] = {
+    "FedCOG": case(TINY),
+    "FedCOG-balance": case(
+        replace(TINY, targets="complementary", lambda_kd="balance", divergence="code"), optimizer=MOMENTUM, options=RAGGED
+    ),
+}
 
 
 def multilabel_classifier(optimizer: Callable[..., torch.optim.Optimizer] = SGD) -> flcog.MultiLabelClassifier:

@@ -16,7 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from harness import ROOT, SIZES, TINY_LABELS, TinyData, classifier, fit, make_trainer, train
+from contracts.case import Case
+from harness import RAGGED, ROOT, SIZES, TINY_LABELS, TinyData, classifier, fit, make_trainer, train
+from reference import fedavg
 from torch import Tensor, nn
 
 import flcog
@@ -34,9 +36,24 @@ from flcog.callbacks.fedssyn.shuffling import Exchange, Joined, capacity, even_s
 from flcog.data import Samples, Splits
 from flcog.models import MLP
 from flcog.run import checkpoint
-from methods.fedssyn.cases_fedssyn import TINY_VAE
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+
+TINY_VAE = BetaVAE(latent=2, hidden=8, epochs=2, batch_size=8, lr=0.01)
+
+
+NONE = Fedssyn(share="none")
+
+
+# Which data the clients get is compared with the paper in test_fedssyn.py. Here: that the rounds run on exactly those.
+CASES: dict[str, Case] = {
+    "Fedssyn": Case(Fedssyn(generator=TINY_VAE, num_images=6), fedavg.run, neutral=NONE, random=True),
+    "Fedssyn-local": Case(
+        Fedssyn(generator=TINY_VAE, share="local", p=0.4), fedavg.run, neutral=NONE, options=RAGGED, random=True
+    ),
+    "Fedssyn-real": Case(Fedssyn(share="real", p=0.5), fedavg.run, neutral=NONE, random=True),
+}
 
 
 trained: list[int] = []

@@ -15,7 +15,7 @@ from flcog.callbacks import Fedssyn, GradientHeterogeneity
 from flcog.callbacks.fedssyn.gradient_heterogeneity import measure, noise_bound
 from flcog.data import Federation
 from flcog.datamodules import LeastSquares, Natural, Quadratics, Shuffled
-from methods.fedssyn.cases_fedssyn import TINY_VAE
+from methods.fedssyn.test_fedssyn import TINY_VAE
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -1,0 +1,46 @@
+"""The registry of methods: one :class:`Case` per method (or per form of it) puts it through every contract of this folder.
+
+To add a method: write ``tests/reference/<method>.py`` with ``run(problem, **hyper_parameters) -> state_dict``, and
+``tests/methods/test_<method>.py`` with a dictionary ``CASES`` of cases by name, a dictionary ``REFUSED`` of the arguments that it
+refuses, and the tests of what is its own.
+"""
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from harness import TESTS, RecordingTrainer, train
+
+import flcog
+from contracts.case import Case, Refusals
+from flcog.hooks import Params
+
+
+def files() -> Iterator[ModuleType]:
+    """Every file of tests under ``tests/methods``."""
+    for path in sorted((TESTS / "methods").rglob("test_*.py")):
+        yield importlib.import_module(".".join(path.relative_to(TESTS).with_suffix("").parts))
+
+
+def collected(name: str) -> dict[Any, Any]:
+    """The dictionaries of this name of all those files, as one."""
+    parts = [getattr(file, name) for file in files() if hasattr(file, name)]
+    merged = {key: value for part in parts for key, value in part.items()}
+    assert len(merged) == sum(map(len, parts)), f"an entry of {name} is registered twice"
+    return merged
+
+
+CASES: dict[str, Case] = collected("CASES")
+REFUSED: Refusals = collected("REFUSED")
+
+
+def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrainer:
+    """The case's setting with these callbacks in the place of its method."""
+    return train(*callbacks, **({"module": case.module(case.optimizer), "data": case.data()} | case.options | options))
+
+
+def client_states(trainer: RecordingTrainer) -> Params:
+    leaves, _ = torch.utils._pytree.tree_flatten_with_path(trainer.states.slots)
+    return {torch.utils._pytree.keystr(path): leaf for path, leaf in leaves}

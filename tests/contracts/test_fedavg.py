@@ -1,0 +1,112 @@
+"""FedAvg itself: against plain torch with any optimiser and network, with one client, and with clients that count for nothing."""
+
+import copy
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from harness import MOMENTUM, SGD, BatchNormMLP, TinyData, assert_close, classifier, distance, dropout_network, problem_of, train
+from reference import fedavg
+from torch import Tensor, nn
+
+from flcog.callbacks import SCAFFOLD, EqualWeights, FedDisco, FedDyn, FedNova, FedSAM
+from flcog.engine.aggregation import BadUpdate
+from flcog.hooks import Cohort, Method
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+OPTIMIZERS = {
+    "sgd": SGD,
+    "momentum": MOMENTUM,
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+}
+
+
+NETWORKS = {"mlp": None, "batchnorm": BatchNormMLP}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
+@pytest.mark.parametrize("work", [{"local_steps": 4}, {"local_epochs": 1.5}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_fedavg(optimizer: Any, work: dict[str, Any], network: Any) -> None:
+    module = classifier(optimizer, network)
+    loop = train(module=copy.deepcopy(module), **work)
+    assert_close(loop.state, fedavg.run(problem_of(loop, module, optimizer)), 1e-10)
+    for chunk_size in (None, 2):
+        vmap = train(module=classifier(optimizer, network), executor="vmap", chunk_size=chunk_size, **work)
+        assert vmap.executor.name == "vmap"
+        assert_close(vmap.state, loop.state, 1e-11)
+
+
+@pytest.mark.parametrize("methods", [(), (FedSAM(rho=0.3),)], ids=["fedavg", "fedsam"])
+def test_dropout_is_the_same_under_every_executor(methods: tuple[Method, ...]) -> None:
+    loop, vmap, chunked = (
+        train(*methods, module=classifier(network=dropout_network), local_epochs=1.5, **options)
+        for options in ({}, {"executor": "vmap"}, {"executor": "vmap", "chunk_size": 2})
+    )
+    assert_close(vmap.state, loop.state, 1e-11)
+    assert_close(chunked.state, loop.state, 1e-11)
+    without = train(module=classifier(network=lambda: nn.Sequential(*[dropout_network()[i] for i in (0, 1)], nn.Linear(8, 3))))
+    assert distance({"x": next(iter(without.state.values()))}, {"x": next(iter(loop.state.values()))}) > 1e-3
+
+
+@pytest.mark.parametrize("method", [None, SCAFFOLD(), FedNova(), FedDisco(), EqualWeights()], ids=repr)
+def test_one_client_is_plain_sgd(method: Method | None) -> None:
+    module = classifier(MOMENTUM)
+    network = copy.deepcopy(module.model).double()
+    trainer = train(*([method] if method else []), module=module, data=TinyData(order=(3,)), clients_per_round=1, local_epochs=2)
+    for (client,) in trainer.recorded:
+        optimizer = MOMENTUM(network.parameters())
+        for inputs, targets in client.batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(inputs), targets).backward()
+            optimizer.step()
+    assert_close(trainer.state, network.state_dict(), 1e-11)
+
+
+@dataclass(frozen=True)
+class Without(Method):
+    """Leaves one client out: before it trains, or when its update is weighed."""
+
+    client: int = 0
+    trains: bool = False
+
+    def plan(self, plan: Any, client: Any, rng: torch.Generator) -> Any:
+        return plan if self.trains or client.id != self.client else None
+
+    def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
+        return weights * torch.tensor([float(client != self.client) for client in cohort.clients])
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_client_without_weight_changes_nothing(executor: str) -> None:
+    absent, weightless = (
+        train(Without(client=3, trains=trains), clients_per_round=8, executor=executor) for trains in (False, True)
+    )
+    assert [len(round) for round in absent.recorded + weightless.recorded] == [7, 7, 7, 8, 8, 8]
+    assert_close(weightless.state, absent.state, 1e-12)
+
+
+class OneBrokenClient(TinyData):
+    """Client 6's inputs are not numbers."""
+
+    def load(self) -> Any:
+        splits = super().load()
+        splits.train.inputs[62:66] = math.nan
+        return splits
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("methods", [(), (SCAFFOLD(),), (FedDyn(alpha=0.1), FedNova())], ids=["fedavg", "scaffold", "feddyn"])
+def test_a_client_that_diverges(methods: tuple[Method, ...], executor: str) -> None:
+    setting = {"executor": executor, "clients_per_round": 8, "rounds": 2}
+    with pytest.raises(BadUpdate, match="the update of client 6 in round 1 is NaN or infinite"):
+        train(*methods, data=OneBrokenClient(), **setting)
+    dropped = train(*methods, data=OneBrokenClient(), on_bad_update="drop", **setting)
+    assert [row["clients/dropped"] for row in dropped.rows] == [1, 1]
+    assert_close(dropped.state, train(*methods, Without(client=6), **setting).state, 1e-12)

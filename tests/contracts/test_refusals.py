@@ -1,0 +1,38 @@
+"""Arguments out of range: one line that names the class, the argument, what is allowed and what was given."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness import train
+
+from contracts.registry import REFUSED
+from flcog.callbacks import FedDisco, FedProx
+from flcog.schedules import Piecewise
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [pytest.param(kind, *refusal, id=f"{kind.__name__}: {refusal[1]}") for kind, all_ in REFUSED.items() for refusal in all_],
+)
+def test_what_a_class_refuses_is_said_in_one_line(kind: type, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        kind(**arguments)
+    assert str(error.value) == f"{kind.__name__}: {message}"
+
+
+BAD_LISTS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: train(FedDisco(target=[0.5, 0.5])), "FedDisco: target lists 2 shares, but the data have 3 classes"),
+    (lambda: train(FedProx(), FedProx(mu=1.0)), "FedProx is listed 2 times in callbacks: keep one of them"),
+    (lambda: Piecewise([0.5, math.nan], [3]), "a piecewise schedule's values must be numbers; got [0.5, nan]"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_LISTS, ids=[message.split(";")[0] for _, message in BAD_LISTS])
+def test_bad_inputs_are_named_in_one_line(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        make()
+    assert str(error.value) == message

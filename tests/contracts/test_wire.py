@@ -1,0 +1,27 @@
+"""What methods send, counted in models."""
+
+from typing import Any
+
+import pytest
+from harness import classifier, train
+
+from flcog.callbacks import SCAFFOLD, EqualWeights, FedAdam, FedAvgM, FedDisco, FedDyn, FedNova, FedProx, FedSAM
+from flcog.hooks import Method
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_what_methods_send() -> None:
+    def bytes_of(method: Method, **options: Any) -> tuple[float, float]:
+        ledger = train(method, clients_per_round=8, rounds=2, **options).ledger
+        return ledger.up[method.name] / ledger.up["model"], ledger.down[method.name] / ledger.down["model"]
+
+    num_params = sum(p.numel() for p in classifier().parameters())
+    assert bytes_of(SCAFFOLD()) == (1, 1)
+    for free in (FedProx(), FedAvgM(), FedAdam(), FedDyn(), FedSAM(), EqualWeights()):
+        assert bytes_of(free) == (0, 0)
+    for executor in ("loop", "vmap"):
+        assert bytes_of(FedNova(), executor=executor) == (1 / num_params, 0)
+    # One float32 from each client in the first of two rounds of float64 models; three counts each way before it.
+    assert bytes_of(FedDisco()) == (4 / 8 / 2 / num_params, 0)
+    assert bytes_of(FedDisco(target="global")) == (4 * 4 / 8 / 2 / num_params, 3 * 4 / 8 / 2 / num_params)

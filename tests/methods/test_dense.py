@@ -1,0 +1,126 @@
+"""DENSE against its paper piece by piece: its losses, its images and its student."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contracts.case import Case, Refusals
+from harness import NUM_CLASSES, RAGGED, BatchNormMLP, Clusters, assert_close, classifier, train
+from reference import dense
+from torch import Tensor, nn
+
+from flcog.callbacks.dense import DENSE, synthesis_loss
+from flcog.callbacks.parts.server_generators import batch_norm_distances
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+DENSE_ = DENSE(epochs=2, generator_steps=3, batch_size=8, generator_lr=0.05, lr=0.1, latent=4, width=6)
+
+
+CASES: dict[str, Case] = {
+    "DENSE": Case(DENSE_, None, options=RAGGED, no_reference="its losses and its student's training have theirs below"),
+}
+
+
+REFUSED: Refusals = {
+    DENSE: [
+        ({"epochs": 0}, "epochs must be at least 1; got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2; got 1"),
+        ({"adv": -1.0}, "adv must be at least 0; got -1.0"),
+        ({"momentum": 1.0}, "momentum must lie in [0, 1); got 1.0"),
+        ({"temperature": 0.0}, "temperature must be positive; got 0.0"),
+        ({"crop": -1}, "crop must be at least 0; got -1"),
+    ],
+}
+
+
+def test_denses_losses_against_the_paper() -> None:
+    torch.set_default_dtype(torch.float64)
+    models = [BatchNormMLP() for _ in range(3)]
+    for model in models:
+        model(torch.randn(20, 6) * 2 + 1)
+        model.eval()
+    student = BatchNormMLP().eval()
+    x, labels = torch.randn(9, 6, requires_grad=True), torch.randint(NUM_CLASSES, (9,))
+    with batch_norm_distances(nn.ModuleList(models)) as distances:
+        teacher = dense.ensemble(models, x)
+    assert len(distances) == 3
+    ours = synthesis_loss(teacher, student(x), labels, torch.stack(distances).sum(), 1.0, 1.0, 1.0)
+    theirs = dense.synthesis_loss(models, student, x, labels)
+    assert bool((teacher.argmax(1) != student(x).argmax(1)).any())
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (ours, theirs)))
+    assert not any(model[1]._forward_pre_hooks for model in models)
+
+
+@pytest.mark.parametrize("network", [None, BatchNormMLP], ids=["mlp", "batchnorm"])
+def test_denses_student_against_the_paper(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = [torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    made, calls = iter(pool), []
+    monkeypatch.setattr(DENSE, "_synthesise", lambda *args: next(made))
+    original = DENSE.server_step
+
+    def spy(self: DENSE, *args: Any) -> Any:
+        calls.append(args)
+        return original(self, *args)
+
+    monkeypatch.setattr(DENSE, "server_step", spy)
+    method = DENSE(epochs=2, batch_size=10, temperature=3.0, lr=0.1, momentum=0.8)
+    trainer = train(method, module=classifier(network=network), rounds=1, clients_per_round=3)
+    ((_, params, delta, messages, cohort),) = calls
+    models, total = [], sum(upload.weight for upload in messages.individual)
+    for upload in messages.individual:
+        model = classifier(network=network).model.double()
+        state = {name: value + upload.delta[name] for name, value in params.items()} | upload.buffers
+        model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+        models.append(model)
+    student = classifier(network=network).model.double()
+    mean = {n: sum(u.weight / total * u.buffers[n] for u in messages.individual) for n in cohort.buffers}
+    start = {name: value + delta[name] for name, value in params.items()} | mean
+    student.load_state_dict({name.removeprefix("model."): value for name, value in start.items()})
+    expected = dense.distil(models, student, [pool[0], torch.cat(pool)], 3.0, 0.1, 0.8)
+    assert_close({n: trainer.state[n] for n, _ in expected.named_parameters()}, dict(expected.named_parameters()), 1e-9)
+
+
+def test_denses_images_are_those_of_the_least_loss() -> None:
+    torch.set_default_dtype(torch.float64)
+    weight, losses = torch.eye(NUM_CLASSES, 6), []
+
+    def teacher(x: Tensor) -> Tensor:
+        return x @ weight.T
+
+    for steps in (1, 25):
+        method = DENSE(epochs=1, generator_steps=steps, batch_size=30, generator_lr=0.02, latent=5, width=8, adv=0.0)
+        images = method._synthesise(teacher, teacher, (6,), nn.Linear(1, 1), torch.Generator().manual_seed(3))
+        assert images.shape == (30, 6) and not images.requires_grad
+        losses.append(float((teacher(images).logsumexp(1) - teacher(images).amax(1)).mean()))
+    assert losses[1] < 0.6 * losses[0]
+
+
+def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble() -> None:
+    """Each client lacks classes; the student must agree with the ensemble better than the mean it starts from."""
+    setting: dict[str, Any] = {"rounds": 1, "clients_per_round": 6, "local_steps": 30, "executor": "vmap", "data": Clusters()}
+    method = DENSE(epochs=8, generator_steps=10, batch_size=48, generator_lr=0.02, lr=0.1, temperature=4.0, latent=16, width=32)
+    calls: list[Any] = []
+
+    class Spy(DENSE):
+        """Shows what the server received."""
+
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            calls.append((params, messages, cohort))
+            return super().server_step(server, params, delta, messages, cohort)
+
+    trainer, mean = train(Spy(**vars(method)), **setting), train(**setting)
+    ((params, messages, cohort),) = calls
+    models = [{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual]
+    x = trainer.federation.test.inputs.double()
+    wanted = torch.stack([cohort.apply.frozen(model, {})(x) for model in models]).mean(0).softmax(1)
+
+    def apart(run: Any) -> float:
+        return float(F.kl_div(cohort.apply.frozen(run.params, {})(x).log_softmax(1), wanted, reduction="batchmean"))
+
+    assert apart(trainer) < 0.8 * apart(mean)
+    assert trainer.evaluate()["test/accuracy"] >= mean.evaluate()["test/accuracy"] > 0.4
+    assert trainer.ledger.up["Spy"] == 6 * 8

@@ -1,0 +1,71 @@
+"""FedDC against its paper: the optimum it reaches, what it keeps and what it sends."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contracts.case import Case, Refusals
+from harness import MOMENTUM, RAGGED, assert_close, fit, train
+from reference import feddc
+from torch import nn
+
+from flcog.callbacks.feddc import FedDC
+from flcog.datamodules.quadratics import LeastSquares, Quadratics
+from flcog.hooks import Callback
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+CASES: dict[str, Case] = {
+    "FedDC": Case(FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
+    "FedDC-momentum": Case(FedDC(alpha=0.1), partial(feddc.run, alpha=0.1, momentum=0.9), optimizer=MOMENTUM, options=RAGGED),
+}
+
+
+REFUSED: Refusals = {
+    FedDC: [
+        ({"alpha": -0.1}, "alpha must be at least 0; got -0.1"),
+    ],
+}
+
+
+def test_feddc_reaches_the_optimum_that_fedavg_misses() -> None:
+    def error(*methods: Callback) -> float:
+        data = Quadratics(num_clients=3, zeta=5.0, dimension=2, samples_per_client=4, batch_size=4)
+        module = LeastSquares(nn.Linear(1, 2, bias=False), partial(torch.optim.SGD, lr=0.08))
+        options: dict[str, Any] = {"rounds": 12, "clients_per_round": 3, "local_steps": 5, "executor": "vmap"}
+        trainer = train(*methods, module=module, data=data, **options)
+        return float((trainer.params["model.weight"].squeeze(1) - data.optimum).norm())
+
+    assert error() > 0.1
+    assert error(FedDC(alpha=0.1)) < 0.005
+
+
+def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, FedDC(alpha=0.2), eval_every=1)
+    slots = [trainer.states.slots.get(client, {}).get("FedDC") for client in range(8)]
+    assert None in slots, "some client should not have taken part"
+    for state in ("h", "g"):
+        total = {name: torch.zeros_like(value) for name, value in trainer.params.items()}
+        for slot in slots:
+            total = {name: value + (0 if slot is None else slot[state][name]) for name, value in total.items()}
+        assert_close({name: value / 8 for name, value in total.items()}, trainer.servers["FedDC"][state], 1e-12)
+    mean = {name: value - trainer.servers["FedDC"]["h"][name] for name, value in trainer.params.items()}
+    losses = [
+        float(fit(tmp_path, FedDC(alpha=0.2, evaluate_mean=of), eval_every=3).history[-1]["test/loss"]) for of in (True, False)
+    ]
+    for params, loss in zip((mean, trainer.params), losses, strict=True):
+        test = trainer.federation.test
+        outputs = trainer.model.frozen(params, {}, lambda module, x: module(x), test.inputs.double())
+        assert loss == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)
+
+
+def test_feddc_sends_two_models_up_and_two_down() -> None:
+    trainer = train(FedDC(), rounds=1)
+    # The delta is both the model and the drift, and crosses once; the server's h stays at home.
+    assert (
+        trainer.ledger.up["FedDC"] == trainer.ledger.down["FedDC"] == trainer.ledger.up["model"] == trainer.ledger.down["model"]
+    )

@@ -1,0 +1,90 @@
+"""FedDecorr against its paper, and where its formula multiplies rounding."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import ODD_BATCHES, RAGGED, SGD, BatchNormFeatures, classifier, distance, problem_of, train
+from reference import feddecorr
+
+import flcog
+from flcog.callbacks import FedDecorr
+from flcog.callbacks.feddecorr import decorrelation
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+CASES: dict[str, Case] = {
+    "FedDecorr": Case(
+        FedDecorr(beta=0.3),
+        partial(feddecorr.run, beta=0.3),
+        neutral=FedDecorr(beta=0.0),
+        data=ODD_BATCHES,
+        options=RAGGED,
+    ),
+}
+
+
+REFUSED: Refusals = {
+    FedDecorr: [
+        ({"beta": -0.1}, "beta must be at least 0; got -0.1"),
+    ],
+}
+
+
+def test_decorrelation_is_the_scaled_mean_squared_correlation() -> None:
+    rows, width = 7, 4
+    features = torch.randn(rows, width, dtype=torch.float64) @ torch.randn(width, width, dtype=torch.float64)
+    off_diagonal = torch.corrcoef(features.T)[~torch.eye(width, dtype=torch.bool)]
+    expected = (rows - 1) ** 2 / rows * off_diagonal.square().mean()
+    torch.testing.assert_close(decorrelation(features), expected, rtol=1e-6, atol=0)
+    padded = torch.cat([features, 100 * torch.randn(3, width, dtype=torch.float64)])
+    mask = torch.tensor([1.0] * rows + [0.0] * 3)
+    torch.testing.assert_close(decorrelation(padded, mask), decorrelation(features))
+
+
+@pytest.mark.parametrize(
+    "mask", [None, torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3)], ids=["one row", "one that counts", "none"]
+)
+def test_decorrelation_of_a_single_row_is_zero_and_so_is_its_gradient(mask: torch.Tensor | None) -> None:
+    features = torch.randn(1 if mask is None else 3, 4, requires_grad=True)
+    loss = decorrelation(features, mask)
+    (gradient,) = torch.autograd.grad(loss, features)
+    assert loss == 0 and not gradient.any()
+
+
+def almost_without_a_feature(scale: float) -> flcog.Classifier:
+    """A network with BatchNorm whose first feature varies by about ``scale``."""
+    module = classifier(network=BatchNormFeatures).double()
+    module.model.body[1].weight.data[0] = scale
+    return module
+
+
+def test_feddecorr_multiplies_what_nearly_vanishes_as_its_authors_formula_does() -> None:
+    """1e-15 in one weight becomes 2e-6 in two rounds of four steps; the plain loop does the same, FedAvg does not."""
+    engine, reference, plain = [], [], []
+    for scale in (0.0, 1e-15):
+        module = almost_without_a_feature(scale)
+        trainer = train(FedDecorr(beta=0.3), module=copy.deepcopy(module), rounds=2)
+        engine.append(trainer.state)
+        reference.append(feddecorr.run(problem_of(trainer, module, SGD), beta=0.3))
+        plain.append(train(module=almost_without_a_feature(scale), rounds=2).state)
+    assert distance(*plain) < 1e-14
+    assert distance(*engine) > 1e-9
+    assert distance(*engine) == pytest.approx(distance(*reference), rel=1e-3)
+
+
+def test_feddecorr_has_no_slope_where_a_feature_does_not_vary() -> None:
+    """Its largest is where a deviation is about 1e-4, the root of the authors' 1e-8; below it falls to 0, and is never NaN."""
+    features = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def slope(deviation: float) -> float:
+        near = features.clone()
+        near[:, 0] = 0.5 + deviation * features[:, 0]
+        return float(torch.func.grad(decorrelation)(near)[:, 0].abs().max())
+
+    assert slope(0.0) == 0
+    assert slope(1e-8) < slope(1.0) * 10
+    assert slope(1e-4) > slope(1.0) * 1000

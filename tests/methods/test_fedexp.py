@@ -1,0 +1,100 @@
+"""FedExP as its paper writes it and as its authors run it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contracts.case import Case, Refusals
+from harness import assert_close, fit, train
+from reference import fedexp
+from torch import nn
+
+from flcog.callbacks import FedExP
+from flcog.datamodules.quadratics import LeastSquares, Quadratics
+from flcog.hooks import Callback, Params
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+CASES: dict[str, Case] = {
+    "FedExP": Case(FedExP(epsilon=1e-4, decay=0.5), partial(fedexp.run, epsilon=1e-4, decay=0.5), neutral=FedExP(epsilon=1e9)),
+    "FedExP-paper": Case(
+        FedExP(epsilon=5e-4, form="paper"),
+        partial(fedexp.run, epsilon=5e-4, form="paper"),
+        neutral=FedExP(epsilon=1e9, form="paper"),
+    ),
+}
+
+
+REFUSED: Refusals = {
+    FedExP: [
+        ({"epsilon": 0.0}, "epsilon must be positive; got 0.0"),
+        ({"decay": 1.1}, "decay must lie in (0, 1]; got 1.1"),
+        ({"form": "text"}, "form must be code or paper; got 'text'"),
+    ],
+}
+
+
+class Iterates(Callback):
+    """The server's model after each round."""
+
+    def __init__(self) -> None:
+        self.params: list[Params] = []
+
+    def on_fit_start(self, trainer: Any) -> None:
+        self.params.append(trainer.params)
+
+    def on_round_end(self, trainer: Any, round: int, metrics: dict[str, float]) -> None:
+        self.params.append(trainer.params)
+
+
+def test_fedexp_is_evaluated_at_the_mean_of_the_last_two_iterates(tmp_path: Path) -> None:
+    seen = Iterates()
+    trainer = fit(tmp_path, FedExP(epsilon=1e-4), seen, eval_every=1)
+    test = trainer.federation.test
+    for row, before, after in zip(trainer.rows, seen.params, seen.params[1:], strict=False):
+        mean = {name: (before[name] + after[name]) / 2 for name in after}
+        outputs = trainer.model.frozen(mean, {}, lambda module, x: module(x), test.inputs.double())
+        assert row["test/loss"] == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)
+
+
+def test_fedexp_step_size_by_hand() -> None:
+    # Two clients with optima b and curvatures 1 and 4 start at 0 and take one full-batch step: D_k = lr * curvature_k * optimum_k.
+    data = Quadratics(num_clients=2, zeta=5.0, dimension=3, batch_size=100, seed=5)
+    module = LeastSquares(nn.Linear(1, 3, bias=False), partial(torch.optim.SGD, lr=0.1))
+    nn.init.zeros_(module.model.weight)
+    method = FedExP(epsilon=1e-3, decay=0.5)
+    trainer = train(method, module=module, data=data, rounds=2, clients_per_round=2, local_steps=1)
+    x = torch.zeros(3, dtype=torch.float64)
+    for row, epsilon in zip(trainer.rows, (1e-3, 5e-4), strict=True):
+        updates = 0.1 * data.curvatures[:, None] * (data.client_optima - x)
+        mean = updates.mean(0)
+        eta = max(1.0, float(updates.square().sum(1).mean() / (2 * (mean.square().sum() + 2 * epsilon))))
+        assert row["fedexp/eta"] == pytest.approx(eta, rel=1e-6)
+        x = x + eta * mean
+    assert trainer.rows[0]["fedexp/eta"] > 1
+    torch.testing.assert_close(trainer.params["model.weight"].squeeze(1), x)
+
+
+def test_the_codes_epsilon_is_the_papers_times_the_number_of_clients() -> None:
+    code, same, paper = (
+        train(FedExP(epsilon=epsilon, form=form), rounds=2, clients_per_round=5)
+        for epsilon, form in ((1e-3, "code"), (5e-3, "paper"), (1e-3, "paper"))
+    )
+    assert_close(same.params, code.params, 1e-13)
+    assert paper.rows[1]["fedexp/eta"] > code.rows[1]["fedexp/eta"] > 1
+
+
+def test_the_default_is_what_the_tables_have_run() -> None:
+    assert (FedExP().form, FedExP().evaluate_mean) == ("code", True)
+
+
+@pytest.mark.parametrize("evaluate_mean", [True, False])
+def test_where_it_is_evaluated(evaluate_mean: bool) -> None:
+    trainer = train(FedExP(epsilon=1e-4, evaluate_mean=evaluate_mean), rounds=2)
+    before = trainer.servers["FedExP"]["previous"]
+    mean = {name: (value + before[name]) / 2 for name, value in trainer.params.items()}
+    assert_close(trainer.evaluated_params(), mean if evaluate_mean else trainer.params, 0)

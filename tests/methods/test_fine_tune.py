@@ -1,0 +1,64 @@
+"""FineTune: the local optimiser's steps from the global model."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import MOMENTUM, BatchNormMLP, TinyData, assert_close, classifier, problem_of, train
+from reference import fedavg, fine_tune
+
+from flcog.callbacks import FedAvgM, FedProx
+from flcog.callbacks.fine_tune import FineTune
+from flcog.core.randomness import fold
+from flcog.engine.batching import batches, make_work
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+CASES: dict[str, Case] = {
+    "FineTune": Case(FineTune(steps=2), fedavg.run, like_fedavg=True),
+}
+
+
+REFUSED: Refusals = {
+    FineTune: [
+        ({"steps": -1}, "steps must be at least 0; got -1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("network", [None, BatchNormMLP], ids=["mlp", "batchnorm"])
+def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any) -> None:
+    trainer = train(FineTune(steps=3), FedProx(mu=0.5), module=classifier(MOMENTUM, network), data=TinyData(client_test=0.3))
+    figures, before = trainer.evaluate(), classifier(MOMENTUM, network)
+    assert len(trainer.measured) == 8
+    problem, hits = problem_of(trainer, before, MOMENTUM), []
+    model = copy.deepcopy(problem.model)
+    model.load_state_dict(trainer.state)
+    for client, (own, rows) in enumerate(trainer.measured):
+        seed = fold(trainer.seed, "personal")
+        (work,) = make_work(trainer.federation, trainer.batching, [client], [3], [1.0], seed, trainer.round)
+        steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer._read, trainer.bytes_per_sample)]
+        expected = fine_tune.run(problem, model, client, steps)
+        assert_close(
+            {name.removeprefix("model."): v for name, v in own.items()}, {n: expected[n] for n, _ in model.named_parameters()}
+        )
+        model_k = copy.deepcopy(model).eval()
+        model_k.load_state_dict(expected)
+        assert np.array_equal(np.sort(rows), np.sort(trainer.federation.client_test.client(client)))
+        x, y = trainer.federation.train.inputs[rows].double(), trainer.federation.train.targets[rows]
+        hits.append(float((model_k(x).argmax(1) == y).double().mean()))
+    assert figures["test/personal_accuracy_mean"] == pytest.approx(np.mean(hits))
+    assert figures["test/personal_accuracy_std"] == pytest.approx(np.std(hits))
+
+
+def test_fine_tuning_changes_no_training_and_without_steps_measures_the_global_model() -> None:
+    data = TinyData(client_test=0.3)
+    plain, tuned = train(FedAvgM(), data=data), train(FedAvgM(), FineTune(steps=0), data=data)
+    figures = tuned.evaluate()
+    assert all(torch.equal(tuned.state[name], value) for name, value in plain.state.items())
+    assert figures["test/personal_accuracy_mean"] == figures["test/client_accuracy_mean"]
+    assert "test/personal_accuracy_mean" not in plain.evaluate()

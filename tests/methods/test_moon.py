@@ -1,0 +1,154 @@
+"""MOON against its paper, its traps and its projection."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contracts.case import Case, Refusals
+from harness import (
+    NUM_FEATURES,
+    ODD_BATCHES,
+    RAGGED,
+    BatchNormFeatures,
+    TinyData,
+    assert_close,
+    classifier,
+    distance,
+    make_trainer,
+    train,
+)
+from reference import moon
+from torch import nn
+
+import flcog
+from flcog.apply import Apply, ModelFunction
+from flcog.callbacks.moon import MOON, Projected, contrast
+from flcog.core.randomness import fold, seeded
+from flcog.hooks import Batch, Context
+from flcog.models import MLP, SimpleCNN
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+CASES: dict[str, Case] = {
+    "MOON": Case(
+        MOON(mu=2.0, temperature=0.7, projection=None),
+        partial(moon.run, mu=2.0, temperature=0.7),
+        neutral=MOON(mu=0.0, projection=None),
+        data=ODD_BATCHES,
+        options=RAGGED,
+    ),
+    "MOON-batchnorm": Case(
+        MOON(mu=2.0, projection=None),
+        partial(moon.run, mu=2.0, temperature=0.5),
+        neutral=MOON(mu=0.0, projection=None),
+        module=partial(classifier, network=BatchNormFeatures),
+    ),
+}
+
+
+REFUSED: Refusals = {
+    MOON: [
+        ({"mu": -1.0}, "mu must be at least 0; got -1.0"),
+        ({"temperature": 0.0}, "temperature must be positive; got 0.0"),
+        ({"projection": 0}, "projection must be at least 1; got 0"),
+    ],
+}
+
+
+def test_moon_without_a_previous_model_is_fedavg_to_the_bit() -> None:
+    options: dict[str, Any] = {"rounds": 1, "clients_per_round": 1.0}
+    plain, moon = train(**options), train(MOON(mu=5.0, projection=None), **options)
+    assert all(torch.equal(moon.state[name], value) for name, value in plain.state.items())
+    options["rounds"] = 2
+    assert distance(train(MOON(mu=5.0, projection=None), **options).state, train(**options).state) > 1e-4
+
+
+def test_moon_adds_exactly_nothing_before_it_has_a_previous_model() -> None:
+    method, model = MOON(mu=3.0), ModelFunction(classifier(network=BatchNormFeatures))
+    batch = Batch(torch.randn(4, NUM_FEATURES), torch.zeros(4, dtype=torch.long))
+
+    def loss(client: Any) -> float:
+        ctx = Context(**dict.fromkeys(Context._fields))._replace(
+            global_params=model.params, global_buffers=model.buffers, client=client
+        )
+        return method.loss(Apply(model, model.buffers), model.params, batch, torch.zeros(()), ctx).item()
+
+    new = method.init_client(model.params, model.buffers)
+    assert loss(new) == 0
+    assert loss(new | {"has_previous": torch.ones(())}) > 1
+
+
+def test_moon_keeps_each_clients_own_last_model_with_its_buffers() -> None:
+    trainer = train(MOON(projection=None), module=classifier(network=BatchNormFeatures), rounds=2, clients_per_round=1.0)
+    kept = [trainer.states.slots[client]["MOON"] for client in range(8)]
+    assert kept[0]["buffers"].keys() == trainer.buffers.keys()
+    weights = torch.tensor([client.num_samples for client in trainer.recorded[-1]], dtype=torch.float64)
+    for part, server in (("params", trainer.params), ("buffers", trainer.buffers)):
+        for name, value in server.items():
+            if value.is_floating_point():
+                stacked = torch.stack([slot[part][name] for slot in kept])
+                torch.testing.assert_close(torch.tensordot(weights / weights.sum(), stacked, 1), value)
+                assert stacked.std(0).max() > 1e-3
+
+
+def test_moon_with_buffers_and_newcomers_under_vmap() -> None:
+    loop, vmap = (
+        train(MOON(mu=2.0, projection=None), module=classifier(network=BatchNormFeatures), executor=executor)
+        for executor in ("loop", "vmap")
+    )
+    assert_close(vmap.state, loop.state, 1e-11)
+
+
+def test_layers_that_a_method_adds_follow_the_runs_seed() -> None:
+    def projection(seed: int, elsewhere: int) -> Any:
+        torch.manual_seed(elsewhere)
+        trainer = make_trainer(None, MOON(), seed=seed)
+        trainer.prepare(module, TinyData())
+        return trainer.params["model.projection.0.weight"]
+
+    module = classifier()
+    assert torch.equal(projection(1, elsewhere=0), projection(1, elsewhere=1))
+    assert not torch.equal(projection(1, elsewhere=0), projection(2, elsewhere=0))
+
+
+def test_moon_projects_as_in_its_paper() -> None:
+    module = flcog.Classifier(SimpleCNN(3, 10))
+    projected = MOON().configure_model(module)
+    assert sum(p.numel() for p in projected.parameters()) == 92_626
+    assert isinstance(module.model, SimpleCNN) and sum(p.numel() for p in module.parameters()) == 62_006
+    assert projected.has_features and projected.model.num_features == 256
+    x = torch.randn(2, 3, 32, 32)
+    first, second = projected.model.projection[0], projected.model.projection[2]
+    before = module.features(x)
+    expected = F.linear(F.relu(F.linear(before, first.weight, first.bias)), second.weight, second.bias)
+    torch.testing.assert_close(projected.features(x), expected)
+    torch.testing.assert_close(projected(x), projected.model.head(expected))
+    assert MOON(projection=None).configure_model(module) is module
+    with pytest.raises(ValueError, match="MLP has none: set projection=None"):
+        network = MLP(4, (3,), 2)
+        network.head = nn.Sequential(nn.Linear(3, 2))
+        Projected(network, 8)
+
+
+def test_moon_trains_the_projected_model() -> None:
+    method = MOON(mu=2.0, projection=5)
+    loop, vmap = (train(method, executor=executor) for executor in ("loop", "vmap"))
+    assert loop.state["head.weight"].shape == (3, 5)
+    assert_close(vmap.state, loop.state, 1e-11)
+    module = classifier()
+    with seeded(fold(0, "configure_model", "MOON"), torch.device("cpu")):
+        projected = method.configure_model(module)
+    features_only = train(MOON(mu=2.0, projection=None), module=projected)
+    assert_close(loop.state, features_only.state, 1e-12)
+    assert distance(loop.state, train(MOON(mu=0.0, projection=5)).state) > 1e-5
+
+
+def test_contrast_is_cross_entropy_and_divides_by_the_temperature() -> None:
+    z, near, far = torch.randn(3, 5, 4, dtype=torch.float64)
+    logits = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], 1)
+    for temperature in (0.05, 0.5):
+        expected = F.cross_entropy(logits / temperature, torch.zeros(5, dtype=torch.long), reduction="none")
+        torch.testing.assert_close(contrast(z, near, far, temperature), expected)
