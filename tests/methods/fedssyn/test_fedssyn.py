@@ -320,7 +320,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         method = Fedssyn(generator=Stamp(), num_images=4, **options)
         return fit(
             tmp_path, method, rounds=rounds, clients_per_round=2, module=flcog.Classifier(Flat()), data=Images(),
-            ckpt_path="last" if rounds > 1 else None,
+            ckpt_path="last" if rounds > 1 else None, resume_changed=bool(options),
         )  # fmt: skip
 
     first = run(1)
@@ -332,7 +332,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     expected = (
         f"{last} was written by a run in which Fedssyn gave the clients other data: what lies in {folder} was changed or made"
     )
-    for options in ({}, {"p": 0.1}):
+    for options in ({}, {"p": 0.1}):  # changed settings are refused by themselves, and other data even where they are meant
         with pytest.raises(ValueError, match=re.escape(expected)) as error:
             run(2, **options)
         assert "\n" not in str(error.value)
