@@ -43,6 +43,7 @@ from flcog.callbacks.observers.client_fairness import ClientFairness
 from flcog.callbacks.observers.early_stopping import EarlyStopping
 from flcog.callbacks.observers.local_models import LocalModels
 from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
+from flcog.callbacks.papers import PAPERS as PAPERS  # not in __all__, which lists classes
 from flcog.callbacks.scaffold import SCAFFOLD
 from flcog.callbacks.stragglers import Stragglers
 from flcog.callbacks.vhl import VHL

@@ -87,7 +87,6 @@ class DENSE(Method):
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    papers = ("Fedssyn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,6 @@ class Ditto(Method):
     lambda_prox: float = 1.0
     lr: float | None = None
 
-    papers = ("FedCOG",)
     personal_statistics = True
 
     def __post_init__(self) -> None:

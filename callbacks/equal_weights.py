@@ -23,7 +23,5 @@ class EqualWeights(Method):
         tensor([1., 1.])
     """
 
-    papers = ("FedWalk", "FedDisco")
-
     def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)

@@ -40,8 +40,6 @@ class FedAvgM(Method):
     form: Literal["standard", "fedcog", "feddisco"] = "standard"
     lr: float = 1.0
 
-    papers = ("FedCOG", "FedDisco")
-
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, "[0, 1)", "beta")

@@ -43,8 +43,6 @@ class FedDC(Method):
     alpha: float = 0.01
     evaluate_mean: bool = True
 
-    papers = ("FedDisco",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "alpha")

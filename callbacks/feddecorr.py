@@ -55,8 +55,6 @@ class FedDecorr(Method):
 
     beta: float = 0.1
 
-    papers = ("FedCOG",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "beta")

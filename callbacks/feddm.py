@@ -95,7 +95,6 @@ class FedDM(Method):
         "FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count",
         "LocalModels": "FedDM's clients send images, not the models that LocalModels measures",
     }
-    papers = ("Fedssyn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,8 +42,6 @@ class FedDyn(Method):
     alpha: float = 0.01
     evaluate_mean: bool = True
 
-    papers = ("Fedssyn", "FedDisco")
-
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "alpha")

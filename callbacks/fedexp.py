@@ -54,8 +54,6 @@ class FedExP(Method):
     form: Literal["code", "paper"] = "code"
     evaluate_mean: bool = True
 
-    papers = ("FedCOG",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "epsilon")

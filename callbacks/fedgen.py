@@ -86,7 +86,6 @@ class FedGen(Method):
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    papers = ("FedCOG", "Fedssyn")
 
     def __post_init__(self) -> None:
         super().__post_init__()

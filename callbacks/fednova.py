@@ -29,8 +29,6 @@ class FedNova(Method):
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_epochs=2, callbacks=[FedNova()], logger=False)
     """
 
-    papers = ("FedWalk", "FedDisco")
-
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         steps = torch.as_tensor(ctx.optimisation.effective_steps(ctx.num_steps), dtype=number_dtype())
         return Upload({name: value / steps for name, value in delta.items()}, ctx.client, mean={"steps": steps})

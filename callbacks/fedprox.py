@@ -43,8 +43,6 @@ class FedProx(Method):
 
     mu: float = 0.01
 
-    papers = ("FedCOG", "Fedssyn", "FedWalk", "FedDisco")
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "mu")

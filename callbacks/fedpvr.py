@@ -38,8 +38,6 @@ class FedPVR(Method):
 
     layers: str | None = None
 
-    papers = ("Fedssyn",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         try:

@@ -84,7 +84,6 @@ class FedReg(Method):
     steps: int = 10
 
     tasks = ("classification",)
-    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,7 +48,6 @@ class FedRep(Method):
         "FedGen": "FedRep's clients keep their heads, against which FedGen trains its generator",
         "LocalModels": "FedRep's clients keep their heads, without which LocalModels has no models to measure",
     }
-    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

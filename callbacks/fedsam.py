@@ -52,8 +52,6 @@ class FedSAM(Method):
     adaptive: bool = False
     eta: float = 0.2
 
-    papers = ("FedCOG",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "rho", "eta")

@@ -32,8 +32,6 @@ class FineTune(Method):
 
     steps: int = 20
 
-    papers = ("FedCOG",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "steps")

@@ -33,8 +33,6 @@ class GradientNoise(Method):
     sigma: float = 1.0
     dimension: int | None = None
 
-    papers = ("Fedssyn",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "sigma")

@@ -76,8 +76,6 @@ class MOON(Method):
     temperature: float = 0.5
     projection: int | None = 256
 
-    papers = ("FedCOG", "FedDisco")
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "mu")

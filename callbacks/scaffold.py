@@ -37,8 +37,6 @@ class SCAFFOLD(Method):
 
     server_lr: float = 1.0
 
-    papers = ("FedCOG", "Fedssyn", "FedWalk", "FedDisco")
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.server_lr <= 0:

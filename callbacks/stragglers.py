@@ -30,8 +30,6 @@ class Stragglers(Method):
     min_steps: int = 50
     max_steps: int = 500
 
-    papers = ("FedDisco",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.min_steps <= self.max_steps:

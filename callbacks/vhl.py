@@ -96,7 +96,6 @@ class VHL(Method):
     seed: int = 0
 
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -228,8 +228,6 @@ class Method(Callback):
 
     individual_uploads: ClassVar[bool] = False
     """Needs single clients' uploads, so it cannot run under secure aggregation."""
-    vmappable: ClassVar[bool] = True
-    """False where a hook cannot be vectorised over clients: such a run uses the loop."""
     personal_steps: ClassVar[int] = 0
     """Local steps of fine-tuning that turn what ``personal`` returns into the model that is measured."""
     personal_statistics: ClassVar[bool] = False
@@ -239,8 +237,6 @@ class Method(Callback):
     """The kinds of label the method is defined for."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot run beside this one, by name, and why."""
-    papers: ClassVar[tuple[str, ...]] = ()
-    """Which of FedCOG, Fedssyn, FedWalk and FedDisco use it: as what they propose, inside it, or to compare with it."""
 
     @property
     def kept_parameters(self) -> str | None:
@@ -295,7 +291,10 @@ class Method(Callback):
     # Before a client trains -------------------------------------------------------------------------------------------------------
 
     def report(self, client: ClientView) -> Any:
-        """What a client tells the server once, when it is first sampled: a number or a tensor. *Own slot; plain Python.*"""
+        """What a client tells the server once, when it is first sampled: a number or a tensor. *Own slot; plain Python.*
+
+        FedDisco's is how skewed its labels are. Astraea (Duan et al., 2019), which groups clients by their label counts, is next.
+        """
         return None
 
     def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
@@ -315,11 +314,19 @@ class Method(Callback):
         return {}
 
     def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
-        """Data made for this client and round. *Own slot; pure.*"""
+        """Data made for this client and round, from the model that it received. *Own slot; pure.*
+
+        FedCOG's generated samples. Rehearsal on samples that are inverted from the received model (Yin et al., DeepInversion,
+        2020) is next.
+        """
         return {}
 
     def start(self, params: Params, ctx: Context) -> Params:
-        """Where the client starts from instead of the global parameters (its own head, say). *Chain; pure.*"""
+        """Where the client starts from instead of the global parameters. *Chain; pure.*
+
+        FedRep's client puts its own head in. FedPer (Arivazhagan et al., 2019) and FedBN (Li et al., 2021), whose clients keep
+        layers too, are next.
+        """
         return params
 
     # Inside a local step ----------------------------------------------------------------------------------------------------------
@@ -346,6 +353,8 @@ class Method(Callback):
         """Means over a batch, of which ``finish_client`` gets the mean over all of the client's samples, as ``ctx.measured``.
 
         Called after training with the client's final parameters; costs a pass over its data. *Own slot; pure.*
+
+        FedWalk's loss. FedCurv's Fisher information (Shoham et al., 2019) is next.
         """
         return {}
 

@@ -84,7 +84,6 @@ class FedCOG(Method):
     batch_size: int = 64
 
     tasks = ("classification", "multilabel")
-    papers = ("FedCOG",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

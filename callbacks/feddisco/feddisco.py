@@ -71,8 +71,6 @@ class FedDisco(Method):
     metric: Literal["kl", "l1", "l2", "cosine"] = "kl"
     target: Literal["uniform", "global"] | list[float] = "uniform"
 
-    papers = ("FedDisco",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "a", "b")

@@ -71,8 +71,6 @@ class Fedssyn(Method):
     p: float | None = None
     directory: str | None = None
 
-    papers = ("Fedssyn",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, ("shuffled", "local", "real", "none"), "share")

@@ -101,8 +101,6 @@ class FedWalk(Method):
     head: Literal["own", "shared"] = "own"
     mode: Literal["eval", "train"] = "eval"
 
-    papers = ("FedWalk",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.tau, float) and self.tau != self.tau:

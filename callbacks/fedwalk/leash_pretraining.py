@@ -60,8 +60,6 @@ class LeashPretraining(Method):
     mode: Literal["eval", "train"] = "eval"
     seed: int | None = None
 
-    papers = ("FedWalk",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "num_steps")

@@ -40,7 +40,6 @@ class LocalModels(Method):
     """
 
     individual_uploads = True
-    papers = ("FedCOG",)
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         if any(upload.delta.keys() != params.keys() for upload in messages.individual):

@@ -52,7 +52,6 @@ class MethodRow(NamedTuple):
     down: str
     stateful: bool
     secure_aggregation: bool
-    vmap: bool
     labels: str
     papers: str
     """Which of the papers that flcog reproduces use it."""
@@ -124,11 +123,10 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 down=_relative(traffic.down, traffic.once_down, plain.down),
                 stateful=method.overrides("init_client"),
                 secure_aggregation=not method.individual_uploads,
-                vmap=method.vmappable,
                 labels=", ".join(
                     {"classification": "single", "multilabel": "multi", "regression": "real"}[t] for t in method.tasks
                 ),
-                papers=", ".join(method.papers),
+                papers=", ".join(paper for paper, names in flcog.callbacks.PAPERS.items() if method.name in names),
             )
         )
     return rows
@@ -170,7 +168,6 @@ METHOD_HEADER = [
     "down",
     "stateful clients",
     "secure aggregation",
-    "vmap",
     "labels",
     "used by",
 ]

@@ -94,15 +94,14 @@ def outcome(names: tuple[str, ...], executor: str) -> tuple[Params, Params, list
 
 
 def check(*names: str) -> None:
-    """Runs under both executors, where every method can, with the same finite result."""
+    """Runs under both executors, with the same finite result."""
     state, clients, rows = outcome(names, "loop")
     for name, value in (state | clients).items():
         assert torch.isfinite(value).all(), f"{names}: {name} is not finite"
-    if all(FORMS[name].vmappable for name in names):
-        other_state, other_clients, other_rows = outcome(names, "vmap")
-        assert_close(other_state, state, 1e-9)
-        assert_close(other_clients, clients, 1e-9)
-        assert other_rows == [pytest.approx(row, rel=1e-7) for row in rows], names
+    other_state, other_clients, other_rows = outcome(names, "vmap")
+    assert_close(other_state, state, 1e-9)
+    assert_close(other_clients, clients, 1e-9)
+    assert other_rows == [pytest.approx(row, rel=1e-7) for row in rows], names
 
 
 def share_a_chain(a: str, b: str) -> bool:

@@ -99,9 +99,7 @@ def loop(job: Job, why: str = "") -> tuple[LoopExecutor, str]:
 
 def _obstacles_to_vmap(job: Job) -> str:
     """Why clients cannot be one batched program, if they cannot."""
-    obstacles = [f"{method.name} cannot be vectorised over clients" for method in job.methods if not method.vmappable]
-    if job.plain:
-        obstacles.append(_by_itself(job))
+    obstacles = [_by_itself(job)] if job.plain else []
     if type(job.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
     return "; ".join(obstacles)
