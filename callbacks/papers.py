@@ -1,4 +1,8 @@
-"""Which methods each of the four papers that flcog reproduces uses: as what it proposes, inside it, or to compare with it."""
+"""Which methods each of the four papers that flcog reproduces uses: as what it proposes, inside it, or to compare with it.
+
+>>> [paper for paper, methods in PAPERS.items() if "FedNova" in methods]
+['FedWalk', 'FedDisco']
+"""
 
 PAPERS = {
     # Tables 1 to 3 (its ten baselines), 9 (fine-tuning and personal models), figure 2 (local models).
