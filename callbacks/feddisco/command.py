@@ -30,6 +30,26 @@ def clients(partitioner: Partitioner, num_clients: int, num_classes: int, num_sa
 
 def minimise_bound(arguments: list[str]) -> None:
     """Minimise FedDisco's reformulated bound over the aggregation weights, and watch the original (its Theorem 4.5 and Table 6)."""
+    given = _parser().parse_args(arguments)
+    for name in ("clients", "classes", "samples", "steps", "every"):
+        if getattr(given, name) < 1:
+            raise ValueError(f"--{name} must be at least 1; got {getattr(given, name)}")
+    n, d = clients(Dirichlet(given.beta), given.clients, given.classes, given.samples, given.metric, given.seed)
+    bound = Bound(n, d, **{name: getattr(given, name) for name in ("tau", "eta", "L", "sigma", "B", "gap", "T")})
+    weight = bound.original(n) if given.weight is None else given.weight
+    path = bound.descend(n, weight, given.steps, given.lr)
+    _print_descent(bound, path, weight, given.every)
+    a, b = bound.coefficients(weight)
+    print(f"\nlambda = {weight:.4g}, and eq. 2's a = {a:.4g} and b = {b:.4g}\n")
+    print(f"{'client':>8}{'n':>10}{'d':>10}{'p':>10}")
+    for k in range(given.clients):
+        print(f"{k:>8}{n[k]:>10.4f}{d[k]:>10.4f}{path[-1][k]:>10.4f}")
+
+
+FEDDISCO_BOUND = Command("feddisco-bound", minimise_bound)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = FEDDISCO_BOUND.parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--clients", type=int, default=10, help="number of clients")
     parser.add_argument("--beta", type=float, default=0.5, help="of the Dirichlet split of balanced classes (NIID-1)")
@@ -54,25 +74,15 @@ def minimise_bound(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=400, help="of gradient descent")
     parser.add_argument("--every", type=int, default=100, help="steps between lines")
     parser.add_argument("--lr", type=float, default=0.01, help="of gradient descent, as a share of the inverse curvature")
-    given = parser.parse_args(arguments)
-    for name in ("clients", "classes", "samples", "steps", "every"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name} must be at least 1; got {getattr(given, name)}")
-    n, d = clients(Dirichlet(given.beta), given.clients, given.classes, given.samples, given.metric, given.seed)
-    bound = Bound(n, d, **{name: getattr(given, name) for name in ("tau", "eta", "L", "sigma", "B", "gap", "T")})
-    weight = bound.original(n) if given.weight is None else given.weight
-    path = bound.descend(n, weight, given.steps, given.lr)
+    return parser
+
+
+def _print_descent(bound: Bound, path: np.ndarray, weight: float, every: int) -> None:
+    """Both bounds along the descent, at the closed form, and where the original is least."""
     print(f"{'step':>8}{'reformulated':>14}{'original':>12}")
-    for step in sorted({*range(0, given.steps + 1, given.every), given.steps}):
+    steps = len(path) - 1
+    for step in sorted({*range(0, steps + 1, every), steps}):
         print(f"{step:>8}{bound.reformulated(path[step], weight):>14.6f}{bound.original(path[step]):>12.6f}")
     closed, tightest = bound.minimiser(weight), bound.tightest()
     print(f"{'closed':>8}{bound.reformulated(closed, weight):>14.6f}{bound.original(closed):>12.6f}   eq. 54")
     print(f"{'least':>8}{bound.reformulated(tightest, weight):>14.6f}{bound.original(tightest):>12.6f}   of the original bound")
-    a, b = bound.coefficients(weight)
-    print(f"\nlambda = {weight:.4g}, and eq. 2's a = {a:.4g} and b = {b:.4g}\n")
-    print(f"{'client':>8}{'n':>10}{'d':>10}{'p':>10}")
-    for k in range(given.clients):
-        print(f"{k:>8}{n[k]:>10.4f}{d[k]:>10.4f}{path[-1][k]:>10.4f}")
-
-
-FEDDISCO_BOUND = Command("feddisco-bound", minimise_bound)

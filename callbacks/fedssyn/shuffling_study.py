@@ -1,6 +1,7 @@
 """The command ``flcog shuffling-study``: how many rounds shuffling saves on quadratics, counted and by the theory."""
 
 import math
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,35 @@ def shuffling_study(arguments: list[str]) -> None:
 
     Section 2.3 and appendix A.3.2 of https://arxiv.org/abs/2306.13263: step sizes are tuned for each fraction.
     """
+    given = _parser().parse_args(arguments)
+    _check(given)
+    shares = sorted({0.0, *given.p})
+    data = {
+        "num_clients": given.clients,
+        "dimension": given.dimension,
+        "samples_per_client": given.samples,
+        "zeta": given.zeta,
+        "seed": given.seed,
+        "partition_seed": given.seed,
+    }
+    rows = study(shares, given.target, given.local_steps, given.start, sigma=0.0, **data)
+    _print_rounds(given, rows)
+    curves: dict[tuple[float, float], np.ndarray] = {}
+    for sigma in (0.0, given.sigma) if given.sigma else ():
+        for p in shares:
+            problem = Quadratics(**data, sigma=sigma, partitioner=Shuffled(p, Natural()))
+            curves[sigma, p] = noisy_errors(
+                problem, given.noise_lr, given.local_steps, given.noise_rounds, given.start, given.seed
+            )
+    if curves:
+        _print_noise(given, shares, curves)
+    _write(Path(given.out), rows, curves)
+
+
+SHUFFLING_STUDY = Command("shuffling-study", shuffling_study)
+
+
+def _parser() -> ArgumentParser:
     parser = SHUFFLING_STUDY.parser()
     parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
     parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
@@ -206,24 +236,20 @@ def shuffling_study(arguments: list[str]) -> None:
     parser.add_argument("--noise-lr", type=float, default=1e-3, help="step size of the second part")
     parser.add_argument("--seed", type=int, default=0, help="of samples and shuffling")
     parser.add_argument("--out", default="runs/shuffling-study", help="folder for the tables and the figure")
-    given = parser.parse_args(arguments)
-    shares = sorted({0.0, *given.p})
-    if shares[0] < 0 or shares[-1] > 1:
+    return parser
+
+
+def _check(given: Namespace) -> None:
+    if min(given.p) < 0 or max(given.p) > 1:
         raise ValueError(f"--p are fractions from 0 to 1; got {given.p}")
     if given.clients < 2:
         raise ValueError(f"--clients must be at least 2, for somebody to exchange with; got {given.clients}")
     for name in ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr"):
         if getattr(given, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive; got {getattr(given, name)}")
-    data = {
-        "num_clients": given.clients,
-        "dimension": given.dimension,
-        "samples_per_client": given.samples,
-        "zeta": given.zeta,
-        "seed": given.seed,
-        "partition_seed": given.seed,
-    }
-    rows = study(shares, given.target, given.local_steps, given.start, sigma=0.0, **data)
+
+
+def _print_rounds(given: Namespace, rows: list[Row]) -> None:
     print(f"rounds to ||x - x*||^2 <= {given.target:g}, {given.clients} clients, {given.local_steps} local steps, no noise")
     print("    p     L_p    zeta  (1-p)zeta   rounds  theory  theory, L fixed  A_p/A_0  theory   drift")
     for row in rows:
@@ -232,19 +258,16 @@ def shuffling_study(arguments: list[str]) -> None:
             f"{row.rounds_fixed_l:16.0f} {row.ratio:8.3f} {row.ratio_theory:7.3f} "
             f"{row.ratio_drift:7.3f}"
         )
-    curves: dict[tuple[float, float], np.ndarray] = {}
-    for sigma in (0.0, given.sigma) if given.sigma else ():
-        for p in shares:
-            problem = Quadratics(**data, sigma=sigma, partitioner=Shuffled(p, Natural()))
-            curves[sigma, p] = noisy_errors(
-                problem, given.noise_lr, given.local_steps, given.noise_rounds, given.start, given.seed
-            )
-    if curves:
-        print(f"squared distance left after {given.noise_rounds} rounds of one-sample gradients, step size {given.noise_lr:g}")
-        print("    p " + "".join(f"   sigma^2 = {sigma**2:<8g}" for sigma in (0.0, given.sigma)))
-        for p in shares:
-            print(f"{p:5.2f} " + "".join(f"   {curves[sigma, p][-20:].mean():<18.3e}" for sigma in (0.0, given.sigma)))
-    out = Path(given.out)
+
+
+def _print_noise(given: Namespace, shares: list[float], curves: dict[tuple[float, float], np.ndarray]) -> None:
+    print(f"squared distance left after {given.noise_rounds} rounds of one-sample gradients, step size {given.noise_lr:g}")
+    print("    p " + "".join(f"   sigma^2 = {sigma**2:<8g}" for sigma in (0.0, given.sigma)))
+    for p in shares:
+        print(f"{p:5.2f} " + "".join(f"   {curves[sigma, p][-20:].mean():<18.3e}" for sigma in (0.0, given.sigma)))
+
+
+def _write(out: Path, rows: list[Row], curves: dict[tuple[float, float], np.ndarray]) -> None:
     remedy = "free space or choose another --out"
     write_table(out / "rounds.csv", [asdict(row) for row in rows], remedy=remedy)
     if curves:
@@ -280,6 +303,3 @@ def study_figure(rows: list[Row], curves: dict[tuple[float, float], np.ndarray])
     for axis in axes:
         axis.legend(fontsize=7)
     return figure
-
-
-SHUFFLING_STUDY = Command("shuffling-study", shuffling_study)

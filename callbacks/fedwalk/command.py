@@ -67,6 +67,30 @@ def _text_of(path: Path) -> str:
 
 def leash(arguments: list[str]) -> None:
     """Choose the classes of a leash task, for FedWalk."""
+    given = _parser().parse_args(arguments)
+    classes, reference = read_classes(given.classes), read_reference(given.reference)
+    if not 1 <= given.count <= len(reference):
+        raise ValueError(f"--count must lie between 1 and the reference's {len(reference)} labels; got {given.count}")
+    if given.command == "prompt":
+        print(prompt(classes, reference, given.count))
+        return
+    if not 1 <= given.keep <= given.count:
+        raise ValueError(f"--keep must lie between 1 and --count, {given.count}; got {given.keep}")
+    ranking, notes = (_read if given.command == "read" else _rank)(given, classes, reference)
+    for name, labels in ranking.items():
+        print(f"# {name}: " + "; ".join(_shown(label, reference) + notes.get((name, label), "") for label in labels))
+    if given.reference == "imagenet":
+        print(
+            "# These are names. With --reference FOLDER, where ImageNet's classes lie, you get its folders', as ImageFolders wants."
+        )
+    # A list of strings in JSON is one in YAML.
+    print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
+
+
+LEASH = Command("leash", leash)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = LEASH.parser()
     commands = parser.add_subparsers(dest="command", required=True)
     options: dict[str, argparse.ArgumentParser] = {}
@@ -89,40 +113,37 @@ def leash(arguments: list[str]) -> None:
     options["rank"].add_argument(
         "--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet where nltk has it"
     )
-    given = parser.parse_args(arguments)
-    classes, reference = read_classes(given.classes), read_reference(given.reference)
-    if not 1 <= given.count <= len(reference):
-        raise ValueError(f"--count must lie between 1 and the reference's {len(reference)} labels; got {given.count}")
-    if given.command == "prompt":
-        print(prompt(classes, reference, given.count))
-        return
-    if not 1 <= given.keep <= given.count:
-        raise ValueError(f"--keep must lie between 1 and --count, {given.count}; got {given.keep}")
-    notes: dict[tuple[str, str], str] = {}
-    if given.command == "read":
-        if not Path(given.answer).is_file():
-            raise ValueError(f"there is no file {given.answer} with an answer")
-        ranking = read_answer(_text_of(Path(given.answer)), classes, reference, given.count)
-    else:
-        similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
-        unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
-        if unlike:
-            raise ValueError(
-                f"rank --by {given.by} finds nothing like {', '.join(unlike)} in {given.reference}, whose labels are such as "
-                f"{next(iter(reference.values()))!r}: {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
-            )
-        ranking = rank(similarity, classes, reference, given.count)
-        columns = list(reference)
-        for name, labels in ranking.items():
-            notes |= {(name, label): f" {similarity[classes.index(name), columns.index(label)]:.2f}" for label in labels}
-    for name, labels in ranking.items():
-        print(f"# {name}: " + "; ".join(_shown(label, reference) + notes.get((name, label), "") for label in labels))
-    if given.reference == "imagenet":
-        print(
-            "# These are names. With --reference FOLDER, where ImageNet's classes lie, you get its folders', as ImageFolders wants."
+    return parser
+
+
+Notes = dict[tuple[str, str], str]
+"""What stands behind a label in the ranking of a class."""
+
+
+def _read(given: argparse.Namespace, classes: list[str], reference: dict[str, str]) -> tuple[dict[str, list[str]], Notes]:
+    """The ranking of a language model's answer."""
+    if not Path(given.answer).is_file():
+        raise ValueError(f"there is no file {given.answer} with an answer")
+    return read_answer(_text_of(Path(given.answer)), classes, reference, given.count), {}
+
+
+def _rank(given: argparse.Namespace, classes: list[str], reference: dict[str, str]) -> tuple[dict[str, list[str]], Notes]:
+    """The ranking by likeness of names, with the likeness as notes."""
+    similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
+    unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
+    if unlike:
+        raise ValueError(
+            f"rank --by {given.by} finds nothing like {', '.join(unlike)} in {given.reference}, whose labels are such as "
+            f"{next(iter(reference.values()))!r}: {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
         )
-    # A list of strings in JSON is one in YAML.
-    print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
+    ranking = rank(similarity, classes, reference, given.count)
+    columns = list(reference)
+    notes = {
+        (name, label): f" {similarity[classes.index(name), columns.index(label)]:.2f}"
+        for name, labels in ranking.items()
+        for label in labels
+    }
+    return ranking, notes
 
 
 def _shown(label: str, reference: dict[str, str]) -> str:
@@ -133,6 +154,3 @@ def _imagenet_names() -> list[str]:
     from torchvision.models import ResNet18_Weights
 
     return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
-
-
-LEASH = Command("leash", leash)
