@@ -1,4 +1,4 @@
-"""A config is looked at before it is parsed: what a parser would misread or drop silently is refused in one line."""
+"""Checks a config file before it is parsed: options given twice, no YAML, no mapping; one line for what a parser would drop silently."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command ``flcog methods``: a table of each method does, the bytes it sends (measured), and where it works."""
+"""The command ``flcog methods``: a table of what each method does, the bytes it sends (measured), and where it works."""
 
 import dataclasses
 import re

@@ -33,7 +33,7 @@ def _number(text: str) -> int:
 def compare(arguments: list[str]) -> None:
     """Fill a paper's table: every arm in every setting with every seed.
 
-    Killed, the same command goes on where it was.
+    If it is stopped, the same command goes on where it was.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, extra = arguments[:end], arguments[end + 1 :]

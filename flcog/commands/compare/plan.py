@@ -20,7 +20,7 @@ KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "
 
 @dataclass(frozen=True)
 class Part:
-    """What a row or a column adds to a run."""
+    """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values."""
 
     configs: tuple[Path, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -33,11 +33,11 @@ class Table:
     Args:
         title: what it shows.
         common: what all runs share.
-        rows: arms, by name. Seconds are told relative to the first.
+        rows: arms, by name. Times are shown relative to the first.
         columns: settings, by name.
         seeds: every arm is run with each, in each setting.
         metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
-        last: of how many last evaluations the mean is told.
+        last: the mean is taken over so many of a run's last evaluations.
         published: a paper's figures in percent, by row and column, to stand beside ours.
     """
 
@@ -53,7 +53,7 @@ class Table:
 
 @dataclass
 class Cell:
-    """One run of the table."""
+    """One run of the table: an arm in a setting with a seed, with its folder and its command line."""
 
     row: str
     column: str
@@ -62,7 +62,7 @@ class Cell:
     arguments: list[str]
     error: str | None = None
     busy: bool = False
-    """Whether it was not run because another process does so."""
+    """Whether it was left out because another process is training it."""
 
     @property
     def name(self) -> str:
@@ -233,6 +233,7 @@ def seeds_run(table: Table, out: Path) -> tuple[int, ...]:
 
 
 def select(table: Table, names: Sequence[str]) -> Table:
+    """The part of the table that has these rows and columns."""
     for name in names:
         if name not in table.rows and name not in table.columns:
             settings = ", ".join(filter(None, table.columns)) or "(none)"
