@@ -17,8 +17,12 @@ from harness import NUM_FEATURES, TinyData, classifier, make_trainer, train
 from torch import Tensor
 
 import flcog
-from datamodules.test_datamodules import bytes_of, write_dsprites, write_ham, write_leaf, write_mnist
+from datamodules.common import bytes_of
+from datamodules.test_dsprites import write_dsprites
+from datamodules.test_femnist import write_leaf
 from datamodules.test_flair import USERS, write_flair
+from datamodules.test_ham10000 import write_ham
+from datamodules.test_mnist import write_mnist
 from flcog.callbacks import BetaVAE, Fedssyn
 from flcog.callbacks.fedwalk.command import leash
 from flcog.commands.refusals import refusal

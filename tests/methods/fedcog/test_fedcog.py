@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from contracts.case import Case
+from contracts.case import Case, Refusals
 from harness import (
     MOMENTUM,
     RAGGED,
@@ -28,9 +28,8 @@ from harness import (
     train,
     without_times,
 )
-from reference import fedavg, fedcog
-from reference.common import Problem, State, parameters
-from reference.common import train as train_client
+from reference import fedcog
+from reference.common import Problem, State
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
@@ -42,11 +41,10 @@ from flcog.callbacks.fedcog.generated_images import GeneratedImages, to_pixels
 from flcog.callbacks.fedcog.generation import disagreement, generate, target_loss
 from flcog.callbacks.fedcog.generation_time import GenerationTime
 from flcog.callbacks.fedcog.target_labels import allot, complement
-from flcog.callbacks.observers.local_models import LocalModels
 from flcog.callbacks.parts import image_generator
 from flcog.callbacks.parts.distillation import distillation_loss
 from flcog.core.randomness import generator
-from flcog.data import Federation, Preprocess, Samples, Splits
+from flcog.data import Preprocess, Samples, Splits
 from flcog.hooks import ClientView
 from flcog.models import MLP
 
@@ -97,6 +95,25 @@ CASES: dict[str, Case] = {
     "FedCOG-balance": case(
         replace(TINY, targets="complementary", lambda_kd="balance", divergence="code"), optimizer=MOMENTUM, options=RAGGED
     ),
+}
+
+
+REFUSED: Refusals = {
+    FedCOG: [
+        ({"num_samples": -1}, "num_samples must be at least 0; got -1"),
+        ({"steps": -1}, "steps must be at least 0; got -1"),
+        ({"lambda_dis": -0.1}, "lambda_dis must be at least 0; got -0.1"),
+        ({"lambda_kd": -1.0}, "lambda_kd must be at least 0, or 'balance'; got -1.0"),
+        ({"lambda_kd": float("nan")}, "lambda_kd must be at least 0, or 'balance'; got nan"),
+        ({"lambda_kd": "auto"}, "lambda_kd must be at least 0, or 'balance'; got 'auto'"),
+        ({"lr": 0.0}, "lr must be positive; got 0.0"),
+        ({"betas": (0.5, 1.0)}, "betas are two numbers in [0, 1); got (0.5, 1.0)"),
+        ({"generation_batch_size": 0}, "generation_batch_size must be at least 1, or null; got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ({"targets": "random"}, "targets must be uniform or complementary; got 'random'"),
+        ({"divergence": "kl"}, "divergence must be paper or code; got 'kl'"),
+        ({"start_round": 5, "stop_round": 5}, "start_round must be at least 0 and below stop_round; got 5 and 5"),
+    ],
 }
 
 
@@ -389,71 +406,7 @@ def test_columns_show_their_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert logits[:, :2].argmax(1).tolist() == [0, 1] and (logits[:, :2].diag() > -0.1).all()
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_local_models_are_measured(executor: str, tmp_path: Path) -> None:
-    module, data = classifier(), TinyData(client_test=0.3)
-    before = copy.deepcopy(module)
-    options: dict[str, Any] = {"rounds": 1, "eval_every": 1, "executor": executor}
-    trainer = fit(tmp_path, LocalModels(), module=module, data=data, **options)
-    problem, federation = problem_of(trainer, before, SGD), data.federation
-    assert_close(trainer.state, fedavg.run(problem), 1e-10)
-    locals_ = {client.id: train_client(problem, problem.model, client) for client in trainer.recorded[0]}
-    assert federation.test is not None and federation.client_test is not None
-    everything = {
-        "distance": [
-            float(torch.cat([(value - trainer.state[name]).flatten() for name, value in parameters(local).items()]).norm())
-            for local in locals_.values()
-        ],
-        "test_accuracy": [accuracy(local, federation.test, np.arange(30)) for local in locals_.values()],
-        "reweighted_accuracy": [reweighted(local, federation.test, own_labels(federation, k)) for k, local in locals_.items()],
-        "client_accuracy": [accuracy(local, federation.train, federation.client_test.client(k)) for k, local in locals_.items()],
-    }
-    for name, values in everything.items():
-        assert trainer.history[0][f"local/{name}_mean"] == pytest.approx(np.mean(values), rel=1e-6), name
-        assert trainer.history[0][f"local/{name}_std"] == pytest.approx(np.std(values), rel=1e-5), name
-    assert trainer.history[0]["local/distance_worst_decile"] == pytest.approx(max(everything["distance"]), rel=1e-6)
-    assert not trainer.servers["LocalModels"]
-
-
-def own_labels(federation: Federation, client: int) -> list[int]:
-    return federation.train.targets[federation.partition.client(client)].tolist()
-
-
-def reweighted(model: nn.Module, samples: Samples, own: list[int]) -> float:
-    """The mean, over the client's samples, of the accuracy on the test samples of each one's label."""
-    of_label = {label: accuracy(model, samples, np.flatnonzero(samples.targets == label)) for label in set(own)}
-    return float(np.mean([of_label[label] for label in own]))
-
-
-def accuracy(model: nn.Module, samples: Samples, rows: np.ndarray) -> float:
-    inputs, targets = torch.as_tensor(samples.inputs)[rows].double(), samples.targets[rows]
-    return float((model(inputs).argmax(1) == targets).double().mean())
-
-
 # Mistakes ---------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_samples": -1}, "num_samples must be at least 0"),
-        ({"steps": -1}, "steps must be at least 0"),
-        ({"lambda_dis": -0.1}, "lambda_dis must be at least 0"),
-        ({"lambda_kd": -1.0}, "lambda_kd must be at least 0, or 'balance'"),
-        ({"lambda_kd": float("nan")}, "lambda_kd must be at least 0, or 'balance'; got nan"),
-        ({"lambda_kd": "auto"}, "lambda_kd must be at least 0, or 'balance'"),
-        ({"lr": 0.0}, "lr must be positive"),
-        ({"betas": (0.5, 1.0)}, "betas are two numbers"),
-        ({"generation_batch_size": 0}, "generation_batch_size must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"targets": "random"}, "targets must be uniform or complementary"),
-        ({"divergence": "kl"}, "divergence must be paper or code"),
-        ({"start_round": 5, "stop_round": 5}, "start_round"),
-    ],
-)
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedCOG(**options)
 
 
 def test_bad_observers() -> None:

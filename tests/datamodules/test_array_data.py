@@ -1,0 +1,200 @@
+"""ArrayData: what it reads from arrays and their files, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules.common import bytes_of, everything, one_line, save
+from flcog.datamodules import IID, ArrayData, LongTail, Natural
+
+
+def test_a_test_set_like_the_clients() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.permutation(np.arange(5000) % 10), rng.permutation(np.arange(1000) % 10)
+    arrays = {
+        "train_inputs": train[:, None],
+        "train_targets": train,
+        "test_inputs": np.arange(1000.0)[:, None],
+        "test_targets": test,
+    }
+    data = ArrayData(**arrays, num_clients=5, partitioner=LongTail(10, IID()), test_like_clients=True)
+    kept = data.federation.test
+    assert kept is not None
+    # FedDisco's rule for its test set: n_1 rho^(-(c - 1) / (C - 1)) of each class, for n_1 = 100.
+    assert kept.targets.bincount().tolist() == [int(100 * 10 ** (-c / 9) + 1e-9) for c in range(10)]
+    rows = np.asarray(kept.inputs)[:, 0].astype(int)
+    assert np.array_equal(test[rows], kept.targets) and len(set(rows)) == len(rows)
+    as_they_are = ArrayData(**arrays, num_clients=5, test_like_clients=True).federation.test
+    assert as_they_are is not None and len(as_they_are) == 1000
+    one_class = ArrayData(**arrays | {"train_targets": np.full(5000, 3)}, num_classes=10, test_like_clients=True).federation.test
+    assert one_class is not None and one_class.targets.tolist() == [3] * 100
+    for change, what in (
+        ({"test_targets": test % 9}, "clients have samples of class 9, and the test set has none"),
+        ({"train_targets": rng.random(5000), "test_targets": rng.random(1000)}, "ArrayData has the task regression"),
+        ({"test_inputs": None, "test_targets": None}, "ArrayData has no test set: leave it out"),
+    ):
+        with one_line(ValueError, what):
+            ArrayData(**arrays | change, test_like_clients=True).setup()
+
+
+def test_medmnist_layout(tmp_path: Path) -> None:
+    grey, colour = bytes_of(30, 28, 28), bytes_of(30, 28, 28, 3)
+    labels = (np.arange(30) % 4).reshape(30, 1).astype(np.uint8)
+    arrays = {
+        "train_labels": labels,
+        "val_images": grey[:5],
+        "val_labels": labels[:5],
+        "test_images": grey[:8],
+        "test_labels": labels[:8],
+    }
+    federation = ArrayData(save(tmp_path / "grey.npz", train_images=grey, **arrays), num_clients=3).federation
+    assert federation.task == "classification" and federation.num_classes == 4
+    assert federation.val is not None and federation.test is not None and (len(federation.val), len(federation.test)) == (5, 8)
+    assert np.array_equal(federation.train.inputs, grey[..., None]) and np.array_equal(federation.train.targets, labels[:, 0])
+    path = save(tmp_path / "colour.npz", train_images=colour, train_labels=labels)
+    augmented = ArrayData(path, num_clients=3, augmentation="crop-flip", mean=[0.5] * 3, std=[0.2] * 3).federation
+    assert augmented.augment is not None and augmented.test is None
+    inputs, _ = everything(augmented, augmented.train)
+    np.testing.assert_allclose(inputs.permute(0, 2, 3, 1), (colour / 255 - 0.5) / 0.2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 8), (6, 8, 8, 5), (6, 4)])
+def test_statistics_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
+    """Three values would make a grey image three channels, without a word."""
+    data = ArrayData(
+        train_inputs=np.zeros(shape, np.uint8), train_targets=np.arange(6), mean=[0.5] * 3, std=[0.2] * 3, num_clients=2
+    )
+    channels = shape[-1] if len(shape) != 3 else 1
+    with one_line(ValueError, rf"mean and std have 3 values, and samples of shape .* have {channels} channels"):
+        everything(data.federation, data.federation.train)
+    one = ArrayData(train_inputs=np.zeros(shape, np.uint8), train_targets=np.arange(6), mean=[0.5], std=[0.25], num_clients=2)
+    assert everything(one.federation, one.federation.train)[0].unique().tolist() == [-2]
+
+
+def test_task_and_classes_are_read_from_the_targets() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.random((12, 5))
+    multi_hot = rng.integers(0, 2, (12, 3))
+    multi_hot[0] = 0
+    for targets, options, task, num_classes, expected in (
+        (np.arange(12) % 3, {}, "classification", 3, np.arange(12) % 3),
+        (np.arange(12) % 3, {"num_classes": 5}, "classification", 5, np.arange(12) % 3),
+        (np.arange(12) % 2 == 0, {}, "classification", 2, np.arange(12) % 2 == 0),
+        (np.eye(4)[np.arange(12) % 4], {}, "classification", 4, np.arange(12) % 4),
+        (np.eye(4)[np.arange(12) % 4], {"task": "multilabel"}, "multilabel", 4, np.eye(4)[np.arange(12) % 4]),
+        (multi_hot, {}, "multilabel", 3, multi_hot),
+        (features[:, 0], {}, "regression", 10, features[:, 0].astype(np.float32)),
+        (features[:, :1], {"num_classes": 4}, "regression", 4, features[:, 0].astype(np.float32)),
+        (np.arange(12.0) % 3, {"task": "classification"}, "classification", 3, np.arange(12) % 3),
+        (np.arange(12), {"task": "regression"}, "regression", 10, np.arange(12)),
+    ):
+        data = ArrayData(train_inputs=features, train_targets=targets, num_clients=2, **options)
+        assert (data.task, data.num_classes) == (task, num_classes)
+        assert np.array_equal(data.federation.train.targets, expected)
+        assert data.federation.train.targets.dtype == (torch.int64 if task == "classification" else torch.float32)
+
+
+def test_a_test_label_unseen_in_training_counts() -> None:
+    features = np.ones((4, 2))
+    data = ArrayData(
+        train_inputs=features, train_targets=[0, 1, 0, 1], test_inputs=features, test_targets=[0, 1, 2, 3], num_clients=1
+    )
+    assert data.num_classes == 4
+
+
+def test_tensors_tokens_and_users() -> None:
+    tokens = torch.randint(0, 50, (6, 9))
+    data = ArrayData(
+        train_inputs=tokens, train_targets=torch.arange(6) % 2, train_users=np.array(list("aabbbc")), partitioner=Natural()
+    )
+    assert data.federation.partition.sizes.tolist() == [2, 3, 1]
+    assert torch.equal(everything(data.federation, data.federation.train)[0], tokens)
+
+
+def test_a_memory_mapped_array_stays_on_disk(tmp_path: Path) -> None:
+    images = bytes_of(20, 8, 8)
+    np.save(tmp_path / "images.npy", images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    options = {"train_inputs": mapped, "train_targets": np.arange(20) % 2, "num_clients": 2}
+    federation = ArrayData(**options).federation
+    assert isinstance(federation.train.inputs, np.memmap)
+    inputs, _ = everything(federation, federation.train)
+    np.testing.assert_allclose(inputs[:, 0], images / 255, rtol=1e-6)
+    with one_line(ValueError, "cannot be computed of a memory-mapped array"):
+        ArrayData(mean="auto", std="auto", **options).setup()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "floats", "features", "byte features"])
+def test_automatic_normalisation(kind: str) -> None:
+    images = bytes_of(40, 6, 6, 3)
+    images[..., 2] = 7
+    inputs = {"bytes": images, "floats": images / 255, "features": images[:, 0, 0] / 9, "byte features": images[:, 0, 0]}[kind]
+    data = ArrayData(train_inputs=inputs, train_targets=np.arange(40) % 2, mean="auto", std="auto", num_clients=1)
+    outputs, _ = everything(data.federation, data.federation.train)
+    channels = outputs.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(channels.mean(1), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(channels.std(1, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=1e-4)
+
+
+def test_labels_from_one_are_suspicious() -> None:
+    with pytest.warns(UserWarning, match="no label is 0, and 3 classes are assumed"):
+        assert ArrayData(train_inputs=np.ones((4, 2)), train_targets=[1, 2, 1, 2]).num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"train_labels": [0, 1, 5]}, {"num_classes": 3}, "train_labels holds 5 at row 2: 3 classes are numbered 0 to 2"),
+        ({"train_labels": [0, -1, 1]}, {}, "train_labels holds -1 at row 1"),
+        ({"train_labels": [0, 1]}, {}, "train_images has 3 rows and train_labels has 2"),
+        ({"train_labels": np.zeros((0,), int), "train_images": np.zeros((0, 4))}, {}, "train_images has 0 rows"),
+        (
+            {"train_images": [[1.0, 2], [3, np.nan], [5, 6]]},
+            {},
+            r"train_images has 1 NaN or infinite values, the first at index \(1, 1\)",
+        ),
+        ({"train_labels": [0.5, np.inf, 1]}, {}, r"train_labels has 1 NaN or infinite values, the first at index \(1\)"),
+        ({"train_images": np.array([{}, 1, 2], object)}, {}, "train_images cannot be read: it holds Python objects"),
+        ({"train_images": ["a", "b", "c"]}, {}, "train_images must be numbers; its type is <U1"),
+        ({"train_labels": ["a", "b", "c"]}, {}, "train_labels must be numbers; its type is <U1"),
+        ({"train_images": np.ones(3)}, {}, r"train_images must be images \[N, H, W\].*its shape is \(3,\)"),
+        ({"train_images": np.ones((3, 3, 8, 8))}, {}, r"train_images has shape \(3, 3, 8, 8\), channels first: save it as"),
+        ({"train_images": np.ones((3, 8, 8), np.int32)}, {}, "train_images has type int32: images must be uint8"),
+        ({"train_labels": np.ones((3, 2, 2), int)}, {}, r"train_labels must be \[N\], \[N, 1\] or \[N, C\]"),
+        ({"train_labels": [[0.2, 0.8]] * 3}, {}, "train_labels has 2 columns, so it should hold only 0 and 1"),
+        ({"train_labels": [0.5, 1, 2]}, {"task": "classification"}, "train_labels holds fractions"),
+        ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "classification"}, "train_labels has rows that are not one-hot"),
+        ({"train_labels": [0, 1, 1]}, {"task": "multilabel"}, r"train_labels must be \[N, 2\] of 0 and 1"),
+        ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "regression"}, "train_labels must be one value per sample"),
+        ({"test_images": np.ones((3, 4))}, {}, "needs test_images and test_labels together; it has test_images, train_images"),
+    ],
+)
+def test_bad_arrays_name_file_and_key(tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    path = save(tmp_path / "mine.npz", **{"train_images": np.ones((3, 4)), "train_labels": [0, 1, 1], **arrays})
+    with one_line(ValueError, rf"mine\.npz.*{message}"):
+        ArrayData(path, **options).setup()
+
+
+def test_bad_array_files(tmp_path: Path) -> None:
+    with one_line(FileNotFoundError, r"ArrayData found no \S*none.npz.*--data.path"):
+        ArrayData(str(tmp_path / "none.npz")).setup()
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
+    with one_line(ValueError, "broken.npz cannot be read"):
+        ArrayData(str(tmp_path / "broken.npz")).setup()
+    np.save(tmp_path / "single.npy", np.ones(3))
+    with one_line(ValueError, "single.npy holds a single array"):
+        ArrayData(str(tmp_path / "single.npy")).setup()
+    with one_line(ValueError, "other.npz has no train_images; it holds x"):
+        ArrayData(save(tmp_path / "other.npz", x=[1])).setup()
+    with one_line(ValueError, "either a path or arrays"):
+        ArrayData()
+    with one_line(ValueError, "mean and std come together"):
+        ArrayData("x.npz", mean="auto")
+    path = save(tmp_path / "good.npz", train_images=bytes_of(30, 8, 8), train_labels=np.arange(30) % 3)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:400] + bytes(100) + whole[500:])
+    with one_line(ValueError, "good.npz: train_images cannot be read: Bad CRC-32"):
+        ArrayData(path).setup()

@@ -1,0 +1,73 @@
+"""dSprites on small files of its format."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules.common import everything, one_line
+from flcog.datamodules import Dirichlet, DSprites, dsprites
+
+
+def write_dsprites(root: Path) -> np.ndarray:
+    """All six factors with fewer scales and orientations; each image is marked with its number."""
+    grid = np.stack(np.meshgrid([0], range(3), [0], range(2), range(0, 32, 4), range(0, 32, 4), indexing="ij"), -1).reshape(-1, 6)
+    images = np.zeros((len(grid), 64, 64), np.uint8)
+    images.reshape(len(grid), -1)[:, :10] = np.arange(len(grid))[:, None] >> np.arange(10) & 1
+    np.savez_compressed(
+        root / dsprites._FILE,
+        metadata=np.array({"title": "dSprites dataset"}, dtype=object),
+        imgs=images,
+        latents_classes=grid.astype(np.int64),
+        latents_values=grid.astype(float),
+    )
+    return grid
+
+
+def test_dsprites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dsprites, "_CHUNK", 37)
+    grid = write_dsprites(tmp_path)
+    federation = DSprites(str(tmp_path)).federation
+    assert federation.num_clients == 12 and federation.test is not None
+    own_size = len(grid) // 12
+    assert federation.partition.sizes.tolist() == [own_size - round(own_size / 10)] * 12
+    numbers = []
+    for samples in (federation.train, federation.test):
+        inputs, targets = everything(federation, samples)
+        assert inputs.shape[1:] == (1, 64, 64) and set(inputs.unique().tolist()) == {0, 1}
+        number = (inputs.flatten(1)[:, :10] * 2.0 ** torch.arange(10)).sum(1).long()
+        assert np.array_equal(targets, grid[number, 1])
+        numbers.append(number.numpy())
+    assert sorted(np.concatenate(numbers)) == list(range(len(grid)))
+    for k in range(12):
+        shape, scale_free = (
+            grid[numbers[0][federation.partition.client(k)], 1],
+            grid[numbers[0][federation.partition.client(k)], 4:] >= 16,
+        )
+        assert (shape == k // 4).all() and (scale_free == [k % 2, k // 2 % 2]).all()
+
+
+def test_dsprites_subset(tmp_path: Path) -> None:
+    write_dsprites(tmp_path)
+    federation = DSprites(str(tmp_path), samples_per_client=9).federation
+    assert federation.partition.sizes.tolist() == [9] * 12 and federation.test is not None and len(federation.test) == 12
+    with one_line(ValueError, r"samples_per_client is 99, and client 0 has \d+"):
+        DSprites(str(tmp_path), samples_per_client=99).setup()
+    assert DSprites(str(tmp_path), num_clients=4, partitioner=Dirichlet(1.0)).federation.num_clients == 4
+
+
+def test_dsprites_bad(tmp_path: Path) -> None:
+    with one_line(FileNotFoundError, rf"DSprites found no \S*{dsprites._FILE}.*download https"):
+        DSprites(str(tmp_path)).setup()
+    write_dsprites(tmp_path)
+    file = tmp_path / dsprites._FILE
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with one_line(ValueError, rf"{dsprites._FILE} cannot be read"):
+        DSprites(str(tmp_path)).setup()
+    np.savez(file, imgs=np.zeros((2, 32, 32), np.uint8), latents_classes=np.zeros((2, 6), int))
+    with one_line(ValueError, r"imgs has shape \(2, 32, 32\)"):
+        DSprites(str(tmp_path), samples_per_client=None).setup()
+    with one_line(ValueError, "samples_per_client must be at least 1"):
+        DSprites(samples_per_client=0)

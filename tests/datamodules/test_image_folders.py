@@ -1,0 +1,95 @@
+"""ImageFolders: classes, sizes, and decoded images that are used again."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from datamodules.common import bytes_of, everything, one_line
+from flcog.datamodules import ImageFolders
+
+
+def write_folders(root: Path, classes: tuple[str, ...] = ("cat", "airplane"), sizes: tuple[int, int, int] = (4, 2, 3)) -> None:
+    for split, count in zip(("train", "valid", "test"), sizes, strict=True):
+        for c, name in enumerate(classes):
+            (root / split / name).mkdir(parents=True)
+            for k in range(count):
+                pixels = bytes_of(32, 32, 3, seed=100 * c + k + len(split))
+                image = Image.fromarray(pixels)
+                # Some images of CINIC-10 have one channel only.
+                (image.convert("L") if k == 1 else image).save(root / split / name / f"{split}-{k}.png")
+
+
+def test_image_folders(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    data = ImageFolders(str(tmp_path), val="valid", mean=[0.4, 0.5, 0.6], std=[0.2, 0.2, 0.2], num_clients=2)
+    assert data.num_classes == 2
+    federation = data.federation
+    assert federation.class_names == ("airplane", "cat") and federation.val is not None and federation.test is not None
+    assert [len(samples) for samples in (federation.train, federation.val, federation.test)] == [8, 4, 6]
+    assert federation.train.targets.tolist() == [0] * 4 + [1] * 4
+    for row, file in ((0, "airplane/train-0.png"), (1, "airplane/train-1.png"), (6, "cat/train-2.png")):
+        expected = np.asarray(Image.open(tmp_path / "train" / file).convert("RGB"))
+        assert np.array_equal(federation.train.inputs[row], expected)
+    inputs, _ = everything(federation, federation.train)
+    expected = (np.asarray(federation.train.inputs) / 255 - [0.4, 0.5, 0.6]) / 0.2
+    np.testing.assert_allclose(inputs.permute(0, 2, 3, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_class_subset_scaled_grey_and_nested(tmp_path: Path) -> None:
+    write_folders(tmp_path, ("n02690373", "n04552348", "n02085782"))
+    (tmp_path / "train" / "n04552348" / "images").mkdir()
+    Image.fromarray(bytes_of(40, 64, 3)).save(tmp_path / "train" / "n04552348" / "images" / "a.JPEG")
+    (tmp_path / "train" / "n04552348" / "boxes.txt").write_text("not an image")
+    data = ImageFolders(str(tmp_path), test=None, classes=["n04552348", "n02690373"], image_size=16, grey=True, num_clients=2)
+    assert data.federation.class_names == ("n04552348", "n02690373") and data.federation.test is None
+    assert data.federation.train.inputs.shape == (9, 16, 16, 1)
+    assert data.federation.train.targets.tolist() == [0] * 5 + [1] * 4
+
+
+def test_decoded_images_are_used_again_until_files_change(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    cache, file = tmp_path / "elsewhere", tmp_path / "train" / "cat" / "train-0.png"
+
+    def load() -> Tensor:
+        inputs = ImageFolders(str(tmp_path), cache_dir=str(cache), num_clients=2).federation.train.inputs
+        assert isinstance(inputs, Tensor)
+        return inputs
+
+    first = load()
+    assert len(list(cache.glob("*.npy"))) == 2 and not (tmp_path / "decoded").exists()
+    assert torch.equal(load(), first) and len(list(cache.glob("*.npy"))) == 2
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(file)
+    assert torch.equal(load()[4], torch.zeros(32, 32, 3, dtype=torch.uint8)) and len(list(cache.glob("*.npy"))) == 3
+
+
+def test_bad_image_folders(tmp_path: Path) -> None:
+    missing = ImageFolders(str(tmp_path / "none"))
+    with one_line(FileNotFoundError, r"ImageFolders found no \S*none/train .*--data.data_dir"):
+        missing.setup()
+    (tmp_path / "train").mkdir()
+    with one_line(ValueError, r"train has no class folders"):
+        ImageFolders(str(tmp_path)).setup()
+    write_folders(tmp_path)
+    with one_line(FileNotFoundError, r"no \S*train/dog"):
+        ImageFolders(str(tmp_path), classes=["cat", "dog"]).setup()
+    with one_line(ValueError, "names some folder twice: cat"):
+        ImageFolders(classes=["cat", "dog", "cat"])
+    with one_line(ValueError, "image_size"):
+        ImageFolders(image_size=0)
+    broken = tmp_path / "train" / "cat" / "train-3.png"
+    whole = broken.read_bytes()
+    for content in (whole[:-200], b"", b"text"):
+        broken.write_bytes(content)
+        with one_line(ValueError, r"cat/train-3.png cannot be read"):
+            ImageFolders(str(tmp_path)).setup()
+    Image.fromarray(bytes_of(9, 8, 3)).save(broken)
+    with one_line(ValueError, r"cat/train-3.png is 8x9, unlike the first image of 32x32"):
+        ImageFolders(str(tmp_path)).setup()
+    for file in (tmp_path / "test" / "cat").iterdir():
+        file.unlink()
+    broken.write_bytes(whole)
+    with one_line(ValueError, r"test/cat has no images \(.png"):
+        ImageFolders(str(tmp_path)).setup()

@@ -1,0 +1,59 @@
+"""Variance across clients, FedDisco's Table 12, and runs that these observers refuse."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import TinyData, classifier, fit
+
+import flcog
+from flcog.callbacks import ClassAccuracy, ClientFairness, FineTune
+from flcog.models import MLP
+
+
+def test_variance_across_clients(tmp_path: Path) -> None:
+    data, module = TinyData(client_test=0.3), classifier()
+    trainer = fit(tmp_path, ClientFairness(), FineTune(steps=2), module=module, data=data, eval_every=1, rounds=2)
+    parts, row = data.federation.client_test, trainer.history[-1]
+    assert parts is not None
+    scores = trainer.evaluator.on_clients(trainer.params, trainer.buffers, parts).numpy()
+    percent = 100 * scores[~np.isnan(scores)]
+    assert row["test/client_accuracy_variance"] == pytest.approx(np.var(percent), rel=1e-9)
+    assert row["test/client_accuracy_jain"] == pytest.approx(percent.sum() ** 2 / (len(percent) * np.square(percent).sum()))
+    assert row["test/personal_accuracy_variance"] == pytest.approx((100 * row["test/personal_accuracy_std"]) ** 2)
+    assert not any("variance_variance" in name for name in row)
+
+
+def test_errors_keep_their_unit(tmp_path: Path) -> None:
+    data = TinyData(targets="regression", client_test=0.3)
+    module = flcog.Regressor(MLP(6, (8,), 1), optimizer=partial(torch.optim.SGD, lr=0.01))
+    row = fit(tmp_path, ClientFairness(), module=module, data=data, eval_every=1, rounds=1).history[0]
+    assert row["test/client_mae_variance"] == pytest.approx(row["test/client_mae_std"] ** 2)
+
+
+class WithoutTest(TinyData):
+    def load(self) -> Any:
+        return flcog.data.Splits(super().load().train)
+
+
+@pytest.mark.parametrize(
+    ("observer", "options", "message"),
+    [
+        (ClassAccuracy(), {"eval_every": 0}, "eval_every=0 makes none: set it to 1 or more, or remove ClassAccuracy"),
+        (ClassAccuracy(), {"data": WithoutTest()}, "the test set, which WithoutTest has not"),
+        (
+            ClassAccuracy(),
+            {"data": TinyData(targets="regression"), "module": flcog.Regressor(MLP(6, (8,), 1))},
+            "not regression data: remove ClassAccuracy",
+        ),
+        (ClientFairness(), {}, "none are held out: set data.client_test=0.2"),
+        (ClientFairness(), {"data": TinyData(client_test=0.3), "eval_every": 0}, "eval_every=0 makes none"),
+    ],
+)
+def test_observers_refuse_runs_that_they_cannot_observe(observer: Any, options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        fit(tmp_path, observer, **({"eval_every": 1, "rounds": 1} | options))
+    assert "\n" not in str(caught.value)
