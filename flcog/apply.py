@@ -73,7 +73,7 @@ class ModelFunction:
         stream, buffers = torch.default_generator.get_state(), {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
             # Twice, for BatchNorm asks for more than one.
-            self.training(self.params, buffers, _forward, torch.cat([sample, sample]))
+            self.training(self.params, buffers, forward, torch.cat([sample, sample]))
             return not torch.equal(torch.default_generator.get_state(), stream)
         finally:
             torch.default_generator.set_state(stream)
@@ -116,7 +116,7 @@ class Apply:
         if seen := self._recall(params, inputs):
             return seen[1]
         if not self.model.module.has_features:  # type: ignore[union-attr]
-            return self._call(params, _forward, inputs)
+            return self._call(params, forward, inputs)
         features, outputs = self._call(params, _features_and_outputs, inputs)
         self._seen.append((params, inputs, features, outputs))
         return outputs
@@ -159,7 +159,7 @@ class Frozen:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if not self._model.module.has_features:  # type: ignore[union-attr]
-            return self._call(_forward, inputs)
+            return self._call(forward, inputs)
         return self._call(_features_and_outputs, inputs)[1]
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class PlainApply(Apply):
         self.step = step
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        return self._call(params, _forward, inputs)
+        return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         result = self._call(params, call_step, "training_step", (batch.inputs, batch.targets), self.step)
@@ -206,7 +206,7 @@ class PlainFrozen(Frozen):
         self._step = step
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return self._call(_forward, inputs)
+        return self._call(forward, inputs)
 
     def loss(self, batch: Batch) -> Tensor:
         result = self._call(call_step, "training_step", (batch.inputs, batch.targets), self._step)
@@ -225,7 +225,8 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     return loss.reshape(())
 
 
-def _forward(module: Any, inputs: Tensor) -> Tensor:
+def forward(module: Any, inputs: Tensor) -> Tensor:
+    """A module's call, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     return module(inputs)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flcog.apply import ModelFunction, call_step, captured_logs
+from flcog.apply import ModelFunction, call_step, captured_logs, forward
 from flcog.client import ClientModule
 from flcog.core.types import Params
 from flcog.data import Federation, Partition, Samples
@@ -59,7 +59,7 @@ class Evaluator:
         self._metrics.reset()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for inputs, targets in self._batches(samples, rows):
-            outputs = self.model.frozen(params, buffers, _forward, inputs).float()
+            outputs = self.model.frozen(params, buffers, forward, inputs).float()
             total += self.model.module.per_example_loss(outputs, targets).sum(dtype=torch.float64)  # type: ignore[operator,union-attr]
             self._metrics.update(outputs, targets)
         count = len(samples) if indices is None else len(indices)
@@ -95,7 +95,7 @@ class Evaluator:
         rows = np.arange(len(parts.indices))[self.rank :: self.world_size]
         done = 0
         for inputs, targets in self._batches(self.federation.train, parts.indices[rows]):
-            outputs = self.model.frozen(params, buffers, _forward, inputs).float()
+            outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             sums += np.bincount(owner[rows[done : done + len(targets)]], scores.double().cpu().numpy(), parts.num_clients)
             done += len(targets)
@@ -108,7 +108,7 @@ class Evaluator:
         num_classes = self.federation.num_classes
         sums = torch.zeros(2, num_classes, dtype=torch.float64, device=self.device)
         for inputs, targets in self._batches(samples, np.arange(len(samples))[self.rank :: self.world_size]):
-            outputs = self.model.frozen(params, buffers, _forward, inputs).float()
+            outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             sums[0].index_add_(0, targets, scores.double())
             sums[1].index_add_(0, targets, torch.ones_like(scores, dtype=torch.float64))
@@ -126,7 +126,7 @@ class Evaluator:
                 norm.momentum = None  # a plain mean over batches
             for inputs, _ in self._batches(self.federation.train, rows):
                 if len(inputs) > 1:
-                    self.model.training(params, fresh, _forward, inputs)
+                    self.model.training(params, fresh, forward, inputs)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
@@ -137,7 +137,7 @@ class Evaluator:
         """A model's mean score on some rows of the training set, by this process alone."""
         total = 0.0
         for inputs, targets in self._batches(self.federation.train, rows):
-            outputs = self.model.frozen(params, buffers, _forward, inputs).float()
+            outputs = self.model.frozen(params, buffers, forward, inputs).float()
             total += float(self.model.module.per_example_score(outputs, targets).sum())  # type: ignore[operator,union-attr]
         return total / len(rows)
 
@@ -155,10 +155,6 @@ def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]
         f"{name}_std": float(scores.std(correction=0)),
         f"{name}_worst_decile": float(worst),
     } | {f"{name}_q{q}": float(value) for q, value in quantiles.items()}
-
-
-def _forward(module: Any, inputs: Tensor) -> Tensor:
-    return module(inputs)
 
 
 def _overridden(module: Any, name: str) -> bool:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.apply import Apply
+from flcog.callbacks.fedcog import image_generator
 from flcog.callbacks.fedcog.generation import Divergence, generate, target_loss
 from flcog.callbacks.fedcog.target_labels import allot, complement
-from flcog.callbacks.parts import image_generator
 from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
 from flcog.core.checks import at_least, one_of, positive
 from flcog.core.precision import number_dtype

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from flcog.apply import Apply, PlainApply
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
+from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import all_at_least, at_least
 from flcog.core.randomness import generator
 from flcog.core.types import Slot
@@ -53,7 +53,9 @@ class GeneratedImages(Callback):
         if trainer.is_first and acted > 0 and method.active(round - 1) and (last or acted % self.every_n_rounds == 0):
             classes = torch.arange(min(self.max_classes, trainer.federation.num_classes))
             rows = [generate_as_client(trainer, dataclasses.replace(method, steps=n), len(classes), classes) for n in self.steps]
-            figure = image_grid([to_pixels(trainer.federation, row) for row in rows], self.steps, trainer.federation.class_names)
+            names = trainer.federation.class_names or tuple(map(str, classes.tolist()))
+            pixels = [to_pixels(trainer.federation, row) for row in rows]
+            figure = image_grid(pixels, [f"{steps} steps" for steps in self.steps], names)
             trainer.trackers.log_figure("generated_images", figure, round)
 
 
@@ -96,18 +98,3 @@ def to_pixels(federation: Federation, inputs: Tensor) -> Tensor:
     white = torch.full_like(stored, 1 if stored.is_floating_point() else 255)
     low, high = (federation.preprocess(image).cpu() for image in (torch.zeros_like(white), white))
     return ((inputs.cpu() - low) / (high - low)).clamp(0, 1).permute(0, 2, 3, 1)
-
-
-def image_grid(rows: Sequence[Tensor], steps: Sequence[int], class_names: Sequence[str] | None) -> Figure:
-    """Rows of images [N, H, W, C] under their classes' names."""
-    figure = Figure(figsize=(len(rows[0]) + 0.6, len(rows) + 0.4))
-    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06})
-    for row, images in enumerate(rows):
-        axes[row, 0].set_ylabel(f"{steps[row]} steps", fontsize=8)
-        for column, image in enumerate(images):
-            # Neither grey nor RGB: the mean of the channels.
-            axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
-            axes[row, column].set(xticks=[], yticks=[])
-            if row == 0:
-                axes[0, column].set_title(class_names[column] if class_names else str(column), fontsize=8)
-    return figure

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, check_generator
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
 from flcog.callbacks.fedssyn.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
+from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import at_least, one_of, within
 from flcog.core.files import write_table
 from flcog.core.randomness import fold
@@ -169,19 +169,11 @@ class Fedssyn(Method):
 def received_figure(federation: Federation, exchange: Exchange, max_clients: int = 10, max_images: int = 12) -> Figure:
     """The first synthetic images that each client trains on, a row for each client."""
     clients = range(min(max_clients, federation.num_clients))
-    form = Form.of(federation.train)
-    figure = Figure(figsize=(max_images * 0.7, len(clients) * 0.75))
-    axes = figure.subplots(len(clients), max_images, squeeze=False, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
-    for row, client in enumerate(clients):
+    form, rows = Form.of(federation.train), []
+    for client in clients:
         chosen = torch.from_numpy(exchange.received.client(client)[:max_images]).to(federation.train.targets.device)
-        images: Tensor = form.encode(federation.train.gather(chosen)).permute(0, 2, 3, 1).cpu()
-        for column in range(max_images):
-            axes[row, column].set(xticks=[], yticks=[], frame_on=False)
-            if column < len(images):
-                image = images[column]
-                axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
-        axes[row, 0].set_ylabel(f"client {client}", fontsize=7)
-    return figure
+        rows.append(form.encode(federation.train.gather(chosen)).permute(0, 2, 3, 1).cpu())
+    return image_grid(rows, [f"client {client}" for client in clients], columns=max_images, cell=0.75)
 
 
 def epsilon_figure(rows: list[dict[str, float]], privacy: PrivateTraining) -> Figure:

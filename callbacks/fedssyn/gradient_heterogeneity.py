@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.apply import forward
 from flcog.callbacks.fedssyn.shuffling import Exchange
 from flcog.client import ClientModule
 from flcog.core.checks import at_least
@@ -177,7 +178,7 @@ def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[
     params = {name: value.detach() for name, value in trainer.params.items()}
 
     def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = model.frozen(params, buffers, _forward, inputs[None])
+        outputs = model.frozen(params, buffers, forward, inputs[None])
         return model.module.per_example_loss(outputs, targets[None]).sum()  # type: ignore[operator,union-attr]
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
@@ -195,7 +196,3 @@ def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[
         return Moments(mean, square, len(rows))
 
     return moments
-
-
-def _forward(module: torch.nn.Module, inputs: Tensor) -> Tensor:
-    return module(inputs)

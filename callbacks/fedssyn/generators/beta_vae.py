@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
-from flcog.callbacks.fedssyn.generators.private_training import Budget, PrivateTraining, train
+from flcog.callbacks.fedssyn.generators.private_training import Budget, PrivateTraining, Training
 from flcog.core.checks import at_least, positive
 
 
@@ -161,9 +161,9 @@ class BetaVAE(DataGenerator):
             log(epoch, figures)
 
         optimizer = torch.optim.Adam(network.parameters(), lr=self.lr)
-        budget = train(
+        budget = Training(
             network, loss, optimizer, inputs, labels, self.epochs, self.batch_size, epoch_done, self.privacy, extra_releases=1
-        )
+        ).run()
         network.eval()
         with torch.no_grad():
             latents = torch.cat([network.encode(x, y).mean for x, y in zip(inputs.split(500), labels.split(500), strict=True)])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded, require
-from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, train
+from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, Training
 from flcog.core.checks import all_at_least, at_least, positive, within
 
 
@@ -135,7 +135,9 @@ class DDPM(DataGenerator):
 
         average = MovingAverage(network.parameters(), self.ema)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr)
-        train(network, loss, optimizer, data, labels, self.epochs, self.batch_size, log, self.privacy, lambda _: average.update())
+        Training(
+            network, loss, optimizer, data, labels, self.epochs, self.batch_size, log, self.privacy, lambda _: average.update()
+        ).run()
         average.copy_to_parameters()
         network.eval()
 

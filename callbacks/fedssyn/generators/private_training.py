@@ -1,4 +1,4 @@
-"""Training a client's generator, with differential privacy where it is asked for."""
+"""Training of a client's generator, with differential privacy (DP-SGD, by Opacus) where it is asked for."""
 
 import os
 import warnings
@@ -126,6 +126,18 @@ class Budget:
             total = sum(count * self._divergence(rate, analysis, orders) for rate, count in steps.items() if count)
             return float(analysis.get_privacy_spent(orders=orders, rdp=total, delta=self.privacy.delta)[0])
 
+    def allows(self, more_steps: int, sample_rate: float, first: bool) -> bool:
+        """Whether another epoch of so many steps stays within ``max_epsilon``; an error where not even the first does."""
+        limit = self.privacy.max_epsilon
+        if limit is None or (epsilon := self.epsilon(more_steps, sample_rate)) <= limit:
+            return True
+        if first:
+            raise ValueError(
+                f"one epoch would spend epsilon {epsilon:.3g} of max_epsilon={limit:g} on a client: raise noise_multiplier, "
+                "lower batch_size, or raise max_epsilon"
+            )
+        return False
+
     def _divergence(self, rate: float, analysis: Any, orders: Any) -> Any:
         if rate not in self._divergences:
             self._divergences[rate] = analysis.compute_rdp(
@@ -141,112 +153,127 @@ class Budget:
         return contributions.sum(0) + self.privacy.noise_multiplier * noise
 
 
-def train(
-    network: nn.Module,
-    loss: Loss,
-    optimizer: torch.optim.Optimizer,
-    inputs: Tensor,
-    labels: Tensor,
-    epochs: int,
-    batch_size: int,
-    log: Log,
-    privacy: PrivateTraining | None = None,
-    after_step: Callable[[Any], None] | None = None,
-    extra_releases: int = 0,
-) -> Budget | None:
-    """Minimise the mean loss over shuffled epochs; private runs draw each step's samples independently and return what they spent.
+@dataclass
+class Training:
+    """One client's training of one network: epochs that minimise the mean loss.
 
-    >>> line, points = nn.Linear(1, 1), torch.linspace(-1, 1, 8)[:, None]
-    >>> optimizer, seen = torch.optim.SGD(line.parameters(), lr=0.5), []
-    >>> train(line, lambda f, x, y: (f(x) - 2 * x).square().sum(1), optimizer, points, points, 60, 8, lambda *a: seen.append(a))
-    >>> round(line.weight.item(), 3), len(seen)
-    (2.0, 60)
+    Args:
+        network: learns.
+        loss: of each sample.
+        optimizer: of the network.
+        inputs, labels: the client's samples.
+        epochs: how many.
+        batch_size: samples in a step; in a private one, on average.
+        log: is told each epoch's figures.
+        privacy: None for shuffled epochs; else each step's samples are drawn independently, and it gets noise.
+        after_step: is given the network after each step, as training wraps it.
+        extra_releases: see :class:`Budget`.
+
+    Example:
+        >>> line, points = nn.Linear(1, 1), torch.linspace(-1, 1, 8)[:, None]
+        >>> optimizer, seen = torch.optim.SGD(line.parameters(), lr=0.5), []
+        >>> def loss(f, x, y):
+        ...     return (f(x) - 2 * x).square().sum(1)
+        >>> Training(line, loss, optimizer, points, points, 60, 8, lambda *figures: seen.append(figures)).run()
+        >>> round(line.weight.item(), 3), len(seen)
+        (2.0, 60)
     """
-    if privacy is not None:
-        return _train_privately(
-            network, loss, optimizer, inputs, labels, epochs, batch_size, log, privacy, after_step, extra_releases
-        )
-    for epoch in range(epochs):
-        total = torch.zeros((), device=inputs.device)  # read once an epoch: an accelerator does not wait for each step's
-        for rows in torch.randperm(len(inputs)).split(batch_size):
-            rows = rows.to(inputs.device)
-            optimizer.zero_grad(set_to_none=True)
-            values = loss(network, inputs[rows], labels[rows])
-            values.mean().backward()
-            optimizer.step()
-            total += values.detach().sum()
-            if after_step:
-                after_step(network)
-        log(epoch + 1, {"loss": float(total) / len(inputs)})
-    return None
+
+    network: nn.Module
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    labels: Tensor
+    epochs: int
+    batch_size: int
+    log: Log
+    privacy: PrivateTraining | None = None
+    after_step: Callable[[Any], None] | None = None
+    extra_releases: int = 0
+
+    def run(self) -> Budget | None:
+        """Train, and return what was spent of the client's privacy where it is protected."""
+        if self.privacy is not None:
+            return self._run_privately(self.privacy)
+        for epoch in range(self.epochs):
+            self.log(epoch + 1, {"loss": self._epoch()})
+        return None
+
+    def _epoch(self) -> float:
+        total = torch.zeros((), device=self.inputs.device)  # read once an epoch: an accelerator does not wait for each step's
+        for rows in torch.randperm(len(self.inputs)).split(self.batch_size):
+            self.optimizer.zero_grad(set_to_none=True)
+            values = self._backward(self.network, rows.to(self.inputs.device))
+            self.optimizer.step()
+            total += values.sum()
+            if self.after_step:
+                self.after_step(self.network)
+        return float(total) / len(self.inputs)
+
+    def _backward(self, network: Any, rows: Tensor) -> Tensor:
+        """Gradients of the mean loss of some samples; returns each one's loss."""
+        values = self.loss(network, self.inputs[rows], self.labels[rows])
+        values.mean().backward()
+        return values.detach()
+
+    def _run_privately(self, privacy: PrivateTraining) -> Budget:
+        budget = Budget(privacy, self.extra_releases)
+        rate = min(1.0, self.batch_size / len(self.inputs))
+        steps = max(1, round(1 / rate))
+        with _opacus_without_its_warnings():
+            wrapped = require("opacus", "private training").GradSampleModule(self.network)
+            handles = _inputs_in_order(self.network)
+            private: Any = require("opacus.optimizers", "private training").DPOptimizer(
+                self.optimizer,
+                noise_multiplier=privacy.noise_multiplier,
+                max_grad_norm=privacy.max_grad_norm,
+                expected_batch_size=rate * len(self.inputs),
+            )
+            private.attach_step_hook(lambda _: budget.spend(rate))
+            for epoch in range(self.epochs):
+                if not budget.allows(steps, rate, first=epoch == 0):
+                    break
+                total, seen = torch.zeros((), device=self.inputs.device), 0
+                for _ in range(steps):
+                    for values in self._private_step(wrapped, private, privacy, rate):
+                        total, seen = total + values.sum(), seen + len(values)
+                    if self.after_step:
+                        self.after_step(wrapped)
+                self.log(epoch + 1, {"loss": float(total) / max(1, seen), "epsilon": budget.epsilon()})
+            private.zero_grad(set_to_none=True)
+            wrapped.to_standard_module()
+            for handle in handles:
+                handle.remove()
+        return budget
+
+    def _private_step(self, wrapped: Any, private: Any, privacy: PrivateTraining, rate: float) -> list[Tensor]:
+        """One step on samples that each take part with probability ``rate``, as the accountant presumes; returns their losses."""
+        drawn = torch.nonzero(torch.rand(len(self.inputs), generator=privacy.stream()) < rate).squeeze(1).to(self.inputs.device)
+        parts, losses = drawn.split(privacy.physical_batch_size), []
+        private.generator = privacy.stream(self.inputs.device)
+        for i, rows in enumerate(parts):
+            private.zero_grad(set_to_none=True)
+            if len(rows):
+                losses.append(self._backward(wrapped, rows))
+            else:
+                for value in self.network.parameters():
+                    value.grad_sample = value.new_zeros((0, *value.shape))  # type: ignore[attr-defined]
+            # Clipped gradients add up until the last part, whose step adds the noise.
+            private.signal_skip_step(i < len(parts) - 1)
+            private.step()
+        return losses
 
 
-def _train_privately(
-    network: nn.Module,
-    loss: Loss,
-    optimizer: torch.optim.Optimizer,
-    inputs: Tensor,
-    labels: Tensor,
-    epochs: int,
-    batch_size: int,
-    log: Log,
-    privacy: PrivateTraining,
-    after_step: Callable[[Any], None] | None,
-    extra_releases: int,
-) -> Budget:
-    budget, size = Budget(privacy, extra_releases), len(inputs)
-    rate = min(1.0, batch_size / size)
-    steps = max(1, round(1 / rate))
-    with _opacus_without_its_warnings():
-        wrapped = require("opacus", "private training").GradSampleModule(network)
-        # Opacus 1.6 takes a convolution's inputs to lie in memory as N, C, H, W, and after attention they do not: it would clip and
-        # add up something else than gradients.
-        in_order = [
-            layer.register_forward_pre_hook(lambda _, given: tuple(value.contiguous() for value in given))
-            for layer in network.modules()
-            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
-        ]
-        private: Any = require("opacus.optimizers", "private training").DPOptimizer(
-            optimizer,
-            noise_multiplier=privacy.noise_multiplier,
-            max_grad_norm=privacy.max_grad_norm,
-            expected_batch_size=rate * size,
-        )
-        private.attach_step_hook(lambda _: budget.spend(rate))
-        for epoch in range(epochs):
-            if privacy.max_epsilon is not None and budget.epsilon(steps, rate) > privacy.max_epsilon:
-                if epoch == 0:
-                    raise ValueError(
-                        f"one epoch would spend epsilon {budget.epsilon(steps, rate):.3g} of max_epsilon={privacy.max_epsilon:g} "
-                        "on a client: raise noise_multiplier, lower batch_size, or raise max_epsilon"
-                    )
-                break
-            total, seen = torch.zeros((), device=inputs.device), 0
-            for _ in range(steps):
-                # Poisson sampling, which the accountant presumes.
-                drawn = torch.nonzero(torch.rand(size, generator=privacy.stream()) < rate).squeeze(1).to(inputs.device)
-                parts = drawn.split(privacy.physical_batch_size)
-                private.generator = privacy.stream(inputs.device)
-                for i, rows in enumerate(parts):
-                    private.zero_grad(set_to_none=True)
-                    if len(rows):
-                        values = loss(wrapped, inputs[rows], labels[rows])
-                        values.mean().backward()
-                        total, seen = total + values.detach().sum(), seen + len(rows)
-                    else:
-                        for value in network.parameters():
-                            value.grad_sample = value.new_zeros((0, *value.shape))  # type: ignore[attr-defined]
-                    # Clipped gradients add up until the last part, whose step adds the noise.
-                    private.signal_skip_step(i < len(parts) - 1)
-                    private.step()
-                if after_step:
-                    after_step(wrapped)
-            log(epoch + 1, {"loss": float(total) / max(1, seen), "epsilon": budget.epsilon()})
-        private.zero_grad(set_to_none=True)
-        wrapped.to_standard_module()
-        for handle in in_order:
-            handle.remove()
-    return budget
+def _inputs_in_order(network: nn.Module) -> list[Any]:
+    """Hooks that lay out convolutions' inputs in memory as N, C, H, W, to be removed after training.
+
+    Opacus 1.6 takes them to lie so, and after attention they do not: it would clip and add up something else than gradients.
+    """
+    return [
+        layer.register_forward_pre_hook(lambda _, given: tuple(value.contiguous() for value in given))
+        for layer in network.modules()
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+    ]
 
 
 @contextmanager

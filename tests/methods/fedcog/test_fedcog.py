@@ -35,13 +35,12 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx
-from flcog.callbacks.fedcog import generated_images
+from flcog.callbacks.fedcog import generated_images, image_generator
 from flcog.callbacks.fedcog.fedcog import FedCOG
 from flcog.callbacks.fedcog.generated_images import GeneratedImages, to_pixels
 from flcog.callbacks.fedcog.generation import disagreement, generate, target_loss
 from flcog.callbacks.fedcog.generation_time import GenerationTime
 from flcog.callbacks.fedcog.target_labels import allot, complement
-from flcog.callbacks.parts import image_generator
 from flcog.callbacks.parts.distillation import distillation_loss
 from flcog.core.randomness import generator
 from flcog.data import Preprocess, Samples, Splits
