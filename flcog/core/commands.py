@@ -4,9 +4,14 @@ import argparse
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from flcog.core.text import first_paragraph
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog}: {message}; {self.prog} --help lists its options")
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Command:
 
     def parser(self, **options: Any) -> argparse.ArgumentParser:
         """A parser for the command's own options, with its name and help."""
-        return argparse.ArgumentParser(prog=f"flcog {self.name}", description=inspect.getdoc(self.run), **options)
+        return _Parser(prog=f"flcog {self.name}", description=inspect.getdoc(self.run), **options)
 
 
 class TrainerCommand(Command):

@@ -26,7 +26,21 @@ def test_its_own_help_has_its_name_and_docstring(name: str, capsys: pytest.Captu
     assert shown.startswith(f"usage: flcog {name} [-h]") and COMMANDS[name].summary in shown
 
 
-def test_options_before_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--rounds", "3"])
-    assert "give a command, as in flcog fit" in capsys.readouterr().err
+REFUSED = {
+    "--rounds 3": "give a command, as in flcog fit -c configs/quickstart.yaml: the commands are fit, ",
+    "-c config.yaml test": "the command comes first, its options after it: flcog test -c FILE ...",
+    "--jobs 2 compare": "the command comes first, its options after it: flcog compare ...",
+    "compare": "flcog compare: the following arguments are required: table; flcog compare --help lists its options",
+    "compare t.yaml --jobs 0": "flcog compare: argument --jobs: must be at least 1; got 0; flcog compare --help",
+    "methods --html": "flcog methods: unrecognized arguments: --html; flcog methods --help lists its options",
+    "leash rank": "flcog leash rank: the following arguments are required: --classes; flcog leash rank --help",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_mistake_gets_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(words.split())
+    shown = capsys.readouterr()
+    assert exit.value.code == 2 and not shown.out
+    assert shown.err.startswith(f"flcog: error: {REFUSED[words]}") and len(shown.err.splitlines()) == 1, shown.err
