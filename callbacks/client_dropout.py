@@ -1,4 +1,4 @@
-"""Clients that fail to answer."""
+"""ClientDropout: sampled clients drop out of a round at random, before they have sent anything."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Local gradients of bounded length."""
+"""ClipGradient: the gradient of every local step is clipped to a longest norm."""
 
 from dataclasses import dataclass
 

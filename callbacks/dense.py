@@ -27,8 +27,8 @@ def synthesis_loss(
     """
     differs = teacher.argmax(1) != student.argmax(1)
     log_teacher, log_student = log_probabilities(teacher), log_probabilities(student)
-    apart = (log_teacher.exp() * (log_teacher - log_student)).sum(1)
-    return oh * F.cross_entropy(teacher, labels) + bn * distances - adv * (differs * apart).mean()
+    divergence = (log_teacher.exp() * (log_teacher - log_student)).sum(1)
+    return oh * F.cross_entropy(teacher, labels) + bn * distances - adv * (differs * divergence).mean()
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,15 @@ class DENSE(Method):
         return {"shape": torch.tensor(example_of(client).shape[1:])}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.client, sum={"shape": ctx.draws["shape"]})  # The server has no data to see it from.
+        # The server has no data that would show it the inputs' shape.
+        return Upload(delta, ctx.client, sum={"shape": ctx.draws["shape"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         uploads, apply, device = messages.individual, cohort.apply, next(iter(params.values())).device
         clients = [({name: value + upload.delta[name] for name, value in params.items()}, upload.buffers) for upload in uploads]
         student = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
         models = [apply.frozen(model, statistics) for model, statistics in clients]
-        pupil = apply.frozen(student, cohort.buffers)  # whose statistics are already the clients' mean
+        student_model = apply.frozen(student, cohort.buffers)  # whose statistics are already the clients' mean
         sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
         rng, pool = cohort.generator("DENSE", device), torch.empty(0, device=device)
         shape = tuple(uploads[0].sum["shape"].tolist())
@@ -116,13 +117,13 @@ class DENSE(Method):
             return torch.stack([client(images) for client in models]).mean(0)
 
         for _ in range(self.epochs):
-            images = self._synthesise(teacher, pupil, shape, apply.model.eval_module, rng)
+            images = self._synthesise(teacher, student_model, shape, apply.model.eval_module, rng)
             pool = torch.cat([pool, images]) if len(pool) else images
             for rows in torch.randperm(len(pool), generator=rng, device=device).split(self.batch_size):
                 images = random_view(pool[rows], self.crop, self.flip, rng)
                 with torch.no_grad():
-                    wanted = teacher(images)
-                loss = distillation_loss(pupil(images), wanted, temperature=self.temperature)
+                    targets = teacher(images)
+                loss = distillation_loss(student_model(images), targets, temperature=self.temperature)
                 descend(sgd, student.values(), loss)
         cohort.log("dense/distillation_loss", loss.detach())
         return {name: value.detach() - params[name] for name, value in student.items()}, server
@@ -146,11 +147,11 @@ class DENSE(Method):
                 images = generator(z)
                 view = random_view(images, self.crop, self.flip, rng)
                 with batch_norm_distances(network) as distances:
-                    wanted = teacher(view)
+                    outputs = teacher(view)
                 if labels is None:
-                    labels = torch.randint(wanted.shape[1], (self.batch_size,), generator=rng, device=rng.device)
-                familiar = torch.stack(distances).sum() if distances else wanted.new_zeros(())
-                loss = synthesis_loss(wanted, student(view), labels, familiar, self.oh, self.bn, self.adv)
+                    labels = torch.randint(outputs.shape[1], (self.batch_size,), generator=rng, device=rng.device)
+                distance = torch.stack(distances).sum() if distances else outputs.new_zeros(())
+                loss = synthesis_loss(outputs, student(view), labels, distance, self.oh, self.bn, self.adv)
                 if float(loss.detach()) < least:
                     least, best = float(loss.detach()), images.detach()
                 descend(adam, learnt, loss)

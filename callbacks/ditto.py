@@ -51,7 +51,7 @@ class Ditto(Method):
 
     def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         def loss(own: Params) -> Tensor:
-            # On copies: the statistics of the client's global model are not to see this pass.
+            # On copies of the buffers, so that this pass leaves the BatchNorm statistics of the client's global model alone.
             scratch = type(apply)(apply.model, {name: buffer.clone() for name, buffer in ctx.buffers.items()})
             return scratch.loss(own, batch)
 

@@ -1,4 +1,4 @@
-"""Clients that count alike."""
+"""EqualWeights: all clients of a round count alike, whatever their number of samples."""
 
 from dataclasses import dataclass
 

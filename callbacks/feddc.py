@@ -1,4 +1,4 @@
-"""FedDC: clients know how far they drift, and the server adds it back."""
+"""FedDC: each client tracks how far its model drifts from the global one, and what it sends is corrected by that drift."""
 
 from dataclasses import dataclass
 
@@ -69,7 +69,7 @@ class FedDC(Method):
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
         change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
-        # The drift is made of what is uploaded, so that the server's h stays the mean of the clients'.
+        # The drift is computed from the uploaded change, so that the server's h stays the mean of the clients' drifts.
         drift = {name: value + delta[name] for name, value in ctx.client["h"].items()}
         g = {name: value + change[name] for name, value in ctx.client["g"].items()}
         return Upload(delta, {"h": drift, "g": g}, sum={"delta": delta, "change": change})

@@ -1,4 +1,4 @@
-"""FedDecorr: features of a batch must not be correlated."""
+"""FedDecorr: a penalty on correlated features, against the collapse of their dimensions."""
 
 from dataclasses import dataclass
 

@@ -104,7 +104,7 @@ class FedDM(Method):
         within(self, "[0, 1)", "image_momentum", "server_momentum")
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        example_of(client)  # Refuses token ids.
+        example_of(client)  # raises an error for token ids
         train, own = client.federation.train, torch.from_numpy(client.federation.partition.client(client.id))
         device, chosen = train.targets.device, []
         targets = train.targets[own.to(device)].cpu()

@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser that moves with the rounds, until the clients' optima and the server's are one."""
+"""FedDyn: a dynamic regulariser, linear and quadratic, under which the clients' optima agree with the server's."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""FedExP: the server steps further where clients disagree."""
+"""FedExP: the server extrapolates, with a step size that grows where the clients' updates disagree."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -31,8 +31,8 @@ def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Seq
         (share[labels] * F.cross_entropy(output, labels, reduction="none")).mean()
         for output, share in zip(outputs, shares, strict=True)
     ]
-    apart = (noise[:, None] - noise).square().mean(2) * (features[:, None] - features).abs().mean(2)
-    return torch.stack(losses).sum() + (-apart.mean()).exp()
+    distances = (noise[:, None] - noise).square().mean(2) * (features[:, None] - features).abs().mean(2)
+    return torch.stack(losses).sum() + (-distances.mean()).exp()
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ class FedGen(Method):
         generator, key, step = ctx.server["generator"], ctx.draws["key"], ctx.step
         noise = uniform(key, step, (self.batch_size, self.noise_dim), stream=0)
         labels = (uniform(key, step, (self.batch_size,), stream=1) * ctx.draws["counts"].shape[-1]).long()
-        taught = F.cross_entropy(apply.head(params, features_of(generator, noise, labels)), labels)
+        cross_entropy = F.cross_entropy(apply.head(params, features_of(generator, noise, labels)), labels)
         noise = uniform(key, step, (len(batch.targets), self.noise_dim), stream=2)
-        wanted = log_probabilities(apply.head(params, features_of(generator, noise, batch.targets)).detach())
-        given = log_probabilities(apply(params, batch.inputs))
-        alike = masked_mean((wanted.exp() * (wanted - given)).sum(1), batch.mask)
-        return ctx.draws["scale"] * (step < self.guided_steps) * (self.alpha * taught + self.beta * alike)
+        teacher = log_probabilities(apply.head(params, features_of(generator, noise, batch.targets)).detach())
+        student = log_probabilities(apply(params, batch.inputs))
+        divergence = masked_mean((teacher.exp() * (teacher - student)).sum(1), batch.mask)
+        return ctx.draws["scale"] * (step < self.guided_steps) * (self.alpha * cross_entropy + self.beta * divergence)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         return Upload(delta, ctx.client, sum={"counts": ctx.draws["counts"]})

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not count for more."""
+"""FedNova: updates are normalised by each client's number of local steps before they are averaged."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""FedReg: local steps must not undo what the global model knows."""
+"""FedReg: local steps are corrected so that they do not forget what the global model knows."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> l
     padding = inputs.new_zeros(len(inputs)).bool() if batch.mask is None else batch.mask == 0
     padding = padding.view(-1, *around)
     lowest, highest = inputs.masked_fill(padding, torch.inf).amin(), inputs.masked_fill(padding, -torch.inf).amax()
-    # All etas climb in one batch: in evaluation mode no row feels the others, and the slope's scale does not matter to its sign.
+    # All etas share one batch: in evaluation mode rows do not influence each other, and only the gradient's sign is used.
     mask = None if batch.mask is None else batch.mask.repeat(copies)
     together = Batch(torch.cat([inputs] * copies), torch.cat([batch.targets] * copies), mask)
     slope = torch.func.grad(lambda x: model.loss(together._replace(inputs=x)))

@@ -76,7 +76,7 @@ class FedRep(Method):
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         on_head = self._on_head(ctx)
-        # At rest the gradient cancels the weight decay that the optimiser is about to add, so that no momentum gathers.
+        # A part that is not trained now gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
         return {
             name: torch.where(on_head == (name in ctx.client["head"]), value, -ctx.optimisation.weight_decay * params[name])
             for name, value in gradient.items()
@@ -89,7 +89,7 @@ class FedRep(Method):
         return body | head, {"head": head}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        # To methods listed after this one the head, which is not sent, has not moved.
+        # The head is not sent: methods that are listed after this one see it unchanged.
         kept = ctx.client["head"]
         return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.client)
 

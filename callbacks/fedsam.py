@@ -1,4 +1,4 @@
-"""FedSAM: clients look for flat minima."""
+"""FedSAM: sharpness-aware local gradients, which lead clients to flat minima."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ class FedSAM(Method):
         def sharpness_aware(params: Params, batch: Batch) -> Gradient:
             here = gradient(params, batch)
             step = ascent(here.values, params, self.rho, self.adaptive, self.eta)
-            there = gradient({name: value + step[name] for name, value in params.items()}, batch)
-            return here._replace(values=there.values)
+            at_worst = gradient({name: value + step[name] for name, value in params.items()}, batch)
+            return here._replace(values=at_worst.values)
 
         return sharpness_aware

@@ -1,4 +1,4 @@
-"""Gradient noise of a chosen strength, to study what stochastic noise does to a method."""
+"""GradientNoise: Gaussian noise of a chosen strength is added to local gradients, to study what stochastic noise does to a method."""
 
 from dataclasses import dataclass
 

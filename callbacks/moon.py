@@ -1,4 +1,4 @@
-"""MOON: features are pulled to the global model's and pushed from the client's own of last time."""
+"""MOON: a contrastive loss pulls a client's features to the global model's and pushes them from its own previous model's."""
 
 import copy
 from dataclasses import dataclass

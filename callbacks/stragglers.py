@@ -1,4 +1,4 @@
-"""Clients of unequal speed."""
+"""Stragglers: every client takes a random number of local steps, as slow and fast ones do."""
 
 from dataclasses import dataclass
 

@@ -134,7 +134,7 @@ class VHL(Method):
         sample, _ = federation.load(federation.train, torch.zeros(1, dtype=torch.long, device=device), device)
         if not sample.is_floating_point():
             raise ValueError(f"VHL makes virtual images or rows of a table; this data set holds {sample.dtype} inputs: remove it")
-        self._set(federation.num_classes, sample)  # Made here once, outside the client's vectorised program.
+        self._set(federation.num_classes, sample)  # fills the cache here, outside the client's vectorised program
         return federation
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:

@@ -1,4 +1,4 @@
-"""FedCOG: clients generate inputs that complement their data, and learn the global model's opinion of them."""
+"""FedCOG: clients generate inputs that complement their data, and distil the global model on them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -108,7 +108,7 @@ class FedCOG(Method):
     def init_client(self, params: Params, buffers: Params) -> Slot:
         if not self._disagrees:
             return {}
-        # The model it receives, which disagrees with nothing.
+        # A new client's last local model is taken to be the global one, with which nothing disagrees.
         return {"params": params, "buffers": buffers}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:

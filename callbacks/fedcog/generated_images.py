@@ -1,4 +1,4 @@
-"""An observer that shows what FedCOG's clients generate."""
+"""GeneratedImages: an observer that draws the inputs that FedCOG's clients generate."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples:
     holder = next((client for client in states.clients if method.name in states.get(client)), None)
     kept, client = (None, 0) if holder is None else (states.get(holder)[method.name], holder)
     view = ClientView(client, int(trainer.federation.partition.sizes[client]), method.start_round, trainer.federation)
-    # What it would generate is asked of one that distils nothing too.
+    # A FedCOG that does not distil (lambda_kd 0) generates nothing; shown is what it would generate if it did.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
     draws: Slot = method.draw(generator(trainer.seed, "generated images"), view)
     if classes is not None:

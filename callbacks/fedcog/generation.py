@@ -1,4 +1,4 @@
-"""Inputs made from models alone: optimised from noise until one model recognises given labels in them and another does not."""
+"""FedCOG's generation: inputs optimised until the global model recognises given labels in them and the local one disagrees."""
 
 import math
 import operator
@@ -126,8 +126,8 @@ def generate(
         outputs = global_model(inputs)
         if local_model is None:
             return target_loss(outputs, labels)
-        apart = disagreement(outputs, local_model(inputs), labels.ndim == 2, divergence)
-        return target_loss(outputs, labels) + lambda_dis * apart
+        alike = disagreement(outputs, local_model(inputs), labels.ndim == 2, divergence)
+        return target_loss(outputs, labels) + lambda_dis * alike
 
     size, gradient, made = batch_size or len(noise), torch.func.grad(loss), []
     for start, wanted in zip(noise.split(size), labels.split(size), strict=True):

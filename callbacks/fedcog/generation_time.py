@@ -1,4 +1,4 @@
-"""An observer that times FedCOG's generation."""
+"""GenerationTime: an observer that times FedCOG's generation for several numbers of inputs."""
 
 import time
 from collections.abc import Sequence
@@ -51,6 +51,6 @@ class GenerationTime(Callback):
     @staticmethod
     def _time(trainer: "FederatedTrainer", method: FedCOG, count: int) -> float:
         began = time.perf_counter()
-        # Waits for the accelerator.
+        # Reading a value waits until the accelerator has finished.
         float(generate_as_client(trainer, method, count).sum())
         return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""A small convolutional generator of images, as a pure function of its weights."""
+"""FedCOG's small convolutional generator of images, as a pure function of its weights."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which labels a client generates inputs for, and how many of each."""
+"""Which labels a FedCOG client generates inputs for, and how many of each."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def allot(shares: Tensor, num_samples: int, rng: torch.Generator) -> Tensor:
     tensor([0, 5, 1, 3, 1])
     """
     exact = shares.double() * num_samples / shares.sum()
-    # Equal remainders are drawn among, so that over the rounds no label is left out.
+    # Among equal remainders the choice is random, so that no label is left out in every round.
     drawn = torch.randperm(len(shares), generator=rng)
     by_remainder = drawn[(exact.floor() - exact)[drawn].argsort(stable=True)]
     counts = exact.floor().long()

@@ -60,7 +60,7 @@ class Bound:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
         for name, value in vars(self).items():
             values = np.ravel(value)
-            # So far that squares and products, of which the bound is made, stay finite.
+            # Below this size the bound's squares and products stay finite.
             bad = ~(np.abs(values) < 1e75)
             if bad.any():
                 raise ValueError(f"Bound: {name} must be finite, and below 1e75; got {values[bad][0]}")
@@ -109,7 +109,7 @@ class Bound:
         return self.numerator(p) - weight * self.denominator(p)
 
     def gradient(self, p: np.ndarray, weight: float) -> np.ndarray:
-        """Of the reformulation, by p."""
+        """The gradient of the reformulation by p."""
         return self._curvature(weight) * p - self._pull(weight) * self.n + 2 * self.A * self.B * self.d
 
     def minimiser(self, weight: float) -> np.ndarray:
@@ -165,12 +165,12 @@ class Bound:
 def project_to_simplex(point: np.ndarray) -> np.ndarray:
     """The nearest weights: non-negative and of sum 1.
 
-    Held, Wolfe and Crowder, Validation of subgradient optimization, 1974: all coordinates sink by one amount, those that would
-    become negative stop at 0.
+    Held, Wolfe and Crowder, Validation of subgradient optimization, 1974: one amount is subtracted from all coordinates, and those that
+    would become negative are 0.
 
     >>> project_to_simplex(np.array([0.7, 0.5, -0.2]))
     array([0.6, 0.4, 0. ])
     """
     ordered = np.sort(point)[::-1]
-    sunk = (np.cumsum(ordered) - 1) / np.arange(1, len(point) + 1)
-    return np.maximum(point - sunk[np.flatnonzero(ordered > sunk)[-1]], 0)
+    shifts = (np.cumsum(ordered) - 1) / np.arange(1, len(point) + 1)
+    return np.maximum(point - shifts[np.flatnonzero(ordered > shifts)[-1]], 0)

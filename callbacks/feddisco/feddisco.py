@@ -1,4 +1,4 @@
-"""FedDisco: clients whose labels are spread as they should be count for more."""
+"""FedDisco: aggregation weights from sample counts and from how skewed each client's labels are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +23,11 @@ def discrepancy(counts: Tensor, target: Tensor, metric: str = "kl") -> float:
     1.0
     """
     if counts.sum() == 0 < target.sum():
-        # A multi-label client may have none. Under every metric the rarest label is the farthest; KL to one that nobody has is infinite.
+        # A multi-label client may have no label: it counts as one whose only label is the target's rarest, the largest discrepancy.
+        # Under KL the rarest that somebody has, as the divergence would else be infinite.
         rarest = (target.where(target > 0, torch.inf) if metric == "kl" else target).argmin()
         counts = torch.nn.functional.one_hot(rarest, len(target))
-    # Where nobody has a label: clamp, or the shares were 0 / 0.
+    # The clamp avoids 0 / 0 where nobody has a label.
     shares, target = (value / value.sum().clamp(min=1e-30) for value in (counts.double(), target.double()))
     if metric == "kl":
         return float((torch.xlogy(shares, shares) - torch.xlogy(shares, target)).sum())

@@ -1,4 +1,4 @@
-"""Sums of what clients hold, of which the server learns nothing but the sum."""
+"""Secure aggregation by random masks that cancel: the server learns the sum of what clients hold, and nothing else."""
 
 import torch
 from torch import Generator, Tensor

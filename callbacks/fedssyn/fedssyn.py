@@ -64,7 +64,7 @@ class Fedssyn(Method):
     """
 
     share: Literal["shuffled", "local", "real", "none"] = "shuffled"
-    # Were the default an object, the parser would carry its values over to the class that a config names instead.
+    # None, not BetaVAE(): the YAML parser would hand a default object's values on to the class that a config names instead.
     generator: DataGenerator | None = None
     rho: float = 0.75
     num_images: int | None = None
@@ -137,14 +137,14 @@ class Fedssyn(Method):
             if spent:
                 privacy = self.generator.privacy  # type: ignore[union-attr]
                 assert privacy is not None
-                print(f"{self.name}: privacy spent on a client: {privacy.told(max(spent))}", flush=True)
+                print(f"{self.name}: privacy spent on a client: {privacy.report(max(spent))}", flush=True)
                 trainer.trackers.log_figure("synthetic/epsilon", epsilon_figure(rows, privacy), trainer.round)
         if trainer.federation.train.inputs.ndim == 4:
             figure = received_figure(trainer.federation, exchange)
             trainer.trackers.log_figure("synthetic/images", figure, trainer.round)
 
     def _count(self, federation: Federation) -> int:
-        """n~."""
+        """How many samples each client makes (n~)."""
         return self.num_images or round(len(federation.partition.indices) / federation.num_clients)
 
     def _synthesis(self, federation: Federation, seed: int) -> Synthesis:

@@ -1,4 +1,4 @@
-"""An observer that measures how noisy and how different the clients' gradients are, and what shuffling changed of it."""
+"""GradientHeterogeneity: an observer that measures the noise of clients' gradients and how far these differ between clients."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +29,7 @@ class Moments(NamedTuple):
     @property
     def noise(self) -> float:
         """E || g - E g ||^2."""
-        # What rounding makes of 0 is no negative variance.
+        # Rounding may leave a variance of 0 slightly negative.
         return max(0.0, self.square - float(self.mean.square().sum()))
 
 
@@ -151,7 +151,7 @@ def measure(trainer: "FederatedTrainer", max_samples: int | None = None, chunk_s
         scalars = dict(zip(scalars, together[len(names) * sizes :].tolist(), strict=True))
 
     def dissimilarity(name: str) -> float:
-        # What rounding makes of 0 is no negative distance.
+        # Rounding may leave a squared distance of 0 slightly negative.
         return max(0.0, scalars[f"{name}/length"] - float(means[name].square().sum()))
 
     figures = {"noise": scalars["present/noise"], "dissimilarity": dissimilarity("present")}

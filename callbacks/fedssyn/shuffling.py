@@ -1,4 +1,4 @@
-"""The server's part in an exchange of data before the first round: mix what the clients sent, and deal it out."""
+"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and deals them out."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -97,7 +97,7 @@ def capacity(num_samples: np.ndarray, p: float | None, wanted: np.ndarray) -> np
     """
     if p is None or p == 1:
         return wanted
-    # A hair is forgiven: 0.06 / 0.94 * 94 is 5.999... in floating point.
+    # Rounding is forgiven: 0.06 / 0.94 * 94 should be 6 and is 5.999... in floating point.
     return np.minimum(wanted, np.floor(p / (1 - p) * num_samples + 1e-9).astype(np.int64))
 
 

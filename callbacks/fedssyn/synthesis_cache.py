@@ -1,4 +1,4 @@
-"""Synthetic sets on disk: made once for each setting, client by client, and there to be looked at before they are shared."""
+"""Synthetic sets on disk: made once for each setting and client, read again by later runs, and shown as images."""
 
 import csv
 import hashlib

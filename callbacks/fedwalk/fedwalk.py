@@ -1,4 +1,4 @@
-"""FedWalk: a public task at the server, the leash, guides what the clients learn."""
+"""FedWalk: the server also trains the global model on a public task, the leash, which guides what the clients learn."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,7 +35,7 @@ def log_loss_ratio(client_loss: float, leash_loss: float) -> float:
     >>> log_loss_ratio(4.0, 1.0), log_loss_ratio(4.0, float("inf"))
     (2.0, -inf)
     """
-    # By torch, for which a loss of 0 is a number: nan compares as "do not leash".
+    # In torch a loss of 0 gives inf or nan instead of an error, and nan compares as "do not leash".
     return float(torch.log2(torch.tensor(client_loss, dtype=torch.float64) / leash_loss))
 
 
@@ -121,7 +121,7 @@ class FedWalk(Method):
     def init_server(self, params: Params) -> Slot:
         real = number_dtype()
         losses = {"client_loss": torch.zeros((), dtype=real), "leash_loss": torch.full((), torch.inf, dtype=real)}
-        # How many features there are to read is known once the model has seen leash data.
+        # The head is made in the first leash step: only then is it known how many features it reads.
         return losses | {"rounds": torch.tensor(0), "steps": torch.tensor(0), "head": {}}
 
     def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:

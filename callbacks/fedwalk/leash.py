@@ -1,4 +1,4 @@
-"""The leash: a public task on which a server trains the global model, for the methods that hold one."""
+"""The leash: a public task, with data and a head of its own, on which a server trains the global model."""
 
 import copy
 import math

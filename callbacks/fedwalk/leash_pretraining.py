@@ -1,4 +1,4 @@
-"""Training on a public task before the federation starts: what FedWalk is compared with."""
+"""LeashPretraining: training on a public task before round 1, the arm that FedWalk is compared with."""
 
 import copy
 import logging

@@ -111,7 +111,7 @@ def _either(labels: Sequence[str]) -> str:
 
 def _find(label: object, reference: dict[str, str], exact: dict[str, list[str]], plain: dict[str, list[str]]) -> list[str]:
     """The labels that may be meant; after a WordNet id, whatever name is given for it does not matter."""
-    # As written first: ImageNet has a Cardigan, which is a dog, and a cardigan.
+    # The exact spelling first: in ImageNet a Cardigan is a dog, and a cardigan a garment.
     found = exact.get(str(label).strip()) or plain.get(_plain(label), [])
     wordnet_id = re.match(r"n\d{8}\b", _plain(label))
     return [wordnet_id[0]] if len(found) != 1 and wordnet_id and wordnet_id[0] in reference else found

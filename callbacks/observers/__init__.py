@@ -1,1 +1,1 @@
-"""Observers that measure a run and change nothing in it."""
+"""Observers of any run, which change nothing in it; those that look at one method live in its family."""

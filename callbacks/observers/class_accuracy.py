@@ -1,4 +1,4 @@
-"""An observer of single classes: who gains where classes are not equally frequent."""
+"""ClassAccuracy: an observer of the test accuracy on each class, and on frequent and rare classes."""
 
 from typing import TYPE_CHECKING
 

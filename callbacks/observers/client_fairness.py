@@ -1,4 +1,4 @@
-"""An observer of how alike clients are served."""
+"""ClientFairness: an observer of how unequal the clients' scores are (variance and Jain's index)."""
 
 import re
 from typing import TYPE_CHECKING

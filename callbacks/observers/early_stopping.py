@@ -1,4 +1,4 @@
-"""An observer that ends a run when it no longer gets better, or is good enough."""
+"""EarlyStopping: an observer that ends a run when a metric no longer improves, or is good enough."""
 
 from typing import TYPE_CHECKING, Any, Literal
 

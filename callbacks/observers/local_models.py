@@ -1,4 +1,4 @@
-"""Measures the models that clients send, before they are averaged."""
+"""LocalModels: measures the models that clients send, before they are averaged."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

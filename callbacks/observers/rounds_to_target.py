@@ -1,4 +1,4 @@
-"""An observer that counts what a target costs: the rounds-to-accuracy columns of papers' tables."""
+"""RoundsToTarget: an observer that says after how many rounds and bytes a metric first reached a target."""
 
 from typing import TYPE_CHECKING, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Knowledge distillation: one model learns another's outputs on inputs that need no labels."""
+"""Knowledge distillation: the loss with which one model learns another's outputs on inputs that need no labels."""
 
 import torch
 import torch.nn.functional as F

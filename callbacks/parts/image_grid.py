@@ -36,7 +36,7 @@ def image_grid(
             axes[row, column].set(xticks=[], yticks=[], frame_on=False)
             if column < len(images):
                 image = images[column]
-                # Neither grey nor RGB: the mean of the channels.
+                # Other numbers of channels than three are shown as grey, by their mean.
                 axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
     for column, name in enumerate(column_names[:columns]):
         axes[0, column].set_title(name, fontsize=8)

@@ -1,4 +1,4 @@
-"""Gradients by a model's inputs, on CPUs, at the price that their mathematics asks.
+"""Cheaper gradients of convolutions by their inputs on CPUs, for methods that generate inputs.
 
 Training never asks for a first layer's gradient by its inputs; generating inputs (FedCOG, FedReg, FedDM, DENSE) asks for little else.
 torch's own takes several times the layer's forward pass there: it is laid out for many input channels, and images have one or three.

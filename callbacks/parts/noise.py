@@ -1,4 +1,4 @@
-"""Noise for pure hooks: values as a function of a drawn key, the step and the position, in every executor the same."""
+"""Keyed noise for pure hooks: values that depend on a drawn key, the step and the position alone, so every executor draws the same."""
 
 import torch
 from torch import Tensor

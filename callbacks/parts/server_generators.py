@@ -1,4 +1,4 @@
-"""Generators that a server trains on its clients' models, and what such methods share."""
+"""Networks that a server trains against its clients' models (FedGen, DENSE), and helpers of methods that train at the server."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

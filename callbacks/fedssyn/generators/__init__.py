@@ -1,1 +1,1 @@
-"""Generators of labelled data that a client can train."""
+"""Fedssyn's generators of labelled data: BetaVAE, ConditionalGAN and DDPM, what they share, and their private training."""

@@ -1,4 +1,4 @@
-"""What every generator of labelled data is to a client: something it trains on its own samples and then draws from."""
+"""DataGenerator: what a class-conditional generator must do, and how a client makes its synthetic set with one."""
 
 import importlib
 from abc import ABC, abstractmethod

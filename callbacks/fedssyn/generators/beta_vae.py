@@ -1,4 +1,4 @@
-"""A beta-VAE as a generator of labelled data: classes are told apart by their mean latents."""
+"""BetaVAE: a beta-VAE as a generator of labelled data, which decodes a class from around its mean latent."""
 
 import math
 from dataclasses import dataclass
@@ -188,7 +188,7 @@ def class_means(latents: Tensor, labels: Tensor, num_classes: int, budget: Budge
         return membership.T @ latents / membership.sum(0).clamp(min=1)[:, None]
     longest = math.sqrt(latents.shape[1])
     cut = latents / latents.norm(dim=1, keepdim=True).clamp(min=longest)
-    # Sum and count of one class: two parts of norm 1 at most, of a whole of norm 1.
+    # A sample adds to its class's sum and count together: each part has a norm of at most 1, so both over sqrt(2) have at most 1.
     row = torch.cat([cut, torch.ones_like(cut[:, :1])], 1) / math.sqrt(2)
     released = budget.release(membership[:, :, None] * row[:, None, :])
     return longest * released[:, :-1] / released[:, -1:].clamp(min=1 / math.sqrt(2))

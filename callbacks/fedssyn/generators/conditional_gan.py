@@ -1,4 +1,4 @@
-"""A conditional GAN as a generator of labelled data."""
+"""ConditionalGAN: a conditional GAN as a generator of labelled data."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""A denoising diffusion model as a generator of labelled images, from diffusers' network and noise schedule."""
+"""DDPM: a denoising diffusion model as a generator of labelled images, from diffusers' network and noise schedule."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

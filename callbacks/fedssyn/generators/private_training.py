@@ -65,10 +65,10 @@ class PrivateTraining:
         at_least(self, 1, "physical_batch_size")
         within(self, "(0, 1)", "delta", hint="take one well below 1 / samples")
 
-    def told(self, epsilon: float) -> str:
+    def report(self, epsilon: float) -> str:
         """Epsilon as it may be reported: with delta, who computed it, and when it protects nothing.
 
-        >>> PrivateTraining(secret=True).told(9.8765)
+        >>> PrivateTraining(secret=True).report(9.8765)
         "epsilon 9.877 at most, delta 1e-05, by Opacus' Renyi accountant; noise from the system's entropy"
         """
         noise = (
@@ -121,7 +121,7 @@ class Budget:
         analysis = require("opacus.accountants.analysis.rdp", "private training")
         orders = require("opacus.accountants", "private training").RDPAccountant.DEFAULT_ALPHAS
         with warnings.catch_warnings():
-            # That the best order is the largest it tries only means that epsilon is not as small as it could be.
+            # Opacus warns where the best Renyi order is the largest it tries: epsilon then is valid, if not as small as possible.
             warnings.simplefilter("ignore")
             total = sum(count * self._divergence(rate, analysis, orders) for rate, count in steps.items() if count)
             return float(analysis.get_privacy_spent(orders=orders, rdp=total, delta=self.privacy.delta)[0])
