@@ -10,8 +10,10 @@ from harness import NUM_CLASSES, RAGGED, BatchNormMLP, Clusters, assert_close, c
 from reference import dense
 from torch import Tensor, nn
 
+from flcog.callbacks import dense as dense_module
 from flcog.callbacks.dense import DENSE, synthesis_loss
 from flcog.callbacks.parts.server_generators import batch_norm_distances
+from methods.server_steps import recorded_server_steps
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -57,19 +59,22 @@ def test_denses_losses_against_the_paper() -> None:
 
 @pytest.mark.parametrize("network", [None, BatchNormMLP], ids=["mlp", "batchnorm"])
 def test_denses_student_against_the_paper(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = [torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    made, calls = iter(pool), []
-    monkeypatch.setattr(DENSE, "_synthesise", lambda *args: next(made))
-    original = DENSE.server_step
+    steps, views, random_view = recorded_server_steps(monkeypatch, DENSE), [], dense_module.random_view
 
-    def spy(self: DENSE, *args: Any) -> Any:
-        calls.append(args)
-        return original(self, *args)
+    def recorded_view(*arguments: Any) -> Tensor:
+        view = random_view(*arguments)
+        if not view.requires_grad:  # the others are those that the generator learns from
+            views.append(view)
+        return view
 
-    monkeypatch.setattr(DENSE, "server_step", spy)
-    method = DENSE(epochs=2, batch_size=10, temperature=3.0, lr=0.1, momentum=0.8)
+    monkeypatch.setattr(dense_module, "random_view", recorded_view)
+    method = DENSE(epochs=2, generator_steps=3, batch_size=10, temperature=3.0, lr=0.1, momentum=0.8, latent=4, width=6)
     trainer = train(method, module=classifier(network=network), rounds=1, clients_per_round=3)
-    ((_, params, delta, messages, cohort),) = calls
+    first, *both = views  # ten images more in each epoch, all of which are learnt from
+    assert [len(view) for view in both] == [10, 10]
+    assert all((torch.cat(both) == image).all(1).any() for image in first)
+    (step,) = steps
+    params, delta, messages, cohort = step.params, step.delta, step.messages, step.cohort
     models, total = [], sum(upload.weight for upload in messages.individual)
     for upload in messages.individual:
         model = classifier(network=network).model.double()
@@ -80,7 +85,7 @@ def test_denses_student_against_the_paper(network: Any, monkeypatch: pytest.Monk
     mean = {n: sum(u.weight / total * u.buffers[n] for u in messages.individual) for n in cohort.buffers}
     start = {name: value + delta[name] for name, value in params.items()} | mean
     student.load_state_dict({name.removeprefix("model."): value for name, value in start.items()})
-    expected = dense.distil(models, student, [pool[0], torch.cat(pool)], 3.0, 0.1, 0.8)
+    expected = dense.distil(models, student, views, 3.0, 0.1, 0.8)
     assert_close({n: trainer.state[n] for n, _ in expected.named_parameters()}, dict(expected.named_parameters()), 1e-9)
 
 
@@ -99,21 +104,14 @@ def test_denses_images_are_those_of_the_least_loss() -> None:
     assert losses[1] < 0.6 * losses[0]
 
 
-def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble() -> None:
+def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client lacks classes; the student must agree with the ensemble better than the mean it starts from."""
     setting: dict[str, Any] = {"rounds": 1, "clients_per_round": 6, "local_steps": 30, "executor": "vmap", "data": Clusters()}
     method = DENSE(epochs=8, generator_steps=10, batch_size=48, generator_lr=0.02, lr=0.1, temperature=4.0, latent=16, width=32)
-    calls: list[Any] = []
-
-    class Spy(DENSE):
-        """Shows what the server received."""
-
-        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-            calls.append((params, messages, cohort))
-            return super().server_step(server, params, delta, messages, cohort)
-
-    trainer, mean = train(Spy(**vars(method)), **setting), train(**setting)
-    ((params, messages, cohort),) = calls
+    mean, steps = train(**setting), recorded_server_steps(monkeypatch, DENSE)
+    trainer = train(method, **setting)
+    (step,) = steps
+    params, messages, cohort = step.params, step.messages, step.cohort
     models = [{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual]
     x = trainer.federation.test.inputs.double()
     wanted = torch.stack([cohort.apply.frozen(model, {})(x) for model in models]).mean(0).softmax(1)
@@ -123,4 +121,4 @@ def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble() -> None:
 
     assert apart(trainer) < 0.8 * apart(mean)
     assert trainer.evaluate()["test/accuracy"] >= mean.evaluate()["test/accuracy"] > 0.4
-    assert trainer.ledger.up["Spy"] == 6 * 8
+    assert trainer.ledger.up["DENSE"] == 6 * 8

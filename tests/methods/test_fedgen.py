@@ -26,6 +26,7 @@ from flcog.callbacks.fedgen import FedGen, generator_loss
 from flcog.callbacks.parts.noise import uniform
 from flcog.callbacks.parts.server_generators import feature_generator, features_of
 from flcog.hooks import Batch, Context, Optimisation, Params
+from methods.server_steps import recorded_server_steps
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -93,17 +94,10 @@ def context(trainer: RecordingTrainer, step: int, server: Any, draws: Any) -> Co
 
 
 def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
-    original = FedGen.server_step
-
-    def spy(self: FedGen, *args: Any) -> Any:
-        result = original(self, *args)
-        calls.append((*args, result))
-        return result
-
-    monkeypatch.setattr(FedGen, "server_step", spy)
+    steps = recorded_server_steps(monkeypatch, FedGen)
     trainer = train(FEDGEN, rounds=1)
-    ((before, params, _, messages, cohort, (_, after)),) = calls
+    (step,) = steps
+    before, params, messages, cohort, after = step.server, step.params, step.messages, step.cohort, step.new_server
     counts = torch.stack([trainer.federation.label_counts(upload.client) for upload in messages.individual])
     assert [upload.client for upload in messages.individual] == cohort.clients
     heads = heads_of([{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual])
