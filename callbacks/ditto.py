@@ -8,7 +8,7 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Method
+from flcog.hooks import Context, Method, Personal
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ class Ditto(Method):
     lambda_prox: float = 1.0
     lr: float | None = None
 
-    personal_statistics = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "lambda_prox")
@@ -60,5 +58,5 @@ class Ditto(Method):
         pull = {name: self.lambda_prox * (value - ctx.global_params[name]) for name, value in own.items()}
         return params, {"personal": {name: value - lr * (gradient[name] + pull[name]) for name, value in own.items()}}
 
-    def personal(self, params: Params, ctx: Context) -> Params:
-        return ctx.client["personal"]
+    def personal(self, params: Params, ctx: Context) -> Personal:
+        return Personal(ctx.client["personal"], own_statistics=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.core.checks import within
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Method, Upload
+from flcog.hooks import Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class FedRep(Method):
         kept = ctx.client["head"]
         return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.client)
 
-    def personal(self, params: Params, ctx: Context) -> Params:
-        return params | ctx.client["head"]
+    def personal(self, params: Params, ctx: Context) -> Personal:
+        return Personal(params | ctx.client["head"])
 
     def _on_head(self, ctx: Context) -> Tensor:
         # As tensors under both executors, so that both round the same way.

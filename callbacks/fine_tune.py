@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flcog.core.checks import at_least
 from flcog.core.types import Params
-from flcog.hooks import Context, Method
+from flcog.hooks import Context, Method, Personal
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FineTune(Method):
         steps: optimiser steps on each client's own data, >= 0; 0 measures the global model.
 
     Example:
-        >>> FineTune(steps=5).personal_steps
+        >>> FineTune(steps=5).steps
         5
     """
 
@@ -36,9 +36,5 @@ class FineTune(Method):
         super().__post_init__()
         at_least(self, 0, "steps")
 
-    @property
-    def personal_steps(self) -> int:  # type: ignore[override]
-        return self.steps
-
-    def personal(self, params: Params, ctx: Context) -> Params:
-        return params
+    def personal(self, params: Params, ctx: Context) -> Personal:
+        return Personal(params, self.steps)

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
+from flcog.client import trains_itself
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params
 
@@ -43,6 +44,8 @@ class ModelFunction:
 
     def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.module = module.train()
+        self.trains_itself = trains_itself(module)
+        """Whether its loss is known only by a ``training_step`` of the user's."""
         self.autocast = autocast
         self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buffers: Params = dict(module.named_buffers())
@@ -146,6 +149,18 @@ class Apply:
     def frozen(self, params: Params, buffers: Params) -> "Frozen":
         """A model in evaluation mode, whose buffers stay as they are."""
         return Frozen(self.model, params, buffers)
+
+
+def apply_of(model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> Apply:
+    """The model as hooks see it, whatever kind of module it is made from.
+
+    Args:
+        model: the client's model.
+        buffers: its own, which move as it trains.
+        live: whether the module's own parameters may be called as they are.
+        step: the client's local step.
+    """
+    return PlainApply(model, buffers, live, step) if model.trains_itself else Apply(model, buffers, live)
 
 
 class Frozen:

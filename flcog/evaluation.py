@@ -1,6 +1,6 @@
 """Measuring a model: on central sets, and on each client's own held-out part."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, call_step, captured_logs, forward
 from flcog.client import ClientModule
+from flcog.core.processes import Processes
 from flcog.core.types import Params
-from flcog.data import Federation, Partition, Samples
-
-AllReduce = Callable[[Tensor], Tensor]
+from flcog.data import Partition, Samples
+from flcog.reading import Reader
 
 
 class Evaluator:
@@ -21,49 +21,41 @@ class Evaluator:
 
     Args:
         model: the client's model.
-        federation: the data.
+        reader: of the federation's samples.
         batch_size: rows per forward pass.
-        convert: from loaded inputs to the precision of the run.
-        device, rank, world_size, all_reduce: of the run.
+        processes: who shares the rows out.
     """
 
-    def __init__(
-        self,
-        model: ModelFunction,
-        federation: Federation,
-        batch_size: int,
-        convert: Callable[[Tensor], Tensor],
-        device: torch.device,
-        rank: int = 0,
-        world_size: int = 1,
-        all_reduce: AllReduce = lambda tensor: tensor,
-    ) -> None:
-        self.model, self.federation, self.batch_size, self.convert, self.device = model, federation, batch_size, convert, device
-        self.rank, self.world_size, self.all_reduce = rank, world_size, all_reduce
+    def __init__(self, model: ModelFunction, reader: Reader, batch_size: int, processes: Processes) -> None:
+        self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
+        self.federation = reader.federation
+        module = model.module
         self._metrics = (
-            model.module.metrics(federation.num_classes).to(device) if isinstance(model.module, ClientModule) else None
+            module.metrics(self.federation.num_classes).to(processes.device) if isinstance(module, ClientModule) else None
         )
 
-    def _batches(self, samples: Samples, indices: np.ndarray) -> Any:
+    def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
         for first in range(0, len(indices), self.batch_size):
-            chosen = torch.from_numpy(indices[first : first + self.batch_size]).to(self.device)
-            inputs, targets = self.federation.load(samples, chosen, self.device)
-            yield self.convert(inputs), targets
+            yield self.reader(samples, indices[first : first + self.batch_size])
+
+    def _mine(self, count: int) -> np.ndarray:
+        """The rows of so many that fall to this process."""
+        return np.arange(count)[self.processes.rank :: self.processes.count]
 
     @torch.no_grad()
     def on_set(self, params: Params, buffers: Params, samples: Samples, indices: np.ndarray | None = None) -> dict[str, float]:
         """Loss and metrics on a set (or some of its rows)."""
-        rows = (np.arange(len(samples)) if indices is None else indices)[self.rank :: self.world_size]
+        rows = self._mine(len(samples)) if indices is None else indices[self._mine(len(indices))]
         if self._metrics is None:
             return self._plain(params, buffers, samples, rows)
         self._metrics.reset()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.processes.device)
         for inputs, targets in self._batches(samples, rows):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             total += self.model.module.per_example_loss(outputs, targets).sum(dtype=torch.float64)  # type: ignore[operator,union-attr]
             self._metrics.update(outputs, targets)
         count = len(samples) if indices is None else len(indices)
-        loss = float(self.all_reduce(total)) / count
+        loss = float(self.processes.total(total)) / count
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
 
     def _plain(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray) -> dict[str, float]:
@@ -82,8 +74,8 @@ class Evaluator:
                 name = name.split("/")[-1].removeprefix("test_").removeprefix("val_")
                 sums[name] = sums.get(name, 0.0) + values[-1] * len(targets)
         names = sorted(sums)
-        totals = self.all_reduce(
-            torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.device)
+        totals = self.processes.total(
+            torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.processes.device)
         )
         return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
 
@@ -92,27 +84,27 @@ class Evaluator:
         """The model's mean score on every client's part, [num_clients]; NaN for clients without one. Costs one pass over the parts."""
         sums, counts = np.zeros(parts.num_clients), parts.sizes
         owner = np.repeat(np.arange(parts.num_clients), counts)
-        rows = np.arange(len(parts.indices))[self.rank :: self.world_size]
+        rows = self._mine(len(parts.indices))
         done = 0
         for inputs, targets in self._batches(self.federation.train, parts.indices[rows]):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             sums += np.bincount(owner[rows[done : done + len(targets)]], scores.double().cpu().numpy(), parts.num_clients)
             done += len(targets)
-        totals = self.all_reduce(torch.from_numpy(sums).to(self.device)).cpu()
+        totals = self.processes.total(torch.from_numpy(sums).to(self.processes.device)).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
 
     @torch.no_grad()
     def on_classes(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
         """The mean score on each class of a classification's set, [num_classes]; NaN for classes that it lacks."""
         num_classes = self.federation.num_classes
-        sums = torch.zeros(2, num_classes, dtype=torch.float64, device=self.device)
-        for inputs, targets in self._batches(samples, np.arange(len(samples))[self.rank :: self.world_size]):
+        sums = torch.zeros(2, num_classes, dtype=torch.float64, device=self.processes.device)
+        for inputs, targets in self._batches(samples, self._mine(len(samples))):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             sums[0].index_add_(0, targets, scores.double())
             sums[1].index_add_(0, targets, torch.ones_like(scores, dtype=torch.float64))
-        total, count = self.all_reduce(sums).cpu()
+        total, count = self.processes.total(sums).cpu()
         return total / count
 
     @torch.no_grad()

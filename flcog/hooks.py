@@ -9,21 +9,24 @@ losses or weights.
 import difflib
 import inspect
 from collections.abc import Callable as Function
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from flcog.apply import Apply
+from flcog.apply import Apply, ModelFunction
 from flcog.client import ClientModule
+from flcog.core.ledger import Ledger
 from flcog.core.precision import number_dtype
+from flcog.core.processes import Processes
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Federation
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.evaluation import Evaluator
+from flcog.settings import Settings
 
 
 class Optimisation(NamedTuple):
@@ -104,6 +107,14 @@ class ClientUpload(NamedTuple):
     sum: Mapping[str, Any]
 
 
+class Uploads(NamedTuple):
+    """A round's single uploads, and the global model from which its clients started."""
+
+    params: Params
+    buffers: Params
+    clients: Sequence[ClientUpload]
+
+
 class Messages(NamedTuple):
     """What the server received for one method: sums over the cohort, and single uploads where it declared that it needs them."""
 
@@ -149,6 +160,28 @@ class Plan:
     num_steps: int
 
 
+class Note(NamedTuple):
+    """A choice made on the user's behalf, as the run's summary shows it."""
+
+    topic: str
+    text: str
+
+
+class Personal(NamedTuple):
+    """A client's own model, as a method hands it over to be measured.
+
+    Args:
+        params: its parameters.
+        steps: local steps of fine-tuning, on the task loss alone, that it takes before it is measured.
+        own_statistics: whether BatchNorm's statistics are its own, to be taken on the client's samples; else they are the global
+            model's.
+    """
+
+    params: Params
+    steps: int = 0
+    own_statistics: bool = False
+
+
 @dataclass
 class Cohort:
     """The clients of a round, as the server sees them.
@@ -178,25 +211,129 @@ class Cohort:
         return generator(self.seed, self.round, "server", purpose, device=device)
 
 
+class Trackers(Protocol):
+    """The run's trackers. Where one fails it is warned of, and the run goes on."""
+
+    loggers: list[Logger]
+
+    def log_setting(self, setting: dict[str, Any]) -> None:
+        """Tell them what the run is, without secrets."""
+
+    def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:
+        """A picture to the run's directory and, if it may be shared, to every tracker that takes pictures."""
+
+    def to_upload(self) -> list[tuple[str, str]]:
+        """What to type to upload what was tracked offline, and what that does."""
+
+
+class Run(Protocol):
+    """A run as its observers see it. They change nothing of it but ``should_stop``."""
+
+    should_stop: bool
+    """An observer sets this to end the run after the current round."""
+
+    @property
+    def settings(self) -> Settings:
+        """What the user asked of the training."""
+
+    @property
+    def description(self) -> Sequence[Note]:
+        """What the run is, line by line, with the choices made on the user's behalf."""
+
+    @property
+    def directory(self) -> Path:
+        """Where its files are."""
+
+    @property
+    def trackers(self) -> Trackers:
+        """Who else is told."""
+
+    @property
+    def processes(self) -> Processes:
+        """Who shares the clients out; the first process prints and writes."""
+
+    @property
+    def methods(self) -> "Sequence[Method]":
+        """In the order in which they act."""
+
+    @property
+    def federation(self) -> Federation:
+        """The data, after what methods exchanged before round 1."""
+
+    @property
+    def model(self) -> ModelFunction:
+        """The client's model, whatever its parameters are at the moment."""
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """Measures models on the federation's sets."""
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+
+    @property
+    def params(self) -> Params:
+        """The global model's parameters."""
+
+    @property
+    def buffers(self) -> Params:
+        """Its buffers."""
+
+    def evaluated_params(self) -> Params:
+        """Where the global model is evaluated: its parameters, or what methods put in their place."""
+
+    def client_slots(self, method: str) -> Iterator[tuple[int, Slot]]:
+        """The clients that live on this process, in their order, with what a method keeps of each."""
+
+    def uploads(self, method: str) -> Uploads:
+        """What single clients sent in this round, for a method that declares ``individual_uploads``."""
+
+    @property
+    def history(self) -> Sequence[Mapping[str, float]]:
+        """One row per round: the rows of ``metrics.csv``."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Bytes sent so far."""
+
+    @property
+    def state_files(self) -> Sequence[str]:
+        """The files of clients' states that the last checkpoint refers to."""
+
+    def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
+        """Write a checkpoint; every process calls it.
+
+        Args:
+            path: where to.
+            resumable: whether the clients' states belong to it; without them it can only be evaluated.
+            pinned: files of clients' states that other checkpoints refer to. Where this is given, all that neither these nor this
+                one refer to are removed.
+        """
+
+    def next_command(self, verb: str, checkpoint: Path) -> str:
+        """What to type to fit, test or validate from a checkpoint of this run, or from its directory."""
+
+
 class Callback:
     """Observes a run: returns nothing, changes nothing but the row of metrics, to which it may add. Called on every process."""
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Before the first round (or the first after a resume)."""
 
-    def on_round_start(self, trainer: "FederatedTrainer", round: int, cohort: list[int]) -> None:
+    def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
         """The cohort is known, nothing is trained yet."""
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         """The global model was evaluated."""
 
-    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         """The round's row is complete and written. Rounds count from 1 here: ``round`` rounds are done."""
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, run: Run) -> None:
         """After the last round."""
 
-    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+    def on_exception(self, run: Run, exception: BaseException) -> None:
         """The run is about to die."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,11 +365,6 @@ class Method(Callback):
 
     individual_uploads: ClassVar[bool] = False
     """Needs single clients' uploads, so it cannot run under secure aggregation."""
-    personal_steps: ClassVar[int] = 0
-    """Local steps of fine-tuning that turn what ``personal`` returns into the model that is measured."""
-    personal_statistics: ClassVar[bool] = False
-    """Whether the statistics of BatchNorm in what ``personal`` returns are its own, to be taken on the client's samples; else they are
-    the global model's."""
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     """The kinds of label the method is defined for."""
     excludes: ClassVar[Mapping[str, str]] = {}
@@ -370,12 +502,12 @@ class Method(Callback):
         """The parameters to evaluate in the place of the server's (FedExP's mean of two iterates). *Chain; plain Python.*"""
         return params
 
-    def personal(self, params: Params, ctx: Context) -> Params:
+    def personal(self, params: Params, ctx: Context) -> Personal:
         """The model the client keeps for itself, measured on its own held-out part; ``params`` are the global ones.
 
-        Where ``personal_steps`` is not 0 the client then trains it for so many steps on the task loss alone. *Exclusive; pure.*
+        *Exclusive; pure.*
         """
-        return params
+        return Personal(params)
 
 
 HOOKS = [

@@ -2,22 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply, PlainApply
+from flcog.apply import apply_of
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import all_at_least, at_least
 from flcog.core.randomness import generator
 from flcog.core.types import Slot
 from flcog.data import Federation
-from flcog.hooks import Callback, ClientView
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, ClientView, Run
 
 
 class GeneratedImages(Callback):
@@ -41,55 +37,54 @@ class GeneratedImages(Callback):
         at_least(self, 1, every_n_rounds=every_n_rounds, max_classes=max_classes)
         self.steps, self.every_n_rounds, self.max_classes = tuple(steps), every_n_rounds, max_classes
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        fedcog_of(trainer, self)
-        if trainer.federation.train.inputs.ndim != 4:
+    def on_fit_start(self, run: Run) -> None:
+        fedcog_of(run, self)
+        if run.federation.train.inputs.ndim != 4:
             raise ValueError("GeneratedImages shows images, but the data holds none: remove GeneratedImages")
 
-    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
-        method = fedcog_of(trainer, self)
-        last = round in (trainer.rounds, method.stop_round) or trainer.should_stop
+    def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        method = fedcog_of(run, self)
+        last = round in (run.settings.rounds, method.stop_round) or run.should_stop
         acted = round - method.start_round
-        if trainer.is_first and acted > 0 and method.active(round - 1) and (last or acted % self.every_n_rounds == 0):
-            classes = torch.arange(min(self.max_classes, trainer.federation.num_classes))
-            rows = [generate_as_client(trainer, dataclasses.replace(method, steps=n), len(classes), classes) for n in self.steps]
-            names = trainer.federation.class_names or tuple(map(str, classes.tolist()))
-            pixels = [to_pixels(trainer.federation, row) for row in rows]
+        if run.processes.is_first and acted > 0 and method.active(round - 1) and (last or acted % self.every_n_rounds == 0):
+            classes = torch.arange(min(self.max_classes, run.federation.num_classes))
+            rows = [generate_as_client(run, dataclasses.replace(method, steps=n), len(classes), classes) for n in self.steps]
+            names = run.federation.class_names or tuple(map(str, classes.tolist()))
+            pixels = [to_pixels(run.federation, row) for row in rows]
             figure = image_grid(pixels, [f"{steps} steps" for steps in self.steps], names)
-            trainer.trackers.log_figure("generated_images", figure, round)
+            run.trackers.log_figure("generated_images", figure, round)
 
 
-def fedcog_of(trainer: "FederatedTrainer", observer: Callback) -> FedCOG:
+def fedcog_of(run: Run, observer: Callback) -> FedCOG:
     """The run's FedCOG, which ``observer`` needs."""
-    for method in trainer.methods:
+    for method in run.methods:
         if isinstance(method, FedCOG):
             return method
     name = type(observer).__name__
     raise ValueError(f"{name} looks at what FedCOG generates: add FedCOG to the callbacks, or remove {name}")
 
 
-def generate_as_client(trainer: "FederatedTrainer", method: FedCOG, num_samples: int, classes: Tensor | None = None) -> Tensor:
+def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tensor | None = None) -> Tensor:
     """What a client would generate from the present global model and its own last one.
 
     Args:
-        trainer: of the run; the client is its lowest-numbered one that this process holds a local model of.
+        run: the client is its lowest-numbered one that this process holds a local model of.
         method: how.
         num_samples: how many inputs.
         classes: what they show, [num_samples]; None for what the client would choose.
     """
-    states, device = trainer.states, trainer.fabric.device
-    holder = next((client for client in states.clients if method.name in states.get(client)), None)
-    kept, client = (None, 0) if holder is None else (states.get(holder)[method.name], holder)
-    view = ClientView(client, int(trainer.federation.partition.sizes[client]), method.start_round, trainer.federation)
+    device = run.processes.device
+    client, kept = next(run.client_slots(method.name), (0, None))
+    view = ClientView(client, int(run.federation.partition.sizes[client]), method.start_round, run.federation)
     # A FedCOG that does not distil (lambda_kd 0) generates nothing; shown is what it would generate if it did.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
-    draws: Slot = method.draw(generator(trainer.seed, "generated images"), view)
+    draws: Slot = method.draw(generator(run.settings.seed, "generated images"), view)
     if classes is not None:
         draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]
     draws = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), draws)
-    apply = (PlainApply if trainer.plain else Apply)(trainer.model, trainer.buffers)
+    apply = apply_of(run.model, run.buffers)
     last = (kept["params"], kept["buffers"]) if kept else None
-    return make_inputs(method, apply, draws, (trainer.params, trainer.buffers), last)
+    return make_inputs(method, apply, draws, (run.params, run.buffers), last)
 
 
 def to_pixels(federation: Federation, inputs: Tensor) -> Tensor:

@@ -2,17 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from flcog.callbacks.fedcog.fedcog import FedCOG
 from flcog.callbacks.fedcog.generated_images import fedcog_of, generate_as_client
 from flcog.core.checks import all_at_least, at_least
-from flcog.core.files import write_table
-from flcog.hooks import Callback
-from flcog.run.directory import RUN_REMEDY
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.core.files import RUN_REMEDY, write_table
+from flcog.hooks import Callback, Run
 
 
 class GenerationTime(Callback):
@@ -35,22 +30,22 @@ class GenerationTime(Callback):
         at_least(self, 1, repeats=repeats)
         self.num_samples, self.repeats = tuple(num_samples), repeats
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        fedcog_of(trainer, self)
+    def on_fit_start(self, run: Run) -> None:
+        fedcog_of(run, self)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        method = fedcog_of(trainer, self)
-        if not trainer.is_first or trainer.run_dir is None or trainer.round <= method.start_round:
+    def on_fit_end(self, run: Run) -> None:
+        method = fedcog_of(run, self)
+        if not run.processes.is_first or run.directory is None or run.round <= method.start_round:
             return
-        seconds = {count: min(self._time(trainer, method, count) for _ in range(self.repeats)) for count in self.num_samples}
+        seconds = {count: min(self._time(run, method, count) for _ in range(self.repeats)) for count in self.num_samples}
         rows = [{"num_samples": count, "seconds": value} for count, value in seconds.items()]
-        write_table(trainer.run_dir / "generation_time.csv", rows, remedy=RUN_REMEDY)
+        write_table(run.directory / "generation_time.csv", rows, remedy=RUN_REMEDY)
         for count, value in seconds.items():
             print(f"FedCOG generates {count:>5} inputs in {value:.3g} s", flush=True)
 
     @staticmethod
-    def _time(trainer: "FederatedTrainer", method: FedCOG, count: int) -> float:
+    def _time(run: Run, method: FedCOG, count: int) -> float:
         began = time.perf_counter()
         # Reading a value waits until the accelerator has finished.
-        float(generate_as_client(trainer, method, count).sum())
+        float(generate_as_client(run, method, count).sum())
         return time.perf_counter() - began

@@ -9,7 +9,7 @@ from flcog.callbacks.feddisco.bound import Bound
 from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
 from flcog.core.commands import Command
 from flcog.data import Partitioner, Samples
-from flcog.datamodules.partitioners import Dirichlet
+from flcog.datamodules import Dirichlet
 
 
 def clients(partitioner: Partitioner, num_clients: int, num_classes: int, num_samples: int, metric: str, seed: int) -> tuple:

@@ -8,31 +8,25 @@ from flcog.callbacks.fedssyn.fedssyn import Fedssyn
 from flcog.callbacks.fedssyn.shuffling import Exchange
 from flcog.callbacks.fedssyn.synthesis_cache import export_images
 from flcog.core.commands import TrainerCommand
-from flcog.run.directory import short
+from flcog.core.files import short
+from flcog.hooks import Run
 
 
 def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
     """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit."""
-    trainer._set_up(model, datamodule, None, stage="synthesize")
-    _write_images(trainer)
+    trainer.prepare(model, datamodule, keep_files=True)
+    _write_images(trainer.run)
 
 
-def _write_images(trainer: Any) -> None:
-    """Write the synthetic images of a run that has been set up, and say where they are and what comes next.
-
-    >>> import flcog
-    >>> _write_images(flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False))
-    Traceback (most recent call last):
-    ...
-    ValueError: there is nothing to synthesize: add Fedssyn to trainer.callbacks, with share=shuffled or local
-    """
-    chosen = [method for method in trainer.methods if isinstance(method, Fedssyn)]
-    exchange = trainer.federation.exchanged.get(chosen[0].name) if chosen else None
+def _write_images(run: Run) -> None:
+    """Write the synthetic images of a run that has been set up, and say where they are and what comes next."""
+    chosen = [method for method in run.methods if isinstance(method, Fedssyn)]
+    exchange = run.federation.exchanged.get(chosen[0].name) if chosen else None
     if not isinstance(exchange, Exchange) or exchange.folder is None:
         raise ValueError("there is nothing to synthesize: add Fedssyn to trainer.callbacks, with share=shuffled or local")
-    if not trainer.is_first:
+    if not run.processes.is_first:
         return
-    images, left, total = export_images(exchange.folder, trainer.federation)
+    images, left, total = export_images(exchange.folder, run.federation)
     print(f"{left:,} of {total:,} synthetic images are in {short(images)}, by client and class")
     print("Delete what must not be sent. What is left is shared by:")
     print(f"  {shlex.join(['flcog', *['fit' if word == 'synthesize' else word for word in sys.argv[1:]]])}")

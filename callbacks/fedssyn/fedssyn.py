@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,14 +15,10 @@ from flcog.callbacks.fedssyn.shuffling import Exchange, add_samples, capacity, d
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import at_least, one_of, within
-from flcog.core.files import write_table
+from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import fold
 from flcog.data import Federation, Partition
-from flcog.hooks import Method
-from flcog.run.directory import RUN_REMEDY
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Method, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +52,7 @@ class Fedssyn(Method):
         num_images: n~, how many samples each client makes, >= 1; None for the clients' mean number of samples, as in the paper.
         p: at most this part of each client's data is synthetic, in (0, 1]: clients then send, and get, fewer. None: no limit.
             With share=real it is the fraction that is mixed, n~ / (n_i + n~) by default.
-        directory: where synthetic sets are kept; None for ``synthetic`` under ``trainer.default_root_dir``.
+        directory: where synthetic sets are kept; None for ``synthetic`` under ``run.default_root_dir``.
 
     Example:
         >>> Fedssyn(generator=BetaVAE(epochs=30), p=0.5).rho
@@ -100,7 +96,9 @@ class Fedssyn(Method):
             kept, got = mix_real(federation.partition, fractions, shuffle)
             clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
             changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
-            return self._noted(changed, Exchange(kept, got, got.sizes, digest_of(kept, got)), len(got.indices))
+            return self._noted(
+                changed, Exchange(federation.partition, kept, got, got.sizes, digest_of(kept, got)), len(got.indices)
+            )
         synthesis = self._synthesis(federation, seed)
         check_generator(synthesis.generator, Form.of(federation.train).images)
         sets, folder = synthetic_sets(synthesis, federation, self._root(federation))
@@ -117,13 +115,13 @@ class Fedssyn(Method):
         digest = digest_of(federation.partition, received, inputs, targets)
         return self._noted(
             changed,
-            Exchange(federation.partition, received, sent, digest, folder),
+            Exchange(federation.partition, federation.partition, received, sent, digest, folder),
             0 if self.share == "local" else int(sent.sum()),
         )
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        exchange = trainer.federation.exchanged.get(self.name)
-        if not trainer.is_first or not isinstance(exchange, Exchange) or trainer.run_dir is None:
+    def on_fit_start(self, run: Run) -> None:
+        exchange = run.federation.exchanged.get(self.name)
+        if not run.processes.is_first or not isinstance(exchange, Exchange) or run.directory is None:
             return
         what = {"shuffled": "shuffled synthetic", "local": "their own synthetic", "real": "shuffled real"}[self.share]
         shares = exchange.shares
@@ -132,16 +130,16 @@ class Fedssyn(Method):
             return
         rows = [] if exchange.folder is None else training_logs(exchange.folder)
         if rows:
-            write_table(trainer.run_dir / "synthetic.csv", rows, remedy=RUN_REMEDY)
+            write_table(run.directory / "synthetic.csv", rows, remedy=RUN_REMEDY)
             spent = [row["epsilon"] for row in rows if "epsilon" in row]
             if spent:
                 privacy = self.generator.privacy  # type: ignore[union-attr]
                 assert privacy is not None
                 print(f"{self.name}: privacy spent on a client: {privacy.report(max(spent))}", flush=True)
-                trainer.trackers.log_figure("synthetic/epsilon", epsilon_figure(rows, privacy), trainer.round)
-        if trainer.federation.train.inputs.ndim == 4:
-            figure = received_figure(trainer.federation, exchange)
-            trainer.trackers.log_figure("synthetic/images", figure, trainer.round)
+                run.trackers.log_figure("synthetic/epsilon", epsilon_figure(rows, privacy), run.round)
+        if run.federation.train.inputs.ndim == 4:
+            figure = received_figure(run.federation, exchange)
+            run.trackers.log_figure("synthetic/images", figure, run.round)
 
     def _count(self, federation: Federation) -> int:
         """How many samples each client makes (n~)."""

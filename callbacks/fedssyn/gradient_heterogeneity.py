@@ -1,7 +1,7 @@
 """GradientHeterogeneity: an observer that measures the noise of clients' gradients and how far these differ between clients."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +13,7 @@ from flcog.client import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.data import Partition
-from flcog.hooks import Callback
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, Run
 
 
 class Moments(NamedTuple):
@@ -92,31 +89,31 @@ class GradientHeterogeneity(Callback):
         at_least(self, 1, every_n_rounds=every_n_rounds, max_samples=max_samples, chunk_size=chunk_size)
         self.every_n_rounds, self.max_samples, self.chunk_size = every_n_rounds, max_samples, chunk_size
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        if not isinstance(trainer.model.module, ClientModule):
+    def on_fit_start(self, run: Run) -> None:
+        if not isinstance(run.model.module, ClientModule):
             raise ValueError(
                 "GradientHeterogeneity needs the loss of each sample, which a plain LightningModule does not give: use a "
                 "flcog.ClientModule, or remove it"
             )
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if round % self.every_n_rounds == 0:
-            figures = measure(trainer, self.max_samples, self.chunk_size)
+            figures = measure(run, self.max_samples, self.chunk_size)
             metrics |= {f"heterogeneity/{name}": value for name, value in figures.items()}
 
 
-def measure(trainer: "FederatedTrainer", max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
-    """The figures of :class:`GradientHeterogeneity` at the trainer's present model. Every process calls it."""
-    exchange = next((value for value in trainer.federation.exchanged.values() if isinstance(value, Exchange)), None)
-    moments_of = _gradient_moments(trainer, chunk_size)
-    rank, world_size = trainer.fabric.global_rank, trainer.fabric.world_size
-    num_clients = trainer.federation.num_clients
-    sizes = sum(value.numel() for value in trainer.params.values())
+def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
+    """The figures of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
+    exchange = next((value for value in run.federation.exchanged.values() if isinstance(value, Exchange)), None)
+    moments_of = _gradient_moments(run, chunk_size)
+    rank, world_size = run.processes.rank, run.processes.count
+    num_clients = run.federation.num_clients
+    sizes = sum(value.numel() for value in run.params.values())
 
     def moments(partition: Partition, client: int, purpose: str) -> Moments:
         rows = partition.client(client)
         if max_samples is not None and len(rows) > max_samples:
-            key = fold(trainer.seed, client, "gradient heterogeneity", purpose)
+            key = fold(run.settings.seed, client, "gradient heterogeneity", purpose)
             rows = rows[sample_without_replacement(len(rows), max_samples, key)]
         return moments_of(rows)._replace(num_samples=len(partition.client(client)))
 
@@ -125,9 +122,9 @@ def measure(trainer: "FederatedTrainer", max_samples: int | None = None, chunk_s
     scalars = {f"{name}/{figure}": 0.0 for name in names for figure in ("noise", "length", "square", "count")} | {"p": 0.0}
     for client in range(rank, num_clients, world_size):
         if exchange is None:
-            parts = {"present": moments(trainer.federation.partition, client, "own")}
+            parts = {"present": moments(run.federation.partition, client, "own")}
         else:
-            original = moments(trainer.datamodule.federation.partition, client, "own")
+            original = moments(exchange.before, client, "own")
             # Synthetic data come on top; only where real ones were exchanged is what a client kept less than what it had.
             whole = len(exchange.own.client(client)) == original.num_samples
             own = original if whole else moments(exchange.own, client, "kept")
@@ -143,7 +140,7 @@ def measure(trainer: "FederatedTrainer", max_samples: int | None = None, chunk_s
             scalars[f"{name}/count"] += part.num_samples
     if world_size > 1:
         together = torch.cat([*means.values(), torch.tensor(list(scalars.values()), dtype=torch.float64)]).to(
-            trainer.fabric.device
+            run.processes.device
         )
         torch.distributed.all_reduce(together)
         together = together.cpu()
@@ -172,10 +169,10 @@ def measure(trainer: "FederatedTrainer", max_samples: int | None = None, chunk_s
     }
 
 
-def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[[np.ndarray], Moments]:
+def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Moments]:
     """From rows of the training set to the moments of their gradients at the server's model."""
-    model, buffers, federation, device = trainer.model, trainer.buffers, trainer.federation, trainer.fabric.device
-    params = {name: value.detach() for name, value in trainer.params.items()}
+    model, buffers, device = run.model, run.buffers, run.processes.device
+    params = {name: value.detach() for name, value in run.params.items()}
 
     def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = model.frozen(params, buffers, forward, inputs[None])
@@ -188,9 +185,8 @@ def _gradient_moments(trainer: "FederatedTrainer", chunk_size: int) -> Callable[
         square = 0.0
         if not len(rows):
             return Moments(mean, square, 0)  # as with p = 1, where a client keeps nothing: it counts for nothing in a mixture
-        for part in torch.from_numpy(rows).to(device).split(chunk_size):
-            inputs, targets = federation.load(federation.train, part, device)
-            slopes = each(params, trainer._convert(inputs), targets)
+        for first in range(0, len(rows), chunk_size):
+            slopes = each(params, *run.evaluator.reader.train(rows[first : first + chunk_size]))
             mean += torch.cat([slopes[name].flatten(1).sum(0, dtype=torch.float64) for name in params]) / len(rows)
             square += float(sum(slopes[name].square().sum(dtype=torch.float64) for name in params)) / len(rows)
         return Moments(mean, square, len(rows))

@@ -16,6 +16,7 @@ class Exchange:
     """What became of the clients' data, for those who measure it.
 
     Args:
+        before: each client's own samples as they were.
         own: each client's own samples that it still trains on.
         received: what it got on top.
         sent: how many samples each client sent.
@@ -23,6 +24,7 @@ class Exchange:
         folder: where synthetic sets are kept; None if they were not, or are real.
     """
 
+    before: Partition
     own: Partition
     received: Partition
     sent: np.ndarray

@@ -1,15 +1,10 @@
 """ClassAccuracy: an observer of the test accuracy on each class, and on frequent and rare classes."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from flcog.client import ClientModule
-from flcog.hooks import Callback
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, Run
 
 GROUPS = ("head", "middle", "tail")
 
@@ -54,39 +49,39 @@ class ClassAccuracy(Callback):
         self.head, self.tail, self.each = head, tail, each
         self._last: Tensor | None = None
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, run: Run) -> None:
         self._last = None
-        task = trainer.federation.task
-        if task != "classification" or not isinstance(trainer.model.module, ClientModule):
-            given = f"{task} data" if task != "classification" else type(trainer.model.module).__name__
+        task = run.federation.task
+        if task != "classification" or not isinstance(run.model.module, ClientModule):
+            given = f"{task} data" if task != "classification" else type(run.model.module).__name__
             raise ValueError(f"ClassAccuracy measures a flcog.Classifier on classes, not {given}: remove ClassAccuracy")
-        if trainer.federation.test is None:
-            raise ValueError(f"ClassAccuracy looks at the test set, which {type(trainer.datamodule).__name__} has not: remove it")
-        if trainer.eval_every == 0:
+        if run.federation.test is None:
+            raise ValueError("ClassAccuracy looks at the test set, which the data do not have: remove it")
+        if run.settings.eval_every == 0:
             raise ValueError(
                 "ClassAccuracy looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, or remove ClassAccuracy"
             )
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
-        federation = trainer.federation
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        federation = run.federation
         assert federation.test is not None
-        accuracy = trainer.evaluator.on_classes(trainer.evaluated_params(), trainer.buffers, federation.test)
+        accuracy = run.evaluator.on_classes(run.evaluated_params(), run.buffers, federation.test)
         self._last, tested = accuracy, ~accuracy.isnan()
         if self.each:
             metrics |= {f"test/class_accuracy_{c}": float(accuracy[c]) for c in tested.nonzero().flatten().tolist()}
         metrics["test/class_accuracy_mean"] = float(accuracy[tested].mean())
         metrics["test/class_accuracy_std"] = float(accuracy[tested].std(correction=0))
-        for name, classes in self._groups(trainer).items():
+        for name, classes in self._groups(run).items():
             if tested[classes].any():
                 metrics[f"test/class_accuracy_{name}"] = float(accuracy[classes].nanmean())
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        if trainer.is_first and self._last is not None:
-            figure = class_figure(self._last, self._groups(trainer), trainer.federation.class_names)
-            trainer.trackers.log_figure("class_accuracy", figure, trainer.round)
+    def on_fit_end(self, run: Run) -> None:
+        if run.processes.is_first and self._last is not None:
+            figure = class_figure(self._last, self._groups(run), run.federation.class_names)
+            run.trackers.log_figure("class_accuracy", figure, run.round)
 
-    def _groups(self, trainer: "FederatedTrainer") -> dict[str, Tensor]:
-        return frequency_groups(trainer.federation.pooled_label_counts, self.head, self.tail)
+    def _groups(self, run: Run) -> dict[str, Tensor]:
+        return frequency_groups(run.federation.pooled_label_counts, self.head, self.tail)
 
 
 def class_figure(accuracy: Tensor, groups: dict[str, Tensor], class_names: tuple[str, ...] | None) -> object:

@@ -1,13 +1,9 @@
 """ClientFairness: an observer of how unequal the clients' scores are (variance and Jain's index)."""
 
 import re
-from typing import TYPE_CHECKING
 
 from flcog.core.monitor import lower_is_better
-from flcog.hooks import Callback
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, Run
 
 
 def fairness(mean: float, std: float) -> tuple[float, float]:
@@ -41,21 +37,21 @@ class ClientFairness(Callback):
         100.0
     """
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        if trainer.federation.client_test is None and trainer.federation.client_val is None:
+    def on_fit_start(self, run: Run) -> None:
+        if run.federation.client_test is None and run.federation.client_val is None:
             raise ValueError(
                 "ClientFairness compares clients on parts of their own, and none are held out: set data.client_test=0.2"
             )
-        if trainer.plain:
+        if run.model.trains_itself:
             raise ValueError(
                 "ClientFairness compares scores of a flcog.ClientModule's examples: use one, or remove ClientFairness"
             )
-        if trainer.eval_every == 0:
+        if run.settings.eval_every == 0:
             raise ValueError(
                 "ClientFairness looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, or remove ClientFairness"
             )
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         for name in [name for name in metrics if re.fullmatch(r"(val|test)/(client|personal)_\w+_std", name)]:
             score = name.removesuffix("_std")
             percent = 1 if lower_is_better(score) else 100

@@ -1,13 +1,10 @@
 """EarlyStopping: an observer that ends a run when a metric no longer improves, or is good enough."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import Monitor, or_none
-from flcog.hooks import Callback
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, Run
 
 
 class EarlyStopping(Callback):
@@ -17,7 +14,7 @@ class EarlyStopping(Callback):
         monitor: the metric, as ``metrics.csv`` names it. By default the task's main one (accuracy, macro-AP or mse), on the
             validation set where there is one and else on the test set.
         mode: whether it should grow (max) or fall (min). By default losses and errors should fall, all others grow.
-        patience: evaluations in a row without improvement (not rounds: see ``trainer.eval_every``) after which the run ends.
+        patience: evaluations in a row without improvement (not rounds: see ``run.settings.eval_every``) after which the run ends.
         min_delta: by how much more than this a value must be better to count as an improvement.
         threshold: a value that is good enough: the run ends at the first evaluation that reaches it. None for none.
 
@@ -51,14 +48,14 @@ class EarlyStopping(Callback):
         self.monitor, self.mode, self.patience, self.min_delta, self.threshold = monitor, mode, patience, min_delta, threshold
         self._monitor = Monitor(monitor, mode)
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, run: Run) -> None:
         self._monitor = Monitor(self.monitor, self.mode)
-        self._monitor.check(trainer, self)
-        if trainer.round == 0 or self.monitor not in (None, self._metric):
+        self._monitor.check(run.settings.eval_every, self)
+        if run.round == 0 or self.monitor not in (None, self._metric):
             self.load_state_dict({})
-        self._decide(trainer)  # a run that had stopped stays so, unless it is now given more patience
+        self._decide(run)  # a run that had stopped stays so, unless it is now given more patience
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics)
         if name is None:
             return
@@ -72,15 +69,15 @@ class EarlyStopping(Callback):
             self._best, self._best_round, self._waited = self._last, round, 0
         else:
             self._waited += 1
-        self._decide(trainer)
+        self._decide(run)
 
-    def _decide(self, trainer: "FederatedTrainer") -> None:
+    def _decide(self, run: Run) -> None:
         # Every process decides alike, even where a metric's last digit differs between machines.
-        reason = trainer.fabric.broadcast(self._reason())
+        reason = run.processes.agree(self._reason())
         if reason is not None:
-            trainer.should_stop = True
-            if trainer.is_first:
-                print(f"EarlyStopping ends the run after round {trainer.round}: {reason}", flush=True)
+            run.should_stop = True
+            if run.processes.is_first:
+                print(f"EarlyStopping ends the run after round {run.round}: {reason}", flush=True)
 
     def _reason(self) -> str | None:
         if self._metric is None or self._last is None:

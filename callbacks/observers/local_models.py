@@ -1,18 +1,13 @@
 """LocalModels: measures the models that clients send, before they are averaged."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from flcog.client import ClientModule
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.core.types import Params, Slot
 from flcog.evaluation import spread
-from flcog.hooks import Cohort, Messages, Method
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Method, Run
 
 
 @dataclass(frozen=True)
@@ -41,23 +36,18 @@ class LocalModels(Method):
 
     individual_uploads = True
 
-    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        if any(upload.delta.keys() != params.keys() for upload in messages.individual):
-            raise ValueError("LocalModels measures the models that clients send, but a method of this run sends none: remove one")
-        return delta, {
-            upload.client: {
-                "params": {name: value + upload.delta[name] for name, value in params.items()},
-                "buffers": cohort.buffers | upload.buffers,
-            }
-            for upload in messages.individual
-        }
-
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
-        federation, evaluate, module = trainer.federation, trainer.evaluator, trainer.model.module
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        federation, evaluate, module = run.federation, run.evaluator, run.model.module
         scores: dict[str, list[float]] = {}
-        for client, model in trainer.servers[self.name].items():
-            params, buffers = model["params"], model["buffers"]
-            distance = torch.stack([(params[name] - value).norm() for name, value in trainer.params.items()]).norm()
+        uploads = run.uploads(self.name)
+        for upload in uploads.clients:
+            if upload.delta.keys() != uploads.params.keys():
+                raise ValueError(
+                    "LocalModels measures the models that clients send, but a method of this run sends none: remove one"
+                )
+            client, buffers = upload.client, uploads.buffers | upload.buffers
+            params = {name: value + upload.delta[name] for name, value in uploads.params.items()}
+            distance = torch.stack([(params[name] - value).norm() for name, value in run.params.items()]).norm()
             scores.setdefault("local/distance", []).append(float(distance))
             if federation.test is not None:
                 figures = {f"test/{name}": value for name, value in evaluate.on_set(params, buffers, federation.test).items()}
@@ -76,7 +66,3 @@ class LocalModels(Method):
         for name, values in scores.items():
             worse = name != "local/distance" and not lower_is_better(name)
             metrics |= spread(torch.tensor(values, dtype=torch.float64), name, lower_is_better=not worse)
-        trainer.servers[self.name] = {}
-
-    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
-        trainer.servers[self.name] = {}  # a round without an evaluation: no checkpoint shall hold a cohort's models

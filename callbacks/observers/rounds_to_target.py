@@ -1,13 +1,10 @@
 """RoundsToTarget: an observer that says after how many rounds and bytes a metric first reached a target."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flcog.core.ledger import human
 from flcog.core.monitor import Monitor
-from flcog.hooks import Callback
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, Run
 
 
 class RoundsToTarget(Callback):
@@ -34,29 +31,29 @@ class RoundsToTarget(Callback):
         self.target, self.monitor, self.mode = target, monitor, mode
         self._monitor = Monitor(monitor, mode, selecting=False)
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, run: Run) -> None:
         self._monitor = Monitor(self.monitor, self.mode, selecting=False)
-        self._monitor.check(trainer, self)
-        if trainer.round == 0:
+        self._monitor.check(run.settings.eval_every, self)
+        if run.round == 0:
             self.load_state_dict({})
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics)
         if name is None or self.reached_in is not None or not self._monitor.gain(name, metrics[name], over=self.target) >= 0:
             return
         self.reached_in = round
         column, up, down = (
             f"to_{name.removeprefix('test/').replace('/', '_')}_{self.target:g}",
-            trainer.ledger.total_up,
-            trainer.ledger.total_down,
+            run.ledger.total_up,
+            run.ledger.total_down,
         )
         metrics |= {f"{column}/rounds": round, f"{column}/up_bytes": up, f"{column}/down_bytes": down}
-        if trainer.is_first:
+        if run.processes.is_first:
             print(f"{name} reached {self.target:g} in round {round}, after {human(up)} up and {human(down)} down", flush=True)
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
-        if trainer.is_first and self.reached_in is None:
-            print(f"{self.monitor or 'the main metric'} did not reach {self.target:g} in {trainer.round} rounds", flush=True)
+    def on_fit_end(self, run: Run) -> None:
+        if run.processes.is_first and self.reached_in is None:
+            print(f"{self.monitor or 'the main metric'} did not reach {self.target:g} in {run.round} rounds", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"reached_in": self.reached_in}

@@ -37,7 +37,7 @@ def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5) -> None:
     trainer.prepare(model, datamodule)
     ours: list[float] = []
     bare: list[float] = []
-    baseline = BareLoop(trainer) if trainer.is_first else None
+    baseline = BareLoop(trainer) if trainer.run.processes.is_first else None
     threads = torch.get_num_threads()
     for repeat in range(repeats + 1):
         began = time.perf_counter()
@@ -56,7 +56,8 @@ def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5) -> None:
         return
     flcogs, bares = statistics.median(ours[1:]), statistics.median(bare[1:])  # the first is warm-up
     print(
-        f"executor {trainer.executor.name}, {trainer.fabric.world_size} process(es), {threads} thread(s) each, {repeats} rounds"
+        f"executor {trainer.run.engine.executor.name}, {trainer.run.processes.count} process(es), {threads} thread(s) each, "
+        f"{repeats} rounds"
     )
     print(f"flcog  {flcogs:.4f} s a round")
     print(f"bare   {bares:.4f} s a round")
@@ -71,12 +72,12 @@ def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
     """Print the seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
     from torchvision import transforms
 
-    federation = trainer.federation
+    federation = trainer.run.federation
     samples = federation.train
     if samples.inputs.ndim != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
         return
     count = min(most, len(samples))
-    size, batch_size = samples.inputs.shape[1], trainer.batching.batch_size
+    size, batch_size = samples.inputs.shape[1], trainer.run.engine.batching.batch_size
     augmented = [transforms.RandomCrop(size, 4), transforms.RandomHorizontalFlip()] if federation.augment is not None else []
     loader = DataLoader(
         _Pictures(samples, transforms.Compose([*augmented, transforms.ToTensor()]), count), batch_size, shuffle=True
@@ -86,7 +87,7 @@ def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
         order = np.random.default_rng(repeat).permutation(count)
         keys = fold_each(repeat, order)
         began = time.perf_counter()
-        block = max(1, BLOCK_BYTES // trainer.bytes_per_sample)
+        block = max(1, BLOCK_BYTES // trainer.run.engine.reader.bytes_per_sample)
         for first in range(0, count, block):
             indices = torch.from_numpy(order[first : first + block]).to(trainer.fabric.device)
             federation.load(samples, indices, trainer.fabric.device, keys[first : first + block])
@@ -132,14 +133,14 @@ class BareLoop:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.server = copy.deepcopy(trainer.model.module)
+        self.server = copy.deepcopy(trainer.run.model.module)
         self.device = trainer.fabric.device
-        federation, self.batching = trainer.federation, trainer.batching
+        federation, self.batching = trainer.run.federation, trainer.run.engine.batching
         everything = torch.arange(len(federation.train), device=self.device)
         self.inputs, self.targets = (t.contiguous() for t in federation.load(federation.train, everything, self.device))
 
     def round(self, round: int) -> None:
-        trainer, partition = self.trainer, self.trainer.federation.partition
+        trainer, partition = self.trainer, self.trainer.run.federation.partition
         clients = trainer.sample(round)
         sizes = [len(partition.client(k)) for k in clients]
         total = {name: torch.zeros_like(value) for name, value in self.server.state_dict().items()}

@@ -101,7 +101,7 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         assert self.command is not None
         result = self.command.run(self.trainer, **self._prepare_subcommand_kwargs(subcommand))
-        if result is not None and self.trainer.is_first:
+        if result is not None and self.trainer.fabric.is_global_zero:
             for name, value in result.items():
                 print(f"{name:<32} {value:.6g}")
 

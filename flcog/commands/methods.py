@@ -92,11 +92,11 @@ def bytes_of_a_round(*methods: Method) -> Traffic:
         rounds=10**6, local_steps=1, callbacks=list(methods), logger=False, accelerator="cpu", executor="loop"
     )
     trainer.prepare(_client("classification"), Probe())
-    trainer.round = max((method.start_round for method in methods), default=0)
-    trainer.collect()
-    first = trainer.ledger.copy()
-    trainer.collect()
-    up, down = trainer.ledger.total_up - first.total_up, trainer.ledger.total_down - first.total_down
+    round = max((method.start_round for method in methods), default=0)
+    trainer.collect(round)
+    first = trainer.run.ledger.copy()
+    trainer.collect(round)
+    up, down = trainer.run.ledger.total_up - first.total_up, trainer.run.ledger.total_down - first.total_down
     return Traffic(up, down, first.total_up - up, first.total_down - down)
 
 

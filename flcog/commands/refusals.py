@@ -8,7 +8,7 @@ from pathlib import Path
 import flcog
 import flcog.callbacks
 import flcog.datamodules
-from flcog.run.directory import short
+from flcog.core.files import short
 
 OURS = tuple(f"{Path(module.__path__[0])}{os.sep}" for module in (flcog, flcog.callbacks, flcog.datamodules))
 

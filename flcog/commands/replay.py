@@ -1,9 +1,17 @@
 """The command ``flcog replay``: one client's local update of one round again, step by step, from a run's directory."""
 
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from flcog.commands.lightning_cli import FederatedCLI
 from flcog.core.commands import Command
+from flcog.core.precision import DTYPES, default_dtype
+from flcog.engine import rounds
+from flcog.engine.executors.loop import LoopExecutor
+from flcog.run import checkpoint
+from flcog.trainer import FederatedTrainer
 
 
 def replay(arguments: list[str]) -> None:
@@ -17,7 +25,52 @@ def replay(arguments: list[str]) -> None:
     if not config.is_file():
         raise ValueError(f"{options.run} holds no config.yaml: give the directory of a run started by `flcog fit`")
     cli = FederatedCLI(["--config", str(config), "--trainer.logger", "false", "--trainer.executor", "loop"])
-    cli.trainer.replay(cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
+    replay_client(cli.trainer, cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
 
 
 REPLAY = Command("replay", replay)
+
+
+def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: Path, round: int, client: int) -> None:
+    """Run one client's local update of one round again, on the loop executor.
+
+    Starts from the latest checkpoint before that round; what lies between is run again, which gives the same numbers.
+
+    Args:
+        trainer, model, datamodule: as the run had them.
+        run: the run's directory.
+        round: the round, counted from 0.
+        client: its number.
+    """
+    candidates = [(checkpoint.read(path)["round"], path) for path in (run / "checkpoints").glob("*.ckpt") if path.stem != "best"]
+    before = [(done, path) for done, path in candidates if done <= round]
+    trainer.prepare(model, datamodule, str(max(before)[1]) if before else None)
+    if not 0 <= round < trainer.settings.rounds:
+        raise ValueError(f"the run has rounds 1 to {trainer.settings.rounds}; got --round {round + 1}")
+    sampled = trainer.sample(round)
+    if client not in sampled:
+        raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {sampled}")
+    print(f"from round {trainer.run.round} of {max(before)[1]}" if before else "from the initial model: no earlier checkpoint")
+    while trainer.run.round < round:
+        trainer.train_round()
+    with default_dtype(DTYPES[trainer.settings.precision]):
+        _train(trainer, sampled, client)
+
+
+def _train(trainer: FederatedTrainer, sampled: list[int], client: int) -> None:
+    engine, server, clients = trainer.run.engine, trainer.run.server, trainer.run.clients
+    methods = engine.active(server.round)
+    plans = rounds.plan(engine, server, methods, sampled)
+    if client not in plans:
+        raise ValueError(f"client {client} dropped out of round {server.round + 1} before it trained")
+    cohort = rounds.weigh(engine, server, methods, plans, {})
+    assignment = rounds.assign(engine, server, clients, methods, cohort, plans, [list(plans).index(client)])
+    work = assignment.works[0]
+    print(
+        f"round {server.round + 1}, client {client}: {work.num_samples} samples, {work.num_steps} steps, weight {work.weight:.4g}"
+    )
+    assignment = assignment._replace(watch=lambda step, loss: print(f"  step {step + 1:>4}  task loss {loss:.6g}"))
+    result = next(LoopExecutor(engine.model, engine.optimizer).run(assignment))
+    for name, value in (result.delta or {}).items():
+        bad = int((~torch.isfinite(value)).sum())
+        print(f"  delta {name:<32} norm {float(value.norm()):.6g}" + (f"  {bad} values are not finite" if bad else ""))

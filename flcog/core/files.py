@@ -144,3 +144,12 @@ def _flush_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+RUN_REMEDY = "free space or choose another trainer.default_root_dir"
+
+
+def short(path: Path) -> Path:
+    """The path as seen from the working directory, where it lies below."""
+    absolute, here = path.absolute(), Path.cwd()
+    return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute

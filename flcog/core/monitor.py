@@ -1,12 +1,9 @@
-"""Which figure a run is judged by: where it is found, and which way is up."""
+"""The metric that judges a run, and whether lower is better."""
 
 import difflib
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 Number = TypeVar("Number", int, float)
 
@@ -18,7 +15,7 @@ LAST_WORD = {"std": True, "variance": True, "jain": False}
 """What an ending says of scores and errors alike: whether lower is better of how they spread."""
 
 
-def main_metric(metrics: dict[str, float], selecting: bool = False) -> str | None:
+def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
     """The figure by which to judge a run: accuracy, macro-AP or mse as the task has it, else a loss; None if nothing was evaluated.
 
     Args:
@@ -57,9 +54,9 @@ class Monitor:
             raise ValueError(f"mode must be max or min; got {mode!r}")
         self._name, self._mode, self._selecting, self._seen = name, mode, selecting, False
 
-    def check(self, trainer: "FederatedTrainer", observer: object) -> None:
+    def check(self, eval_every: int, observer: object) -> None:
         """Refuse a run that never evaluates."""
-        if trainer.eval_every == 0:
+        if eval_every == 0:
             raise ValueError(
                 f"{type(observer).__name__} looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, "
                 f"or remove {type(observer).__name__}"

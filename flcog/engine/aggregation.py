@@ -1,13 +1,14 @@
 """What the server adds up: weighted means of deltas and messages, as clients' results arrive."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.precision import number_dtype
+from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.engine.executors.base import Result
 from flcog.hooks import ClientUpload, Method
@@ -15,6 +16,25 @@ from flcog.hooks import ClientUpload, Method
 
 class BadUpdate(ValueError):
     """Something that a client sends or keeps is NaN or infinite."""
+
+
+class Sums(NamedTuple):
+    """What is added up over the clients of a round, each in the shape of one client's."""
+
+    delta: Params
+    buffers: Params
+    means: list[Any]
+    """Messages times the clients' weights, by method."""
+    totals: list[Any]
+    """Messages as they are, by method."""
+    directions: Params
+    """Changes of the model divided by their lengths."""
+    weight: Tensor
+    loss: Tensor
+    """Task losses times the clients' weights."""
+    clients: Tensor
+    norm: Tensor
+    """The lengths of the changes."""
 
 
 class Aggregate:
@@ -31,8 +51,9 @@ class Aggregate:
     """
 
     def __init__(self, methods: Sequence[Method], directions: bool, on_bad_update: str) -> None:
-        self.sums: dict[str, Any] = {}
-        self._dtypes: dict[str, Any] = {}
+        self.sums: Sums | None = None
+        """None until a client was added."""
+        self._dtypes: Sums | None = None
         self.individual: list[list[ClientUpload]] = [[] for _ in methods]
         self.slots: dict[int, list[Slot]] = {}
         """What each client will keep, by method."""
@@ -52,25 +73,27 @@ class Aggregate:
             client, where = next(iter(bad.items()))
             raise BadUpdate(
                 f"the update of client {client} in round {round + 1} is NaN or infinite{where}: lower the learning rate or clip "
-                "gradients (flcog.callbacks.ClipGradient), or set trainer.on_bad_update=drop to go on without such clients"
+                "gradients (`flcog methods` lists what does), or set trainer.on_bad_update=drop to go on without such clients"
             )
         self.dropped += bad
         if self.dropped:
             return
         weights = torch.tensor([work.weight for work in result.works], dtype=torch.float64, device=norms.device)
-        buffers = {name: value - global_buffers[name] for name, value in result.buffers.items()}
-        self._accumulate("delta", result.delta or {}, weights)
-        self._accumulate("buffers", buffers, weights)
-        for i, (mean, total) in enumerate(zip(result.mean, result.sum, strict=True)):
-            self._accumulate(f"mean/{i}", mean, weights)
-            self._accumulate(f"sum/{i}", total, None)
-            if self._methods[i].individual_uploads:
-                self.individual[i] += _individual(result, mean, total)
-        scalars = {"weight": torch.ones_like(weights), "loss": result.losses}
-        self._accumulate("weighted", scalars, weights)
-        self._accumulate("counted", {"clients": torch.ones_like(weights), "norm": norms}, None)
-        if self._directions and updates:
-            self._accumulate("direction", updates, 1 / norms.double().clamp(min=1e-30))
+        terms = Sums(
+            delta=updates,
+            buffers={name: value - global_buffers[name] for name, value in result.buffers.items()},
+            means=result.mean,
+            totals=result.sum,
+            directions=updates if self._directions else {},
+            weight=torch.ones_like(weights),
+            loss=result.losses,
+            clients=torch.ones_like(weights),
+            norm=norms,
+        )
+        self._accumulate(terms, weights, 1 / norms.double().clamp(min=1e-30))
+        for i, method in enumerate(self._methods):
+            if method.individual_uploads:
+                self.individual[i] += _individual(result, result.mean[i], result.sum[i])
         for i, count in enumerate(result.up_bytes):
             self.up_bytes[i] += count * len(result.works)
         for k, work in enumerate(result.works):
@@ -94,77 +117,120 @@ class Aggregate:
                 return where
         return None
 
-    def _accumulate(self, key: str, tree: Any, weights: Tensor | None) -> None:
-        if not tree:
-            self.sums.setdefault(key, {})
-            return
-        if key not in self.sums:
-            self.sums[key] = pytree.tree_map(lambda t: torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device), tree)
-            self._dtypes[key] = pytree.tree_map(_dtype_of_mean, tree)
-        for total, value in zip(pytree.tree_leaves(self.sums[key]), pytree.tree_leaves(tree), strict=True):
-            if len(value) == 1:
-                total.add_(value[0], alpha=1.0 if weights is None else float(weights[0]))
-            elif weights is None:
-                total.add_(value.sum(0, dtype=torch.float64))
-            else:
-                # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
-                value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
-                total.add_(torch.tensordot(weights.to(value.dtype), value, 1))
+    def _accumulate(self, terms: Sums, weights: Tensor, per_length: Tensor) -> None:
+        if self.sums is None or self._dtypes is None:
+            zeros = pytree.tree_map(lambda t: torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device), terms)
+            self.sums, self._dtypes = zeros, pytree.tree_map(_dtype_of_mean, terms)
+        factors = Sums(weights, weights, weights, None, per_length, weights, weights, None, None)  # type: ignore[arg-type]
+        for total, term, factor in zip(self.sums, terms, factors, strict=True):
+            _add(total, term, cast(Tensor | None, factor))
 
-    def reduce(
-        self, all_reduce: Callable[[Tensor], Tensor], agree: Callable[[Any], Any], somebody_idle: bool, device: torch.device
-    ) -> None:
+    def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool) -> None:
         """Add up over processes: one vector crosses, whatever the methods.
 
         Args:
-            all_reduce: sums a tensor over processes.
-            agree: gives every process the first one's object.
+            processes: who adds up.
+            cohort: the clients of the round.
             somebody_idle: whether some process had no client, so that it must be told what the vector is made of.
-            device: where sums live.
         """
-        if somebody_idle:
-            shapes, dtypes = agree((pytree.tree_map(lambda t: tuple(t.shape), self.sums), self._dtypes))
-            if not self.sums:
-                self._dtypes = dtypes
-                leaves, spec = pytree.tree_flatten(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
-                self.sums = pytree.tree_unflatten([torch.zeros(s, dtype=torch.float64, device=device) for s in leaves], spec)
-        leaves, spec = pytree.tree_flatten(self.sums)
-        if not leaves:
+        if processes.count == 1:
             return
-        vector = all_reduce(torch.cat([leaf.reshape(-1) for leaf in leaves]))
+        if self._on_bad_update == "drop":
+            bad = torch.tensor([int(client in self.dropped) for client in cohort], device=processes.device)
+            self.dropped = [client for client, times in zip(cohort, processes.total(bad), strict=True) if times]
+            if self.dropped:
+                return
+        if somebody_idle:
+            self._learn_shapes(processes)
+        if self.sums is None:
+            return
+        leaves, spec = pytree.tree_flatten(self.sums)
+        vector = processes.total(torch.cat([leaf.reshape(-1) for leaf in leaves]))
         parts = vector.split([leaf.numel() for leaf in leaves])
         self.sums = pytree.tree_unflatten([p.view(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)], spec)
+        counts = torch.tensor(self.up_bytes, dtype=torch.int64, device=processes.device)
+        self.up_bytes = processes.total(counts).tolist()
+        if any(method.individual_uploads for method in self._methods):
+            gathered = processes.gather(self.individual)
+            self.individual = [[upload for part in gathered for upload in part[i]] for i in range(len(self.individual))]
 
-    def mean(self, key: str) -> Any:
-        """The weighted mean of what was accumulated under ``key``: weights are renormalised over the clients that counted."""
-        weight = self.sums["weighted"]["weight"]
-        return self._as_sent(key, lambda total: total / weight)
+    def _learn_shapes(self, processes: Processes) -> None:
+        """A process without a client is told by one that has some what is added up."""
+        shapes = None if self.sums is None else pytree.tree_map(lambda t: tuple(t.shape), self.sums)
+        known = next((each for each in processes.gather((shapes, self._dtypes)) if each[0] is not None), None)
+        if self.sums is None and known is not None:
+            leaves, spec = pytree.tree_flatten(known[0], is_leaf=_is_shape)
+            zeros = [torch.zeros(shape, dtype=torch.float64, device=processes.device) for shape in leaves]
+            self.sums, self._dtypes = pytree.tree_unflatten(zeros, spec), known[1]
 
-    def total(self, key: str) -> Any:
-        return self._as_sent(key, lambda total: total)
+    @property
+    def weight(self) -> float:
+        """The weights of the clients that count, added up."""
+        return 0.0 if self.sums is None else float(self.sums.weight)
 
-    def _as_sent(self, key: str, made: Callable[[Tensor], Tensor]) -> Any:
-        """In the precision in which clients sent it, if not the run's: a count sent as float32 is none in bfloat16."""
-        if not self.sums.get(key):
+    @property
+    def sent(self) -> Sequence[str]:
+        """The parameters whose changes clients sent."""
+        return [] if self.sums is None else list(self.sums.delta)
+
+    def delta(self) -> Params:
+        """The weighted mean of the changes: weights are renormalised over the clients that counted."""
+        return self._mean("delta")
+
+    def buffers(self) -> Params:
+        """The weighted mean of what became of the buffers."""
+        return self._mean("buffers")
+
+    def messages(self, i: int) -> tuple[Any, Any]:
+        """The weighted mean, and the sum, of what clients sent to the i-th method."""
+        if self.sums is None or self._dtypes is None:
+            return {}, {}
+        mean = _as_sent(self.sums.means[i], self._dtypes.means[i], self.sums.weight)
+        return mean, _as_sent(self.sums.totals[i], self._dtypes.totals[i])
+
+    def _mean(self, field: Literal["delta", "buffers"]) -> Params:
+        if self.sums is None or self._dtypes is None:
             return {}
-        return pytree.tree_map(lambda total, dtype: made(total).to(dtype), self.sums[key], self._dtypes[key])
+        return _as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)
 
     def figures(self) -> dict[str, float]:
         """The round's own figures: training loss and drift."""
-        if "weighted" not in self.sums:
+        sums = self.sums
+        if sums is None:
             return {}
-        clients = float(self.sums["counted"]["clients"])
+        clients = float(sums.clients)
         figures = {
-            "train/loss": float(self.sums["weighted"]["loss"] / self.sums["weighted"]["weight"]),
+            "train/loss": float(sums.loss / sums.weight),
             "clients/participating": clients,
-            "drift/norm": float(self.sums["counted"]["norm"]) / clients,
+            "drift/norm": float(sums.norm) / clients,
         }
-        if self.sums.get("direction"):
-            delta, direction = self.sums["delta"], self.sums["direction"]
-            inner = sum(float((direction[name] * delta[name]).sum()) for name in delta)
-            norm = sum(float(value.square().sum()) for value in delta.values()) ** 0.5
+        if sums.directions:
+            inner = sum(float((sums.directions[name] * sums.delta[name]).sum()) for name in sums.delta)
+            norm = sum(float(value.square().sum()) for value in sums.delta.values()) ** 0.5
             figures["drift/cosine"] = inner / (clients * norm) if norm else 0.0
         return figures
+
+
+def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
+    """Add each client's terms, times its factor, to the sums."""
+    for total, value in zip(pytree.tree_leaves(totals), pytree.tree_leaves(terms), strict=True):
+        if len(value) == 1:
+            total.add_(value[0], alpha=1.0 if factors is None else float(factors[0]))
+        elif factors is None:
+            total.add_(value.sum(0, dtype=torch.float64))
+        else:
+            # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
+            value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
+            total.add_(torch.tensordot(factors.to(value.dtype), value, 1))
+
+
+def _as_sent(sums: Any, dtypes: Any, divisor: Tensor | None = None) -> Any:
+    """In the precision in which clients sent it, if not the run's: a count sent as float32 is none in bfloat16."""
+    return pytree.tree_map(lambda t, dtype: (t if divisor is None else t / divisor).to(dtype), sums, dtypes) if sums else {}
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and not isinstance(value, Sums)
 
 
 def _dtype_of_mean(value: Tensor) -> torch.dtype:

@@ -1,18 +1,18 @@
 """Who does what in a round: each client's steps and the samples it will read, drawn for the whole cohort at once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from flcog.core.randomness import epoch_orders, fold, fold_each, hash64
 from flcog.core.types import Batch, Slot
 from flcog.data import Federation
+from flcog.reading import Reader
 
 
 @dataclass
-class Work:
+class ClientWork:
     """One client's part in a round.
 
     ``own`` are the client's training-set indices. ``order`` lists those it reads, in order; step t takes
@@ -30,10 +30,6 @@ class Work:
     keys: np.ndarray | None = None
     slots: list[Slot] = field(default_factory=list)
     draws: list[Slot] = field(default_factory=list)
-
-
-Read = Callable[[np.ndarray, np.ndarray | None], tuple[Tensor, Tensor]]
-"""``read(indices, keys) -> (inputs, targets)`` on the device."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def make_work(
     weights: Sequence[float],
     seed: int,
     round: int,
-) -> list[Work]:
+) -> list[ClientWork]:
     """Every client's batches. The draws depend on (seed, round, client) only: not on the cohort, the executor or the process."""
     ids = np.asarray(clients, dtype=np.int64)
     partition = federation.partition
@@ -102,7 +98,7 @@ def make_work(
         keys = hash64(np.repeat(per_client, np.diff(offsets)) ^ hash64(counter.astype(np.uint64)))
     bounds = offsets.tolist()
     return [
-        Work(
+        ClientWork(
             client=client,
             num_samples=samples,
             num_steps=steps,
@@ -123,22 +119,22 @@ BLOCK_BYTES = 8 * 2**20
 """Batches are read this much at a time: one gather a block instead of one a step, small enough to stay near the cache."""
 
 
-def batches(work: Work, read: Read, bytes_per_sample: int) -> Iterator[Batch]:
+def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
     """One client's local batches, gathering many steps' samples at once and slicing."""
-    samples_per_block = BLOCK_BYTES // max(1, bytes_per_sample)
+    samples_per_block = BLOCK_BYTES // max(1, reader.bytes_per_sample)
     starts, sizes, step = work.starts.tolist(), work.sizes.tolist(), 0
     while step < work.num_steps:
         first, begin = step, starts[step]
         while step < work.num_steps and (step == first or starts[step] + sizes[step] - begin <= samples_per_block):
             step += 1
         end = starts[step - 1] + sizes[step - 1]
-        inputs, targets = read(work.order[begin:end], None if work.keys is None else work.keys[begin:end])
+        inputs, targets = reader.train(work.order[begin:end], None if work.keys is None else work.keys[begin:end])
         for s in range(first, step):
             at = starts[s] - begin
             yield Batch(inputs[at : at + sizes[s]], targets[at : at + sizes[s]])
 
 
-def stacked_positions(works: Sequence[Work], first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+def stacked_positions(works: Sequence[ClientWork], first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Positions in each work's ``order`` of steps ``first`` to ``last``, padded: [K, steps, B], and the mask of real rows.
 
     Padding, and steps past a client's last, point at the client's first sample; the mask is None if there is none.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import Apply, ModelFunction, PlainApply
+from flcog.apply import Apply, ModelFunction, apply_of
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Gradient, GradientFunction, Method, Optimisation, Upload
 
@@ -17,7 +17,7 @@ Differentiate = Callable[[Callable[[Params], tuple[Tensor, tuple[Params, Tensor]
 """``differentiate(f, params) -> (gradient of f's first result, f's second result)``."""
 
 
-class Local(NamedTuple):
+class ClientTensors(NamedTuple):
     """What belongs to one client in one round; under vmap every tensor has a leading client axis."""
 
     clients: list[Slot]
@@ -35,19 +35,17 @@ class Program:
     Args:
         model: the client's model as a function.
         methods: the methods active this round.
-        servers: each method's broadcast slot.
+        broadcasts: what each method sends every client of the cohort.
         global_params, global_buffers: the broadcast model.
         optimisation: the local optimiser's settings this round.
-        plain: whether the client trains itself: its loss is known only by its ``training_step``.
     """
 
     model: ModelFunction
     methods: Sequence[Method]
-    servers: Sequence[Slot]
+    broadcasts: Sequence[Slot]
     global_params: Params
     global_buffers: Params
     optimisation: Optimisation
-    plain: bool = False
 
     def __post_init__(self) -> None:
         self.starters, self.losses, self.wraps, self.corrections, self.followers, self.makers, self.measurers = (
@@ -60,10 +58,10 @@ class Program:
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
-        return PlainApply(self.model, buffers, live, self.local_step) if self.plain else Apply(self.model, buffers, live)
+        return apply_of(self.model, buffers, live, self.local_step)
 
     def contexts(
-        self, local: Local, buffers: Params, step: int | Tensor, measured: Sequence[Slot] | None = None
+        self, tensors: ClientTensors, buffers: Params, step: int | Tensor, measured: Sequence[Slot] | None = None
     ) -> list[Context]:
         """Each method's view of a client."""
         return [
@@ -77,29 +75,29 @@ class Program:
                 inputs,
                 seen,
                 step,
-                local.num_steps,
-                local.num_samples,
-                local.weight,
+                tensors.num_steps,
+                tensors.num_samples,
+                tensors.weight,
                 self.optimisation,
             )
             for server, client, draws, inputs, seen in zip(
-                self.servers, local.clients, local.draws, local.inputs, measured or [{}] * len(self.methods), strict=True
+                self.broadcasts, tensors.clients, tensors.draws, tensors.inputs, measured or [{}] * len(self.methods), strict=True
             )
         ]
 
-    def make_inputs(self, local: Local, buffers: Params) -> Local:
+    def make_inputs(self, tensors: ClientTensors, buffers: Params) -> ClientTensors:
         """Data that methods make for the client before it trains."""
         if not self.makers:
-            return local
-        contexts, inputs = self.contexts(local, buffers, 0), list(local.inputs)
+            return tensors
+        contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
         for i, method in self.makers:
             inputs[i] = method.client_inputs(self.apply(buffers), contexts[i])
-        return local._replace(inputs=inputs)
+        return tensors._replace(inputs=inputs)
 
-    def start(self, params: Params, buffers: Params, local: Local) -> Params:
+    def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> Params:
         """The parameters from which the client's first step departs."""
         if self.starters:
-            contexts = self.contexts(local, buffers, 0)
+            contexts = self.contexts(tensors, buffers, 0)
             for i, method in self.starters:
                 params = method.start(params, contexts[i])
         return params
@@ -138,29 +136,31 @@ class Program:
 
         return gradient
 
-    def after_step(self, params: Params, buffers: Params, batch: Batch, local: Local, step: int | Tensor) -> tuple[Params, Local]:
+    def after_step(
+        self, params: Params, buffers: Params, batch: Batch, tensors: ClientTensors, step: int | Tensor
+    ) -> tuple[Params, ClientTensors]:
         """The chain of what follows an optimiser step."""
         if not self.followers:
-            return params, local
-        contexts, clients = self.contexts(local, buffers, step), list(local.clients)
+            return params, tensors
+        contexts, clients = self.contexts(tensors, buffers, step), list(tensors.clients)
         for i, method in self.followers:
             params, clients[i] = method.after_step(self.apply(buffers), params, batch, contexts[i])
-        return params, local._replace(clients=clients)
+        return params, tensors._replace(clients=clients)
 
-    def over_data(self, params: Params, buffers: Params, batch: Batch, local: Local) -> list[Slot]:
+    def over_data(self, params: Params, buffers: Params, batch: Batch, tensors: ClientTensors) -> list[Slot]:
         """What methods measure on a batch of the client's own data, once it has trained."""
-        contexts = self.contexts(local, buffers, local.num_steps)
+        contexts = self.contexts(tensors, buffers, tensors.num_steps)
         values: list[Slot] = [{} for _ in self.methods]
         for i, method in self.measurers:
             values[i] = method.over_data(self.apply(buffers), params, batch, contexts[i])
         return values
 
     def finish(
-        self, delta: Params, params: Params, buffers: Params, local: Local, measured: Sequence[Slot] | None = None
+        self, delta: Params, params: Params, buffers: Params, tensors: ClientTensors, measured: Sequence[Slot] | None = None
     ) -> tuple[Params | None, list[Slot], list[Upload]]:
         """The chain of what leaves the client: its delta, its new slots, and each method's upload."""
-        contexts = self.contexts(local, buffers, local.num_steps, measured)
-        clients, uploads, sends_weights = list(local.clients), [], True
+        contexts = self.contexts(tensors, buffers, tensors.num_steps, measured)
+        clients, uploads, sends_weights = list(tensors.clients), [], True
         for i, method in enumerate(self.methods):
             if not method.overrides("finish_client"):
                 uploads.append(Upload(None, clients[i]))

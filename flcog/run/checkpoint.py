@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from flcog.core.files import replacing
+from flcog.core.files import RUN_REMEDY, replacing, short
 from flcog.hooks import Callback
 from flcog.run.checkpoint_contents import check_run, check_states
-from flcog.run.directory import RUN_REMEDY, short
 
 FORMAT = 1
 

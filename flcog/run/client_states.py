@@ -22,7 +22,7 @@ def _as_it_is(file: Path, client: int, slots: States) -> States:
     return slots
 
 
-class ClientStates:
+class SavedClientStates:
     """The slots of the clients that this process owns.
 
     On disk they are in one file for each round and process, so that a checkpoint costs what the cohort costs. A client's state is in

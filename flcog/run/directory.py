@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from flcog.core import files
+from flcog.core.files import RUN_REMEDY, short
 from flcog.core.git import git_commit
 from flcog.run.earlier_files import keep_earlier
 from flcog.run.masking import masked_command
@@ -23,7 +24,6 @@ from flcog.run.metrics_rows import read_rows
 from flcog.run.round_order import fault_in
 
 LAST = "checkpoints/last.ckpt"
-RUN_REMEDY = "free space or choose another trainer.default_root_dir"
 
 
 def new_run_directory(root: str | Path) -> Path:
@@ -81,12 +81,6 @@ def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:
         return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
     prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
     return shlex.join([*prefix, "flcog", verb, "-c", str(short(run / "config.yaml")), "--ckpt_path", str(short(checkpoint))])
-
-
-def short(path: Path) -> Path:
-    """The path as seen from the working directory, where it lies below."""
-    absolute, here = path.absolute(), Path.cwd()
-    return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
 
 
 class MetricsTable:

@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from flcog.core.files import write_figure
-from flcog.run.directory import RUN_REMEDY, short
+from flcog.core.files import RUN_REMEDY, short, write_figure
 from flcog.run.masking import masked, masked_text
 
 Answer = TypeVar("Answer")

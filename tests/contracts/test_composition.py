@@ -22,7 +22,7 @@ import flcog
 from contracts.registry import CASES, client_states
 from contracts.test_methods import METHODS
 from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
-from flcog.engine.executors.base import VmapExecutor
+from flcog.engine.executors.vmap import VmapExecutor
 from flcog.hooks import Method, Params, check_methods
 
 FORMS: dict[str, Method] = {}

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import flcog
 from engine.test_engine import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
-from flcog.engine.executors.base import LoopExecutor
+from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.threads import ThreadedLoop
 from flcog.hooks import Batch, Context, Method, Params, Slot
 from flcog.models import Dropout

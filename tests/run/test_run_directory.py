@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from harness import TinyData, classifier, fit
 
-from flcog.run.directory import MetricsTable, find_checkpoint, new_run_directory, next_command, run_of, short
+from flcog.core.files import short
+from flcog.run.directory import MetricsTable, find_checkpoint, new_run_directory, next_command, run_of
 
 
 def read(path: Path) -> list[dict[str, str]]:

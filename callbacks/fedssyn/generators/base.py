@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold, seeded
 from flcog.data import Federation, Samples
 
@@ -111,13 +112,8 @@ class Form:
 @contextmanager
 def seeded_in_float32(key: int, device: torch.device) -> Iterator[None]:
     """Torch's global stream starts from ``key`` inside and is as it was after; new tensors are float32 whatever the run's precision."""
-    precision = torch.get_default_dtype()
-    with seeded(key, device):
-        torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(precision)
+    with seeded(key, device), default_dtype(torch.float32):
+        yield
 
 
 def subset_of(federation: Federation, client: int, rho: float, seed: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Which executor runs the clients, how many of them at a time, and why."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,11 @@ from torch import Tensor
 
 from flcog.apply import ModelFunction
 from flcog.client import ClientModule
-from flcog.engine.executors.base import ELEMENTWISE, LoopExecutor, VmapExecutor
+from flcog.engine.executors.base import Assignment, Executor, Result
+from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.threads import ThreadedLoop
-from flcog.hooks import Method
+from flcog.engine.executors.vmap import ELEMENTWISE, VmapExecutor
+from flcog.hooks import Method, Note
 
 SMALL_STEP = 5_000_000
 """One client's multiply-adds per step up to which batching fully connected models took at most 0.6 of the loop's time on a CPU."""
@@ -32,7 +34,6 @@ class Job:
         model: the client's model, with its parameters on the device that trains.
         optimizer: the module's own.
         methods: of the run.
-        plain: whether the module trains itself: its loss is known only by its ``training_step``.
         sample: one input, [1, ...].
         batch_size: of a local step.
         largest_client: the most samples that a client has.
@@ -43,7 +44,6 @@ class Job:
     model: ModelFunction
     optimizer: torch.optim.Optimizer
     methods: Sequence[Method]
-    plain: bool
     sample: Tensor
     batch_size: int
     largest_client: int
@@ -55,33 +55,37 @@ class Job:
         return self.sample.device.type == "cpu"
 
 
-def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"]) -> tuple[LoopExecutor | VmapExecutor, str]:
-    """The executor, and one line that says why where the user did not choose it."""
+def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: list[Note]) -> Executor:
+    """The executor; where the user did not choose it, a note says why."""
     if wanted == "loop":
-        return loop(job)
+        return loop(job, notes)
     if obstacles := _obstacles_to_vmap(job):
         if wanted == "vmap":
             warnings.warn(f"executor=vmap falls back to loop: {obstacles}", stacklevel=2)
-        return loop(job, obstacles)
+        return loop(job, notes, obstacles)
     num_params = sum(p.numel() for p in job.model.params.values())
     work = num_params * min(job.batch_size, job.largest_client)
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
-        return loop(job, "on a CPU batching clients pays only for small models without convolutions")
+        return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
     sample_bytes = job.sample.numel() * job.sample.element_size()
     each = 16 * num_params + 8 * sample_bytes * job.batch_size
     chunk = job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, each)))
-    why = "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
-    note = f"executor: vmap, {chunk} clients at a time ({why})" if wanted == "auto" else ""
-    return VmapExecutor(job.model, job.optimizer, chunk), note
+    if wanted == "auto":
+        why = (
+            "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
+        )
+        notes.append(Note("executor", f"vmap, {chunk} clients at a time ({why})"))
+    return VmapOrLoop(job, VmapExecutor(job.model, job.optimizer, chunk), notes)
 
 
-def loop(job: Job, why: str = "") -> tuple[LoopExecutor, str]:
-    """The loop, and one line about it.
+def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
+    """The loop, and a note about it.
 
     Clients run side by side on a CPU's cores where their kernels outweigh their Python, which holds a lock on the others.
 
     Args:
         job: what it is to run.
+        notes: where the note goes.
         why: a reason for the loop, to be told.
     """
     threads, at_once = torch.get_num_threads(), min(job.chunk_size or 1, job.clients)
@@ -91,15 +95,58 @@ def loop(job: Job, why: str = "") -> tuple[LoopExecutor, str]:
     obstacle = _obstacle_to_threads(job) if at_once > 1 else ""
     told = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
     text = "; ".join(filter(None, [told, why]))
-    note = "executor: loop" + f" ({text})" * bool(text)
+    notes.append(Note("executor", "loop" + f" ({text})" * bool(text)))
     if obstacle or at_once == 1:
-        return LoopExecutor(job.model, job.optimizer), note
-    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, threads // at_once)), note
+        return LoopExecutor(job.model, job.optimizer)
+    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, threads // at_once))
+
+
+class VmapOrLoop:
+    """Clients as one batched program, or, where torch.func cannot batch it, in the loop: which of the two the first chunk tells.
+
+    torch has no error of its own for a program that cannot be batched. So what fails is tried in the loop: if it fails there too,
+    that error, which names the client and the step, is the one to be told.
+    """
+
+    def __init__(self, job: Job, batched: VmapExecutor, notes: list[Note]) -> None:
+        self._job, self._notes = job, notes
+        self._executor: Executor = batched
+
+    @property
+    def name(self) -> str:
+        return self._executor.name
+
+    @property
+    def clients_at_once(self) -> int:
+        return self._executor.clients_at_once
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        results, first = self._executor.run(assignment), None
+        try:
+            first = next(results, None)
+        except RuntimeError as error:
+            if isinstance(self._executor, LoopExecutor):
+                raise
+            results, first = self._fall_back(assignment, str(error).strip().splitlines()[0])
+        if first is not None:
+            yield first
+            yield from results
+
+    def _fall_back(self, assignment: Assignment, reason: str) -> tuple[Generator[Result, None, None], Result | None]:
+        """The loop's results from the beginning, the first of them already made."""
+        notes: list[Note] = []
+        executor = loop(self._job, notes, reason)
+        results = executor.run(assignment)
+        first = next(results, None)
+        self._executor = executor
+        self._notes += notes
+        warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
+        return results, first
 
 
 def _obstacles_to_vmap(job: Job) -> str:
     """Why clients cannot be one batched program, if they cannot."""
-    obstacles = [_by_itself(job)] if job.plain else []
+    obstacles = [_by_itself(job)] if job.model.trains_itself else []
     if type(job.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
     return "; ".join(obstacles)
@@ -116,7 +163,7 @@ def _obstacle_to_threads(job: Job) -> str:
     """Why clients cannot run side by side in this process, if they cannot."""
     if not job.on_cpu:
         return f"threads share out the cores of a CPU; this run is on {job.sample.device.type}"
-    if job.plain:
+    if job.model.trains_itself:
         kind = "a training_step of one's own" if isinstance(job.model.module, ClientModule) else "a plain LightningModule"
         return f"{kind} may keep what it likes between steps"
     try:

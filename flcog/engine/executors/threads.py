@@ -6,7 +6,7 @@ import itertools
 import threading
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from queue import SimpleQueue
@@ -14,8 +14,9 @@ from queue import SimpleQueue
 import torch
 
 from flcog.apply import ModelFunction
-from flcog.engine.batching import Work
-from flcog.engine.executors.base import LoopExecutor, Result, Round, Stopped, longest_first
+from flcog.engine.batching import ClientWork
+from flcog.engine.executors.base import Assignment, Result, Stopped, longest_first
+from flcog.engine.executors.loop import LoopExecutor
 
 
 class ThreadedLoop(LoopExecutor):
@@ -50,10 +51,10 @@ class ThreadedLoop(LoopExecutor):
         module, optimizer = copy.deepcopy((self.model.module, self.optimizer))
         return LoopExecutor(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
 
-    def run(self, round: Round) -> Iterator[Result]:
-        works, done = longest_first(round.works), 0
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        works, done = longest_first(assignment.works), 0
         if not self._one_at_a_time:
-            with closing(self._together(round, works)) as results:
+            with closing(self._together(assignment, works)) as results:
                 for result in results:
                     done += 1
                     yield result
@@ -61,17 +62,14 @@ class ThreadedLoop(LoopExecutor):
                 return
             self._one_at_a_time = True
             warnings.warn(
-                f"client {works[done].client} of round {round.round + 1} or one beside it drew from torch's global stream: clients run "
-                "one at a time from here on, so that the run can be repeated; let the method make its draws in its draw hook",
+                f"client {works[done].client} of round {assignment.round + 1} or one beside it drew from torch's global stream: clients "
+                "run one at a time from here on, so that the run can be repeated; let the method make its draws in its draw hook",
                 stacklevel=2,
             )
-        yield from super().run(round._replace(works=works[done:]))
+        yield from super().run(assignment._replace(works=works[done:]))
 
-    def _together(self, round: Round, works: list[Work]) -> Generator[Result, None, None]:
+    def _together(self, assignment: Assignment, works: list[ClientWork]) -> Generator[Result, None, None]:
         """Clients' results in order, until one has drawn from the global stream."""
-        for loop in self._loops:
-            for own, group in zip(loop.optimizer.param_groups, self.optimizer.param_groups, strict=True):
-                own.update({name: value for name, value in group.items() if name != "params"})
         self._stop.clear()
         stream = torch.default_generator.get_state()
         waiting, running = iter(works), deque[Future[Result]]()
@@ -79,7 +77,7 @@ class ThreadedLoop(LoopExecutor):
             for _ in works:
                 # Some ahead, so that nobody waits for a slow client; not all, or every client's update would be in memory.
                 ahead = itertools.islice(waiting, 4 * self.clients_at_once - len(running))
-                running.extend(self._pool.submit(self._client_alone, round, work) for work in ahead)
+                running.extend(self._pool.submit(self._client_alone, assignment, work) for work in ahead)
                 result = self._next(running)
                 if not torch.equal(torch.default_generator.get_state(), stream):
                     return
@@ -96,13 +94,13 @@ class ThreadedLoop(LoopExecutor):
             errors = [future.exception() for future in running]
             raise next(error for error in errors if error is not None and not isinstance(error, Stopped)) from None
 
-    def _client_alone(self, round: Round, work: Work) -> Result:
+    def _client_alone(self, assignment: Assignment, work: ClientWork) -> Result:
         loop = self._free.get()
         try:
             if self._stop.is_set():
                 raise Stopped
-            program = dataclasses.replace(round.program, model=loop.model)
-            return next(loop.run(round._replace(program=program, works=[work], stop=self._stop)))
+            program = dataclasses.replace(assignment.program, model=loop.model)
+            return next(loop.run(assignment._replace(program=program, works=[work], stop=self._stop)))
         except BaseException:
             self._stop.set()
             raise

@@ -1,17 +1,14 @@
 """The observer that writes checkpoints."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flcog.core.checks import at_least
 from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor, or_none
 from flcog.core.signals import RunInterrupted, RunStopped
-from flcog.hooks import Callback
-from flcog.run.directory import LAST, next_command
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
+from flcog.hooks import Callback, Run
+from flcog.run.directory import LAST
 
 
 class Checkpoint(Callback):
@@ -58,53 +55,49 @@ class Checkpoint(Callback):
         self._pinned: dict[str, list[str]] = {}
         """The files of clients' states that each kept checkpoint refers to."""
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, run: Run) -> None:
         self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
-        if trainer.round == 0:
+        if run.round == 0:
             self.load_state_dict({})
-        elif (kept := _kept(trainer, trainer.round)).is_file():
+        elif (kept := _kept(run, run.round)).is_file():
             # The run may have gone on from that very file, which was written before it could know what it refers to.
-            self._pinned[kept.name] = _state_files(trainer)
+            self._pinned[kept.name] = list(run.state_files)
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics)
         if name is None or metrics[name] != metrics[name]:
             return
         if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
             self.best_metric, self.best, self.best_round = name, metrics[name], round
-            trainer.save_checkpoint(_directory(trainer) / "best.ckpt", resumable=False)
+            run.save(run.directory / "checkpoints" / "best.ckpt", resumable=False)
 
-    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0:
-            trainer.save_checkpoint(_kept(trainer, round))
-            self._pinned[_kept(trainer, round).name] = _state_files(trainer)
-        is_last = round >= trainer.rounds or trainer.should_stop
+            run.save(_kept(run, round))
+            self._pinned[_kept(run, round).name] = list(run.state_files)
+        is_last = round >= run.settings.rounds or run.should_stop
         if is_last or (self.every_n_rounds and round % self.every_n_rounds == 0):
-            self._save_last(trainer)
+            self._save_last(run)
 
-    def _save_last(self, trainer: "FederatedTrainer") -> None:
-        trainer.save_checkpoint(_directory(trainer) / "last.ckpt")
-        self._last_round, self._run_dir = trainer.round, trainer.run_dir
-        if trainer.is_first:
-            pinned = {name for names in self._pinned.values() for name in names}
-            trainer.states.prune(pinned.union(_state_files(trainer)))
+    def _save_last(self, run: Run) -> None:
+        run.save(run.directory / LAST, pinned={name for names in self._pinned.values() for name in names})
+        self._last_round, self._run_dir = run.round, run.directory
 
-    def on_exception(self, trainer: "FederatedTrainer", exception: BaseException) -> None:
+    def on_exception(self, run: Run, exception: BaseException) -> None:
         stopped = isinstance(exception, RunStopped | RunInterrupted)
-        if stopped and trainer.round not in (0, self._last_round):
-            self._save_last(trainer)  # on every process, all of which have stopped after this round
+        if stopped and run.round not in (0, self._last_round):
+            self._save_last(run)  # on every process, all of which have stopped after this round
         if isinstance(exception, ProcessDied):
             return  # it has said so itself
         if (
-            trainer.is_first
+            run.processes.is_first
             and self._last_round is not None
-            and trainer.run_dir is not None
-            and trainer.run_dir == self._run_dir  # a second fit may have failed before it began
-            and (trainer.run_dir / LAST).is_file()
+            and run.directory == self._run_dir  # a second fit may have failed before it began
+            and (run.directory / LAST).is_file()
         ):
-            command = next_command("fit", trainer.run_dir, trainer.run_dir, cli=trainer.config is not None)
+            command = run.next_command("fit", run.directory)
             print(f"\nThe run can go on after round {self._last_round}:\n  {command}\n", flush=True)
-        elif trainer.is_first and stopped:
+        elif run.processes.is_first and stopped:
             print("\nThe run was stopped before its first round was done: start it again\n", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,14 +109,5 @@ class Checkpoint(Callback):
         self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}
 
 
-def _directory(trainer: "FederatedTrainer") -> Path:
-    assert trainer.run_dir is not None
-    return trainer.run_dir / "checkpoints"
-
-
-def _kept(trainer: "FederatedTrainer", round: int) -> Path:
-    return _directory(trainer) / f"round-{round:06d}.ckpt"
-
-
-def _state_files(trainer: "FederatedTrainer") -> list[str]:
-    return sorted(set(trainer.states.files.values()))
+def _kept(run: Run, round: int) -> Path:
+    return run.directory / "checkpoints" / f"round-{round:06d}.ckpt"

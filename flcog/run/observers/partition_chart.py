@@ -1,12 +1,7 @@
 """The observer that draws how the data fall over the clients."""
 
-from typing import TYPE_CHECKING
-
-from flcog.hooks import Callback
+from flcog.hooks import Callback, Run
 from flcog.run.partition_report import partition_report
-
-if TYPE_CHECKING:
-    from flcog.trainer import FederatedTrainer
 
 
 class PartitionChart(Callback):
@@ -22,13 +17,13 @@ class PartitionChart(Callback):
     def __init__(self, log_partition: bool = False) -> None:
         self.log_partition = log_partition
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
-        if self.log_partition and trainer.is_first:
-            trainer.trackers.log_setting({"partition": partition_report(trainer.federation)[1]})
+    def on_fit_start(self, run: Run) -> None:
+        if self.log_partition and run.processes.is_first:
+            run.trackers.log_setting({"partition": partition_report(run.federation)[1]})
 
-    def on_round_end(self, trainer: "FederatedTrainer", round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         # In round 1: nobody who waits for it should wait for matplotlib, whose import alone takes half a second.
-        if round == 1 and trainer.is_first and trainer.loggers:
+        if round == 1 and run.processes.is_first and run.trackers.loggers:
             from flcog.run.partition_figure import partition_figure
 
-            trainer.trackers.log_figure("partition", partition_figure(trainer.federation), 0, share=self.log_partition)
+            run.trackers.log_figure("partition", partition_figure(run.federation), 0, share=self.log_partition)

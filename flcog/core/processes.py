@@ -1,0 +1,78 @@
+"""The processes that share out a run's clients, and how they agree with one another."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Who this process is among those of a run. Alone, it agrees with itself at no cost.
+
+    Args:
+        rank: this process's number, from 0; the first one prints and writes.
+        count: how many there are.
+        device: where this one computes.
+    """
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that prints and writes."""
+        return self.rank == 0
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes, in the tensor's own place."""
+        if self.count > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def largest(self, number: int) -> int:
+        """The largest of the processes' numbers."""
+        if self.count == 1:
+            return number
+        tensor = torch.tensor(number, device=self.device)
+        torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+        return int(tensor)
+
+    def agree(self, value: Any) -> Any:
+        """What the first process has."""
+        if self.count == 1:
+            return value
+        box = [value]
+        torch.distributed.broadcast_object_list(box, 0)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each process has."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def share_first(self, tree: Any) -> Any:
+        """The first process's tensors for everybody: one message for each type of number."""
+        if self.count == 1:
+            return tree
+        leaves, spec = pytree.tree_flatten(tree)
+        received: list[Any] = list(leaves)
+        for dtype in {leaf.dtype: None for leaf in leaves}:
+            places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+            vector = torch.cat([leaves[i].detach().reshape(-1).to(self.device) for i in places])
+            torch.distributed.broadcast(vector, 0)
+            for i, part in zip(places, vector.split([leaves[i].numel() for i in places]), strict=True):
+                received[i] = part.view(leaves[i].shape).to(leaves[i].device, copy=True)  # not a view, which would keep them all
+        return pytree.tree_unflatten(received, spec)
+
+    def overwrite(self, tensors: Any) -> None:
+        """Make tensors the first process's, each in its place."""
+        if self.count > 1:
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, 0)

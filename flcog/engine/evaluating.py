@@ -1,0 +1,35 @@
+"""The figures of an evaluation: the global model on the central sets, its spread over clients, and the clients' own models."""
+
+from flcog.client import ClientModule
+from flcog.core.types import Params
+from flcog.engine.personal import evaluate_personal
+from flcog.engine.setup import Engine
+from flcog.engine.state import ClientStates, ServerState
+from flcog.evaluation import spread
+
+
+def evaluated_params(engine: Engine, server: ServerState) -> Params:
+    """Where the global model is evaluated: the server's parameters, or what methods put in their place."""
+    params = server.params
+    for method in engine.active(max(0, server.round - 1)):
+        if method.overrides("evaluate_at"):
+            params = method.evaluate_at(server.servers[method.name], params)
+    return params
+
+
+def evaluate(engine: Engine, server: ServerState, clients: ClientStates) -> dict[str, float]:
+    """The global model on the central sets, and its spread over the clients' own held-out parts."""
+    params, federation = evaluated_params(engine, server), engine.federation
+    metrics: dict[str, float] = {}
+    for split, samples in (("val", federation.val), ("test", federation.test)):
+        if samples is not None:
+            figures = engine.evaluator.on_set(params, server.buffers, samples)
+            metrics |= {f"{split}/{name}": value for name, value in figures.items()}
+    module = engine.model.module
+    if isinstance(module, ClientModule):
+        for split, parts in (("val", federation.client_val), ("test", federation.client_test)):
+            if parts is not None:
+                scores = engine.evaluator.on_clients(params, server.buffers, parts)
+                metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
+                metrics |= evaluate_personal(engine, server, clients, params, parts, split)
+    return metrics

@@ -1,0 +1,179 @@
+"""One client after another, on the module's real parameters and its real optimiser: the readable executor, and the oracle."""
+
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.apply import ModelFunction, among_rounds, captured_logs
+from flcog.core.precision import number_dtype
+from flcog.core.randomness import fold
+from flcog.core.types import Batch, Params, Slot
+from flcog.engine.batching import ClientWork, batches
+from flcog.engine.executors.base import (
+    Assignment,
+    Result,
+    Stopped,
+    dropout_keys,
+    longest_first,
+    rows_per_pass,
+    seed_scratch,
+    set_rates,
+)
+from flcog.engine.executors.sgd import stepper
+from flcog.engine.program import ClientTensors, Program, differentiate_eager
+from flcog.hooks import Gradient
+
+
+def _with_axis(tree: Any) -> Any:
+    """Values as tensors with a client axis of one."""
+    return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
+
+
+def _widened(value: Tensor) -> Tensor:
+    """Where a mean of many is taken."""
+    return value.to(torch.promote_types(value.dtype, number_dtype()))
+
+
+class LoopExecutor:
+    """One client at a time, on the module's real parameters and its real optimiser.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own optimiser.
+        seeds_torch: whether each client gets a seed of its own in torch's global stream, from which users' modules may draw.
+    """
+
+    name = "loop"
+    clients_at_once = 1
+
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> None:
+        self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch
+        parts = (*model.params.values(), *model.buffers.values())
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
+        self._dropout_keys = dropout_keys(model)
+        self._step, self._told_logs = 0, False
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        set_rates(self.optimizer, assignment.rates)
+        works = longest_first(assignment.works)
+        keys = seed_scratch(self._dropout_keys, assignment, [work.client for work in works])
+        for position, work in enumerate(works):
+            try:
+                with self._by_itself(assignment) if self.model.trains_itself else nullcontext():
+                    result = self._client(assignment, work, {name: int(values[position]) for name, values in keys.items()})
+            except Exception as error:
+                error.add_note(
+                    f"in client {work.client}, round {assignment.round + 1}, local step {self._step + 1} of {work.num_steps}"
+                )
+                raise
+            yield result
+
+    @contextmanager
+    def _by_itself(self, assignment: Assignment) -> Iterator[None]:
+        """Where a module's own ``training_step`` finds what it may ask for, and what it logs goes."""
+        module = self.model.module
+        with among_rounds(module, assignment.round), captured_logs(module) as logged:
+            yield
+        if logged and not self._told_logs:
+            self._told_logs = True
+            warnings.warn(
+                f"what {type(module).__name__}.training_step logs is not kept ({', '.join(logged)}): a round's train/loss is the mean "
+                "of the losses that it returns",
+                stacklevel=2,
+            )
+
+    @torch.no_grad()
+    def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
+        program, params, buffers = assignment.program, self.model.params, self.model.buffers
+        live, anchor = list(params.values()), [assignment.program.global_params[name] for name in params]
+        torch._foreach_copy_(live, anchor)
+        for name, buffer in program.global_buffers.items():
+            buffers[name].copy_(buffer)
+        for name, key in scratch.items():
+            buffers[name].fill_(key)
+        self.optimizer.state.clear()
+        if self._seeds_torch:
+            # Users' modules may draw from the global stream (nn.Dropout): make that repeatable too.
+            torch.default_generator.manual_seed(fold(assignment.seed, assignment.round, work.client, "torch") >> 1)
+        tensors = ClientTensors(
+            work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight
+        )
+        tensors = program.make_inputs(tensors, buffers)
+        for name, value in program.start(program.global_params, buffers, tensors).items():
+            if value is not program.global_params[name]:
+                params[name].copy_(value)
+        total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
+        for self._step, batch in enumerate(batches(work, assignment.reader)):
+            if assignment.stop is not None and assignment.stop.is_set():
+                raise Stopped
+            if self.model.trains_itself:
+                program.local_step = self._step
+            gradient = self._gradient(program, batch, tensors, self._step)
+            total += gradient.loss
+            if assignment.watch is not None:
+                assignment.watch(self._step, float(gradient.loss))
+            advance([gradient.values[name] for name in params])
+            if program.followers:
+                new, tensors = program.after_step(params, buffers, batch, tensors, self._step)
+                for name, value in new.items():
+                    if value is not params[name]:
+                        params[name].copy_(value)
+        now = {name: parameter.detach() for name, parameter in params.items()}
+        measured = self._measure(assignment, work, now, tensors) if program.measurers else None
+        change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
+        delta, slots, messages = program.finish(change, now, buffers, tensors, measured)
+        result = Result(
+            works=[work],
+            delta=None if delta is None else {name: value.unsqueeze(0) for name, value in delta.items()},
+            buffers={} if delta is None else {name: buffers[name].unsqueeze(0) for name in self.model.shared_buffers},
+            slots=[_with_axis(slot) for slot in slots],
+            mean=[_with_axis(message.mean) for message in messages],
+            sum=[_with_axis(message.sum) for message in messages],
+            losses=(total / work.num_steps).unsqueeze(0),
+            up_bytes=program.up_bytes(delta, messages),
+        )
+        return result._replace(
+            **{part: self._owned(getattr(result, part)) for part in ("delta", "buffers", "slots", "mean", "sum")}
+        )
+
+    def _measure(self, assignment: Assignment, work: ClientWork, params: Params, tensors: ClientTensors) -> list[Slot]:
+        """Means over the client's own samples of what methods measure."""
+        parts = []
+        for first in range(0, work.num_samples, rows_per_pass(assignment)):
+            indices = work.own[first : first + rows_per_pass(assignment)]
+            values = assignment.program.over_data(
+                params, self.model.buffers, Batch(*assignment.reader.train(indices, None)), tensors
+            )
+            share = len(indices) / work.num_samples
+            parts.append(pytree.tree_map(lambda value, share=share: _widened(value) * share, values))
+        return pytree.tree_map(lambda *values: sum(values), *parts)
+
+    def _owned(self, tree: Any) -> Any:
+        """Results outlive the client: copy what is still the module's own memory (a kept model, say)."""
+        return pytree.tree_map(
+            lambda t: t.clone() if isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._storages else t, tree
+        )
+
+    def _gradient(self, program: Program, batch: Batch, tensors: ClientTensors, step: int) -> Gradient:
+        params, buffers = self.model.params, self.model.buffers
+        contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
+        if program.wraps:
+            # The gradient is taken at other parameters too, so every pass runs functionally, from this step's buffers.
+            base = program.pure_gradient(differentiate_eager, buffers, contexts)
+            result = program.gradient(base, params, batch, contexts)
+            for name, buffer in result.buffers.items():
+                buffers[name].copy_(buffer)
+            return result
+
+        def direct(params: Params, batch: Batch) -> Gradient:
+            with torch.enable_grad():
+                total, task = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
+                values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
+            return Gradient(dict(zip(params, values, strict=True)), buffers, task.detach())
+
+        return program.gradient(direct, params, batch, contexts)

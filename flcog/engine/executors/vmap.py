@@ -1,0 +1,235 @@
+"""Many clients as one batched program: stacked parameters, one forward and backward pass, one optimiser step for all."""
+
+import inspect
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.apply import ModelFunction
+from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, Params, Slot
+from flcog.engine.batching import BLOCK_BYTES, ClientWork, stacked_positions
+from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
+from flcog.engine.executors.loop import _widened
+from flcog.engine.executors.sgd import stepper
+from flcog.engine.program import ClientTensors, Program, differentiate_pure
+from flcog.hooks import Gradient
+
+
+class VmapExecutor:
+    """Many clients as one program: stacked parameters, one batched forward and backward, one optimiser step for all.
+
+    An elementwise optimiser on stacked parameters *is* one optimiser per client. Clients of a chunk are those with the most similar
+    numbers of steps; a client that has finished is frozen.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own optimiser, whose settings are copied.
+        clients_at_once: how many make one program.
+    """
+
+    name = "vmap"
+
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int) -> None:
+        self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
+        self._dropout_keys = dropout_keys(model)
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        set_rates(self.optimizer, assignment.rates)
+        groups: dict[bytes, list[ClientWork]] = {}
+        for work in assignment.works:
+            # BatchNorm would feel padding rows, so its clients are grouped by the sizes of their batches.
+            groups.setdefault(work.sizes.tobytes() if self.model.mixes_rows else b"", []).append(work)
+        for group in groups.values():
+            group.sort(key=lambda work: -work.num_steps)
+            for first in range(0, len(group), self.clients_at_once):
+                chunk = group[first : first + self.clients_at_once]
+                try:
+                    yield self._chunk(assignment, chunk)
+                except Exception as error:
+                    clients = ", ".join(str(work.client) for work in chunk)
+                    error.add_note(
+                        f"in round {assignment.round + 1}, among clients {clients}; executor=loop names the client and the step"
+                    )
+                    raise
+
+    @torch.no_grad()
+    def _chunk(self, assignment: Assignment, works: list[ClientWork]) -> Result:
+        program, num_clients = assignment.program, len(works)
+        device = next(iter(program.global_params.values())).device
+        params = {name: _repeat(value, num_clients) for name, value in program.global_params.items()}
+        buffers = {name: _repeat(self.model.buffers[name], num_clients) for name in self.model.buffers}
+        buffers |= {name: _repeat(value, num_clients) for name, value in program.global_buffers.items()}
+        for name, keys in seed_scratch(self._dropout_keys, assignment, [work.client for work in works]).items():
+            buffers[name] = torch.from_numpy(keys).to(device)
+        optimizer = optimizer_like(self.optimizer, dict(zip(map(id, self.model.params.values()), params.values(), strict=True)))
+        tensors = ClientTensors(
+            clients=_stack([work.slots for work in works]),
+            draws=_stack([work.draws for work in works]),
+            inputs=[{} for _ in program.methods],
+            num_steps=torch.tensor([work.num_steps for work in works], device=device),
+            num_samples=torch.tensor([work.num_samples for work in works], device=device),
+            weight=torch.tensor([work.weight for work in works], device=device, dtype=number_dtype()),
+        )
+        if program.makers:
+            tensors = torch.func.vmap(program.make_inputs, randomness="different")(tensors, buffers)
+        if program.starters:
+            starting = torch.func.vmap(lambda b, tensors: program.start(program.global_params, b, tensors))
+            for name, value in starting(buffers, tensors).items():
+                params[name].copy_(value)
+        total, advance = torch.zeros(num_clients, device=device, dtype=number_dtype()), stepper(optimizer, list(params.values()))
+        for step, inputs, targets, mask in self._batches(assignment, works, device):
+            alive = torch.tensor([step < work.num_steps for work in works], device=device)
+            ragged = works[-1].num_steps <= step
+            gradient = _over_clients(program, step)(params, buffers, tensors, inputs, targets, mask)
+            total += torch.where(alive, gradient.loss, 0.0)
+            before = {name: value.clone() for name, value in params.items()} if ragged else params
+            advance([gradient.values[name] for name in params])
+            after, new_tensors = params, tensors
+            if program.followers:
+                after, new_tensors = torch.func.vmap(
+                    lambda p, b, i, t, m, tensors: program.after_step(p, b, Batch(i, t, m), tensors, step),  # noqa: B023 - called at once
+                    in_dims=(0, 0, 0, 0, None if mask is None else 0, 0),
+                    randomness="different",
+                )(params, gradient.buffers, inputs, targets, mask, tensors)
+            if ragged:
+                after, new_buffers, clients = (
+                    pytree.tree_map(lambda new, old: _where(alive, new, old), new, old)  # noqa: B023 - called at once
+                    for new, old in ((after, before), (gradient.buffers, buffers), (new_tensors.clients, tensors.clients))
+                )
+                buffers, tensors = new_buffers, tensors._replace(clients=clients)
+            else:
+                buffers, tensors = gradient.buffers, new_tensors
+            for name, value in after.items():
+                if value is not params[name]:
+                    params[name].copy_(value)
+
+        up_bytes: list[int] = []
+
+        def finish(params: Params, buffers: Params, tensors: ClientTensors, measured: list[Slot]) -> Any:
+            delta = {name: value - program.global_params[name] for name, value in params.items()}
+            final, slots, messages = program.finish(delta, params, buffers, tensors, measured)
+            up_bytes[:] = program.up_bytes(final, messages)
+            values = [pytree.tree_map(torch.as_tensor, part) for m in messages for part in (dict(m.mean), dict(m.sum))]
+            return final or {}, slots, values
+
+        # Parameters are leaves with gradients attached; what is kept of a client must not drag those along.
+        values = {name: value.detach() for name, value in params.items()}
+        measured = (
+            self._measure(assignment, works, values, buffers, tensors) if program.measurers else [{} for _ in program.methods]
+        )
+        delta, slots, messages = torch.func.vmap(finish, randomness="different")(values, buffers, tensors, measured)
+        return Result(
+            works=works,
+            delta=delta or None,
+            buffers={name: buffers[name] for name in self.model.shared_buffers} if delta else {},
+            slots=slots,
+            mean=messages[0::2],
+            sum=messages[1::2],
+            losses=total / tensors.num_steps,
+            up_bytes=up_bytes,
+        )
+
+    def _measure(
+        self, assignment: Assignment, works: list[ClientWork], params: Params, buffers: Params, tensors: ClientTensors
+    ) -> list[Slot]:
+        """Means over each client's own samples of what methods measure, padded to the largest client."""
+        largest = max(work.num_samples for work in works)
+        width = min(largest, max(1, rows_per_pass(assignment) // len(works)))
+        parts = []
+        for first in range(0, largest, width):
+            rows = np.arange(first, min(first + width, largest))
+            mask = rows < np.array([work.num_samples for work in works])[:, None]
+            indices = np.stack([work.own[np.where(valid, rows, 0)] for work, valid in zip(works, mask, strict=True)])
+            inputs, targets = (t.unflatten(0, indices.shape) for t in assignment.reader.train(indices.ravel(), None))
+            weights = torch.from_numpy(mask).to(inputs.device, torch.get_default_dtype())
+            values = torch.func.vmap(
+                lambda p, b, i, t, m, tensors: assignment.program.over_data(p, b, Batch(i, t, m), tensors), randomness="different"
+            )(params, buffers, inputs, targets, weights, tensors)
+            share = weights.sum(1, dtype=number_dtype()) / tensors.num_samples
+            parts.append(pytree.tree_map(lambda v, s=share: _widened(v) * s.view(-1, *[1] * (v.ndim - 1)), values))
+        return pytree.tree_map(lambda *values: sum(values), *parts)
+
+    def _batches(
+        self, assignment: Assignment, works: list[ClientWork], device: torch.device
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+        """Every step's stacked batches, [K, B, ...], reading several steps at a time."""
+        num_steps, width = works[0].num_steps, max(int(work.sizes.max()) for work in works)
+        per_block = max(1, BLOCK_BYTES // max(1, assignment.reader.bytes_per_sample * width * len(works)))
+        lengths = np.array([len(work.order) for work in works])
+        order = np.concatenate([work.order for work in works])
+        keys = np.concatenate([work.keys for work in works if work.keys is not None] or [np.zeros(0, np.uint64)])
+        for first in range(0, num_steps, per_block):
+            last = min(num_steps, first + per_block)
+            positions, mask = stacked_positions(works, first, last)
+            flat = (positions + (np.cumsum(lengths) - lengths)[:, None, None]).ravel()
+            inputs, targets = assignment.reader.train(order[flat], keys[flat] if len(keys) else None)
+            inputs, targets = (t.unflatten(0, positions.shape) for t in (inputs, targets))
+            masks = None if mask is None else torch.from_numpy(mask).to(device)
+            for s in range(last - first):
+                # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
+                rows = width if mask is None else int(mask[:, s].sum(1).max())
+                full = mask is None or mask[:, s, :rows].all()
+                counts = None if full or masks is None else masks[:, s, :rows].to(torch.get_default_dtype())
+                yield first + s, inputs[:, s, :rows], targets[:, s, :rows], counts
+
+
+def _over_clients(program: Program, step: int) -> Any:
+    """One local step's gradient, for stacked clients."""
+
+    def gradient(
+        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tensor, targets: Tensor, mask: Tensor | None
+    ) -> Gradient:
+        contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
+        base = program.pure_gradient(differentiate_pure, buffers, contexts)
+        return program.gradient(base, params, Batch(inputs, targets, mask), contexts)
+
+    def mapped(
+        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tensor, targets: Tensor, mask: Tensor | None
+    ) -> Gradient:
+        in_dims = (0, 0, 0, 0, 0, None if mask is None else 0)
+        return torch.func.vmap(gradient, in_dims=in_dims, randomness="different")(params, buffers, tensors, inputs, targets, mask)
+
+    return mapped
+
+
+def _repeat(value: Tensor, times: int) -> Tensor:
+    return value.detach().expand(times, *value.shape).clone()
+
+
+def _stack(trees: list[Any]) -> Any:
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def _where(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(alive.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+"""Optimisers that treat every element by itself, so that one on stacked parameters equals one per client."""
+
+
+def optimizer_like(optimizer: torch.optim.Optimizer, counterpart: dict[int, Tensor]) -> torch.optim.Optimizer:
+    """The same optimiser, settings and groups included, on other tensors (given by the ``id`` of the ones they stand for)."""
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    groups = [
+        {**{k: v for k, v in group.items() if k != "params"}, "params": [counterpart[id(p)] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in accepted})

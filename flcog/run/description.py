@@ -1,0 +1,52 @@
+"""What a run is, in the lines that its summary begins with."""
+
+import dataclasses
+from pathlib import Path
+
+from flcog.client import ClientModule
+from flcog.core.files import short
+from flcog.engine.setup import Engine
+from flcog.engine.state import ServerState
+from flcog.hooks import Method, Note
+from flcog.settings import Settings
+
+
+def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]:
+    """The run in lines of a topic and a text, with the choices that were made on the user's behalf."""
+    federation, module, settings = engine.federation, engine.model.module, engine.settings
+    network = module.model if isinstance(module, ClientModule) else module
+    num_parameters = sum(p.numel() for p in server.params.values())
+    tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
+    classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
+    told = any(note.topic == "executor" for note in engine.notes)
+    notes = engine.notes if told else [Note("executor", engine.executor.name), *engine.notes]
+    count = engine.processes.count
+    going_on = f", going on after round {server.round}" if server.round else ""
+    return [
+        Note("task", f"{federation.task}{classes}"),
+        Note("model", f"{type(network).__name__}, {num_parameters:,} parameters"),
+        Note("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
+        Note("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
+        Note("local work", f"{_local_work(settings)}, batches of {engine.batching.batch_size}"),
+        Note("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
+        *notes,
+        Note("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}"),
+        Note("rounds", f"{settings.rounds}{going_on}"),
+        Note("run", str(short(directory))),
+    ]
+
+
+def _local_work(settings: Settings) -> str:
+    if settings.local_steps is not None:
+        return f"{settings.local_steps} local step{'s' * (settings.local_steps != 1)}"
+    return f"{settings.local_epochs:g} local epoch{'s' * (settings.local_epochs != 1)}"
+
+
+def describe_method(method: Method) -> str:
+    """A method with its hyper-parameters: ``FedProx(mu=0.01)``. Its rounds are told only where it does not act in all."""
+    fields = [
+        f"{field.name}={getattr(method, field.name)!r}"
+        for field in dataclasses.fields(method)
+        if field.name not in ("start_round", "stop_round") or getattr(method, field.name) != field.default
+    ]
+    return f"{method.name}({', '.join(fields)})"

@@ -1,0 +1,271 @@
+"""One run while it lasts: what its observers see, what its files and trackers are told, its checkpoints."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flcog.apply import ModelFunction
+from flcog.core.ledger import Ledger
+from flcog.core.processes import Processes
+from flcog.core.types import Params, Slot
+from flcog.data import Federation
+from flcog.engine.evaluating import evaluated_params
+from flcog.engine.setup import Engine
+from flcog.engine.state import ServerState
+from flcog.evaluation import Evaluator
+from flcog.hooks import Callback, Method, Note, Uploads
+from flcog.run import checkpoint, experiment
+from flcog.run.checkpoint_contents import check_alike
+from flcog.run.client_states import SavedClientStates
+from flcog.run.description import describe
+from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
+from flcog.run.partition_report import partition_report, without_clients
+from flcog.run.trackers import Trackers
+from flcog.settings import Settings
+
+
+class Session:
+    """A run, as :class:`flcog.hooks.Run` describes it to observers.
+
+    Args:
+        engine: what is fixed before round 1.
+        server: what the rounds change of it at the server.
+        observers: who is told of it, and whose states belong to its checkpoints.
+        experiment: what the run is, for its checkpoints; a resume is of the same.
+        config: the full configuration, where the command line knows it.
+        directory: of the run; None where nothing is written.
+        clients: where clients' states lie, of this run or of the one that is looked at; None where they stay in memory.
+        trackers: of the run.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        server: ServerState,
+        observers: Sequence[Callback] = (),
+        experiment: Mapping[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
+        directory: Path | None = None,
+        clients: Path | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:
+        self.engine, self.server, self.observers, self.config = engine, server, observers, config
+        self.experiment = dict(experiment or {})
+        self.trackers = trackers or Trackers()
+        self.should_stop = False
+        self.clients = SavedClientStates(clients, engine.processes.rank, self._receive)
+        self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
+        self._directory = directory
+
+    # What observers see -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        return self.engine.settings
+
+    @property
+    def description(self) -> Sequence[Note]:
+        return describe(self.engine, self.server, self.directory)
+
+    @property
+    def directory(self) -> Path:
+        assert self._directory is not None
+        return self._directory
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether it writes anything."""
+        return self._directory is not None
+
+    @property
+    def processes(self) -> Processes:
+        return self.engine.processes
+
+    @property
+    def methods(self) -> Sequence[Method]:
+        return self.engine.methods
+
+    @property
+    def federation(self) -> Federation:
+        return self.engine.federation
+
+    @property
+    def model(self) -> ModelFunction:
+        return self.engine.model
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self.engine.evaluator
+
+    @property
+    def round(self) -> int:
+        return self.server.round
+
+    @property
+    def params(self) -> Params:
+        return self.server.params
+
+    @property
+    def buffers(self) -> Params:
+        return self.server.buffers
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        return self.table.rows
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.server.ledger
+
+    def evaluated_params(self) -> Params:
+        return evaluated_params(self.engine, self.server)
+
+    def client_slots(self, method: str) -> Iterator[tuple[int, Slot]]:
+        for client in self.clients.clients:
+            if method in (slots := self.clients.get(client)):
+                yield client, slots[method]
+
+    def uploads(self, method: str) -> Uploads:
+        return self.server.uploads.get(method, Uploads({}, {}, []))
+
+    @property
+    def state_files(self) -> Sequence[str]:
+        return sorted(set(self.clients.files.values()))
+
+    def next_command(self, verb: str, checkpoint: Path) -> str:
+        return next_command(verb, self.directory, checkpoint, cli=self.config is not None)
+
+    # What the run is --------------------------------------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Write what the run is into its directory, and tell the trackers."""
+        if not self.processes.is_first:
+            return
+        engine = self.engine
+        module = engine.model.module
+        setting = {
+            "methods": [repr(method) for method in engine.methods],
+            "model": type(getattr(module, "model", module)).__name__,
+            "num_parameters": sum(p.numel() for p in self.params.values()),
+            "data": engine.data_name,
+            "num_clients": self.federation.num_clients,
+            "partition": (numbers := partition_report(self.federation)[1]),
+            "executor": engine.executor.name,
+            "clients_at_once": engine.executor.clients_at_once,
+            "threads": torch.get_num_threads(),
+            "processes": self.processes.count,
+            "seed": engine.seed,
+            **environment(),
+        }
+        update_yaml(self.directory / "run.yaml", setting)
+        if self.config is not None:
+            update_yaml(self.directory / "config.yaml", self.config)
+        # The command and the figures of single clients stay in the run's directory.
+        told = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
+        self.trackers.log_setting({"run": told} | ({"config": self.config} if self.config else {}))
+        engine.notes.extend(Note("tracker", tracker) for tracker in self.trackers.begin())
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
+        server = self.server
+        payload: dict[str, Any] = {
+            "format": checkpoint.FORMAT,
+            "round": server.round,
+            "seed": self.engine.seed,
+            "experiment": self.experiment,
+            "params": server.params,
+            "buffers": server.buffers,
+            "methods": [method.name for method in self.methods],
+            "servers": server.servers,
+            "reported": {name: sorted(clients) for name, clients in server.reported.items()},
+            "ledger": server.ledger.state_dict(),
+            "exchanged": checkpoint.digests(self.federation.exchanged),
+            "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
+            "tracker_run": self.trackers.run_id,
+            "resumable": resumable,
+        }
+        if resumable:
+            written = self.clients.save(server.round)
+            if self.engine.stateful:
+                for part in self.processes.gather(written):
+                    self.clients.files |= part
+            payload["clients"] = self.clients.files
+        if self.processes.is_first:
+            checkpoint.write(path, payload)
+            if pinned is not None:
+                self.clients.prune({*pinned, *self.state_files})
+
+    def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
+        """Take over a checkpoint: the model alone to evaluate it, everything to go on.
+
+        Args:
+            path: where it was read.
+            saved: what was in it.
+            resume: whether rounds are to follow.
+        """
+        server = self.server
+        checkpoint.check_same_model(path, saved["params"] | saved["buffers"], server.params | server.buffers)
+        server.params = {name: saved["params"][name].to(value) for name, value in server.params.items()}
+        server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
+        names = [method.name for method in self.methods]
+        if saved["methods"] == names:
+            check_alike(path, "the server's state", saved["servers"], server.servers)
+            server.servers = self.engine.to_device(saved["servers"])
+        server.round = saved["round"]
+        if not resume:
+            if saved["methods"] == names and saved["resumable"]:
+                self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
+            return
+        server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
+        server.ledger = Ledger.from_state(saved["ledger"])
+        self.clients.load(saved["clients"], self.processes.count)
+        for name, observer in self._named_observers():
+            checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
+        self.table.load(server.round)
+
+    def check_resumable(self, path: Path, saved: dict[str, Any]) -> list[str]:
+        """Refuse to go on from what is no run of this experiment. Returns the settings that were changed, a line each."""
+        names = [method.name for method in self.methods]
+        checkpoint.check_same_model(path, saved["params"] | saved["buffers"], self.params | self.buffers)
+        if saved["methods"] != names:
+            raise ValueError(
+                f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list"
+            )
+        if not saved["resumable"]:
+            raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
+        if saved["seed"] != self.engine.seed:
+            raise ValueError(
+                f"{path} was written by a run with seed {saved['seed']}; this one has {self.engine.seed}: use the same seed"
+            )
+        if "exchanged" in saved:  # older checkpoints have none
+            checkpoint.check_same_exchange(path, saved["exchanged"], self.federation.exchanged)
+        if not saved.get("experiment"):
+            text = "this older checkpoint does not say what its run was: settings and partition are not compared"
+            self.engine.notes.append(Note("note", text))
+            return []
+        experiment.check_same(path, saved["experiment"], self.experiment)
+        return experiment.differences(saved["experiment"], self.experiment)
+
+    def _named_observers(self) -> Iterator[tuple[str, Callback]]:
+        """Observers by the key of their state: their class, numbered where several share one."""
+        seen: dict[str, int] = {}
+        for observer in self.observers:
+            name = type(observer).__name__
+            seen[name] = seen.get(name, 0) + 1
+            yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
+
+    def _receive(self, file: Path, client: int, slots: dict[str, Any]) -> dict[str, Any]:
+        """A client's state that was read, once it is known to be what the methods keep."""
+        methods = {method.name: method for method in self.methods if method.overrides("init_client")}
+        for name, slot in slots.items():
+            if name not in methods:
+                raise ValueError(
+                    f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
+                )
+            begins = methods[name].init_client(self.params, self.buffers)
+            check_alike(file, f"{name}'s state of client {client}", slot, begins)
+        received: dict[str, Any] = self.engine.to_device(slots)
+        return received

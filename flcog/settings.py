@@ -1,0 +1,65 @@
+"""What the user asks of a training, checked: rounds, clients of a round, local work, executor, precision, seed."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from flcog.core import checks
+from flcog.core.precision import DTYPES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :class:`flcog.FederatedTrainer` that rounds depend on; they are described there."""
+
+    rounds: int
+    clients_per_round: int | float
+    local_steps: int | None
+    local_epochs: float | None
+    executor: Literal["auto", "loop", "vmap"]
+    chunk_size: int | None
+    eval_every: int
+    precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"]
+    seed: int
+    on_bad_update: Literal["raise", "drop"]
+
+    def __post_init__(self) -> None:
+        if (self.local_steps is None) == (self.local_epochs is None):
+            given = "neither" if self.local_steps is None else "both"
+            raise ValueError(f"set exactly one of local_steps and local_epochs; got {given}")
+        for name, least in (("rounds", 1), ("local_steps", 1), ("chunk_size", 1), ("eval_every", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}; got {value}")
+        if self.local_epochs is not None and not 0 < self.local_epochs < math.inf:
+            raise ValueError(f"local_epochs must be positive and finite; got {self.local_epochs}")
+        require_one_of("executor", self.executor, "auto", "loop", "vmap")
+        require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
+        require_one_of("precision", self.precision, *DTYPES)
+        clients = self.clients_per_round
+        if not clients > 0 or (isinstance(clients, float) and clients > 1):
+            raise ValueError(
+                f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients!r}: a count has no decimal point"
+            )
+        checks.seed(self, "seed")
+
+    def cohort_size(self, population: int) -> int:
+        """How many of so many clients are sampled in a round."""
+        if isinstance(self.clients_per_round, float):
+            return max(1, round(self.clients_per_round * population))
+        if self.clients_per_round > population:
+            raise ValueError(
+                f"clients_per_round={self.clients_per_round} but the federation has {population} clients: "
+                "lower it, or raise data.num_clients"
+            )
+        return self.clients_per_round
+
+    def evaluates(self, done: int) -> bool:
+        """Whether the global model is evaluated once so many rounds are done."""
+        return self.eval_every > 0 and (done % self.eval_every == 0 or done == self.rounds)
+
+
+def require_one_of(name: str, value: str, *allowed: str) -> None:
+    """Refuse a word that is none of the allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
