@@ -1,6 +1,7 @@
 """A tiny federation, and a trainer that remembers every batch, so that a reference can be given exactly what the engine saw."""
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,12 @@ from reference.common import Client, Problem, State
 from torch import Tensor, nn
 
 import flcog
-from flcog.data import Partition, Partitioner, Samples, Splits, Task
+from flcog.core.ledger import Ledger
+from flcog.core.types import Slot
+from flcog.data import Federation, Partition, Partitioner, Samples, Splits, Task
 from flcog.datamodules import Natural
-from flcog.engine.batching import Work, batches
-from flcog.engine.executors.base import Result, Round
+from flcog.engine.batching import ClientWork, batches
+from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.hooks import Callback, Params
 from flcog.models import MLP, Dropout, FeatureModel
 
@@ -143,46 +146,106 @@ def classifier(
     return flcog.Classifier(network() if network else MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=optimizer)
 
 
+class Recording:
+    """An executor that remembers what it was given before it hands it on to another."""
+
+    def __init__(self, executor: Executor, assignments: list[Assignment]) -> None:
+        self.executor, self._assignments = executor, assignments
+
+    @property
+    def name(self) -> str:
+        return self.executor.name
+
+    @property
+    def clients_at_once(self) -> int:
+        return self.executor.clients_at_once
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        self._assignments.append(assignment)
+        yield from self.executor.run(assignment)
+
+
+class Recorder(Callback):
+    """Puts a :class:`Recording` in the place of a run's executor."""
+
+    def __init__(self) -> None:
+        self.assignments: list[Assignment] = []
+
+    def on_fit_start(self, run: Any) -> None:
+        run.engine = dataclasses.replace(run.engine, executor=Recording(run.engine.executor, self.assignments))
+
+
 class RecordingTrainer(flcog.FederatedTrainer):
     """Remembers each round's clients with the batches they stepped through, and every personal model it measures."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.recorded: list[list[Client]] = []
-        self.works: list[list[Work]] = []
+    def __init__(self, callbacks: Sequence[Callback] = (), **options: Any) -> None:
+        self.recorder = Recorder()
+        super().__init__(callbacks=[self.recorder, *callbacks], **options)
         self.measured: list[tuple[Params, np.ndarray]] = []
         self.rows: list[dict[str, float]] = []
 
-    def _executor_results(self, task: Round) -> Iterator[Result]:
-        self.works.append(list(task.works))
-        self.recorded.append([self._part(task, work) for work in task.works])
-        yield from super()._executor_results(task)
+    def prepare(self, *arguments: Any, **options: Any) -> None:
+        super().prepare(*arguments, **options)
+        self.recorder.on_fit_start(self.run)
 
-    def _part(self, task: Round, work: Work) -> Client:
-        labels = self.federation.train.targets[self.federation.partition.client(work.client)]
-        steps = batches(work, task.read, task.bytes_per_sample)
-        return Client(work.client, labels, [(batch.inputs, batch.targets) for batch in steps])
+    @property
+    def recorded(self) -> list[list[Client]]:
+        """By round."""
+        return [[self._part(assignment, work) for work in assignment.works] for assignment in self.recorder.assignments]
+
+    def _part(self, assignment: Assignment, work: ClientWork) -> Client:
+        federation = self.run.federation
+        labels = federation.train.targets[federation.partition.client(work.client)]
+        return Client(work.client, labels, [(batch.inputs, batch.targets) for batch in batches(work, assignment.reader)])
+
+    @property
+    def works(self) -> list[list[ClientWork]]:
+        """By round."""
+        return [list(assignment.works) for assignment in self.recorder.assignments]
 
     def evaluate(self) -> dict[str, float]:
         """The figures of an evaluation now."""
-        original = self.evaluator.on_rows
+        original = self.run.evaluator.on_rows
 
         def on_rows(params: Params, buffers: Params, rows: np.ndarray) -> float:
             self.measured.append(({name: value.clone() for name, value in params.items()}, rows))
             return original(params, buffers, rows)
 
-        self.evaluator.on_rows = on_rows  # type: ignore[method-assign]
-        precision = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            return self._evaluate()
-        finally:
-            torch.set_default_dtype(precision)
+        self.run.evaluator.on_rows = on_rows  # type: ignore[method-assign]
+        return super().evaluate()
+
+    @property
+    def params(self) -> Params:
+        return self.run.params
+
+    @property
+    def buffers(self) -> Params:
+        return self.run.buffers
+
+    @property
+    def servers(self) -> dict[str, Slot]:
+        return self.run.server.servers
+
+    @property
+    def federation(self) -> Federation:
+        return self.run.federation
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.run.ledger
+
+    @property
+    def executor(self) -> Executor:
+        return self.run.engine.executor.executor
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{topic}: {text}" for topic, text in self.run.engine.notes]
 
     @property
     def state(self) -> State:
         """The global model under the network's own names."""
-        return {name.removeprefix("model."): value for name, value in (self.params | self.buffers).items()}
+        return {name.removeprefix("model."): value for name, value in (self.run.params | self.run.buffers).items()}
 
 
 def make_trainer(root: Path | None, *callbacks: Callback, **options: Any) -> RecordingTrainer:
@@ -203,7 +266,7 @@ def train(
     """A run's rounds alone: nothing is evaluated or written, which is most of what such a small run costs."""
     trainer = make_trainer(None, *callbacks, **options)
     trainer.prepare(module or classifier(), data or TinyData())
-    while trainer.round < trainer.rounds:
+    while trainer.run.round < trainer.settings.rounds:
         trainer.rows.append(trainer.train_round())
     return trainer
 
@@ -226,14 +289,14 @@ def fit(
 def problem_of(trainer: RecordingTrainer, module: flcog.ClientModule, optimizer: Callable[..., torch.optim.Optimizer]) -> Problem:
     """What the reference must be given to do what ``trainer`` did, from ``module`` as it was before."""
     lr = optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
-    return Problem(module.model.double(), trainer.recorded, trainer.federation.num_clients, optimizer, lr)
+    return Problem(module.model.double(), trainer.recorded, trainer.run.federation.num_clients, optimizer, lr)
 
 
 def slots(trainer: RecordingTrainer, method: str, key: str) -> dict[int, Params]:
     """What each client keeps, under the network's own names."""
     return {
         client: {name.removeprefix("model."): value for name, value in kept[method][key].items()}
-        for client, kept in trainer.states.slots.items()
+        for client, kept in trainer.run.clients.slots.items()
     }
 
 

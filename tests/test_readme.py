@@ -50,7 +50,7 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         trainer.prepare(flcog.Classifier(flcog.models.SoftmaxRegression(784, 10)), Digits(num_clients=4))
         trainer.train_round()
         trainer.train_round()
-        return trainer.params["model.head.weight"]
+        return trainer.run.params["model.head.weight"]
 
     alone, vmapped, without = params("loop", method()), params("vmap", method()), params("loop")
     assert (alone - vmapped).abs().max() < 1e-6 < (alone - without).abs().max()

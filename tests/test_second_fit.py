@@ -21,7 +21,7 @@ def fit(root: Path, model: flcog.Classifier, ckpt_path: str | None = None, round
     trainer = make_trainer(root, rounds=rounds)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         trainer.fit(model, TinyData(), ckpt_path)
-    return trainer.params, printed.getvalue()
+    return trainer.run.params, printed.getvalue()
 
 
 def test_fresh_models_are_equal_from_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

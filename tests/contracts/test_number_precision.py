@@ -124,7 +124,7 @@ def test_drawn_values_stay_below_one() -> None:
 def test_fedgen_draws_labels_that_exist(executor: str) -> None:
     fedgen = FedGen(batch_size=400, noise_dim=3, hidden=5, server_steps=1)
     trainer = train(fedgen, precision="bf16-true", executor=executor, rounds=2, local_steps=2, clients_per_round=2)
-    assert all(torch.isfinite(value).all() for value in trainer.params.values())
+    assert all(torch.isfinite(value).all() for value in trainer.run.params.values())
 
 
 def test_what_clients_draw_is_rounded_to_float32_at_most() -> None:

@@ -3,12 +3,12 @@
 Most runs here are small enough for a pencil: client k's loss is (w - t_k)^2, its gradient 2 (w - t_k).
 """
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import SCAFFOLD, ClientDropout, FedCOG, FedNova, FedProx, Stragglers
+from flcog.core.processes import Processes
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.datamodules import Dirichlet
+from flcog.engine.sharing import share_out
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -84,22 +86,22 @@ def test_scaffolds_correction_reaches_the_optimiser(executor: str) -> None:
     data = Constants([0.0, 1.0])
     trainer = make_trainer(None, SCAFFOLD(), local_steps=1, clients_per_round=2, executor=executor)
     trainer.prepare(point(), data)
-    trainer.servers["SCAFFOLD"]["c"]["model.w"].fill_(0.5)
+    trainer.run.server.servers["SCAFFOLD"]["c"]["model.w"].fill_(0.5)
     for client, value in ((0, 0.2), (1, 1.0)):
-        trainer.states.put(client, {"SCAFFOLD": {"c": {"model.w": torch.tensor(value, dtype=torch.float64)}}})
+        trainer.run.clients.put(client, {"SCAFFOLD": {"c": {"model.w": torch.tensor(value, dtype=torch.float64)}}})
     trainer.train_round()
     # y_0 = 2 - 0.1 (4 - 0.2 + 0.5) = 1.57,  y_1 = 2 - 0.1 (2 - 1 + 0.5) = 1.85; without the correction the mean were 1.7.
-    assert float(trainer.params["model.w"]) == pytest.approx((1.57 + 1.85) / 2, abs=1e-12)
+    assert float(trainer.run.params["model.w"]) == pytest.approx((1.57 + 1.85) / 2, abs=1e-12)
     # c_0 = 0.2 - 0.5 + 0.43 / 0.1 and c_1 = 1 - 0.5 + 0.15 / 0.1: the gradients at w = 2. Without "- c": 4.5 and 2.5.
-    own = [float(trainer.states.slots[k]["SCAFFOLD"]["c"]["model.w"]) for k in (0, 1)]
+    own = [float(trainer.run.clients.slots[k]["SCAFFOLD"]["c"]["model.w"]) for k in (0, 1)]
     assert own == pytest.approx([4.0, 2.0], abs=1e-12)
-    assert float(trainer.servers["SCAFFOLD"]["c"]["model.w"]) == pytest.approx(0.5 + (3.8 + 1.0) / 2, abs=1e-12)
+    assert float(trainer.run.server.servers["SCAFFOLD"]["c"]["model.w"]) == pytest.approx(0.5 + (3.8 + 1.0) / 2, abs=1e-12)
 
 
 def test_scaffold_corrects_parameters_not_statistics() -> None:
     """NIID-Bench's loop runs over the whole ``state_dict``, BatchNorm's statistics included."""
     trainer = train(SCAFFOLD(), module=classifier(network=BatchNormMLP), rounds=1)
-    assert trainer.buffers and set(trainer.servers["SCAFFOLD"]["c"]) == set(trainer.params)
+    assert trainer.run.buffers and set(trainer.run.server.servers["SCAFFOLD"]["c"]) == set(trainer.run.params)
 
 
 # Buffers ----------------------------------------------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def test_clients_count_by_their_samples(executor: str) -> None:
         trainer.train_round()
         shares = sizes[cohort] / sizes[cohort].sum()
         expected = 2 + (shares @ steps[cohort]) * (shares @ (moves[cohort] / steps[cohort]))
-        assert float(trainer.params["model.w"]) == pytest.approx(expected, abs=1e-12)
+        assert float(trainer.run.params["model.w"]) == pytest.approx(expected, abs=1e-12)
         plain = 2 + steps[cohort].mean() * (moves[cohort] / steps[cohort]).mean()
         assert abs(plain - expected) > 1e-2
     average = run(values=values.tolist(), sizes=sizes.tolist(), batch_size=2, local_steps=1, executor=executor)
@@ -164,7 +166,8 @@ def test_nobody_is_sampled_twice() -> None:
     assert all(len(set(cohort)) == 5 for cohort in cohorts)
     times = np.bincount(np.concatenate(cohorts), minlength=8)
     assert abs(times - 125).max() < 5 * (200 * 5 / 8 * 3 / 8) ** 0.5
-    trainer.clients_per_round = 1.0
+    trainer = make_trainer(None, local_steps=1, clients_per_round=1.0)
+    trainer.prepare(classifier(), TinyData())
     assert sorted(trainer.sample(0)) == list(range(8))
 
 
@@ -172,11 +175,11 @@ def test_a_clients_state_stays_with_one_process() -> None:
     """pfl's in-memory user states are wrong with more than one process: each has states of its own for every user."""
     trainer = make_trainer(None, SCAFFOLD(), local_steps=1, clients_per_round=5)
     trainer.prepare(classifier(), TinyData())
-    trainer.fabric = SimpleNamespace(world_size=3)  # type: ignore[assignment]
+    engine = dataclasses.replace(trainer.run.engine, processes=Processes(count=3))
     home: dict[int, int] = {}
     for round in range(30):
         cohort = trainer.sample(round)
-        shares = trainer._share_out(cohort, [1 + client % 3 for client in cohort])
+        shares = share_out(engine, trainer.run.clients, {client: 1 + client % 3 for client in cohort})
         assert sorted(position for share in shares for position in share) == list(range(5))
         for rank, share in enumerate(shares):
             for position in share:
@@ -197,7 +200,7 @@ def test_every_client_starts_with_a_fresh_optimiser(name: str, executor: str) ->
         options: dict[str, Any] = {"local_steps": 1, "rounds": rounds, "executor": executor}
         module = flcog.Regressor(Point(), optimizer=optimizer)
         trainer = train(module=module, data=Constants([0.0, 1.0]), clients_per_round=2, **options)
-        assert float(trainer.params["model.w"]) == pytest.approx(end, abs=1e-7)
+        assert float(trainer.run.params["model.w"]) == pytest.approx(end, abs=1e-7)
 
 
 def test_a_client_smaller_than_a_batch_trains() -> None:
@@ -206,7 +209,7 @@ def test_a_client_smaller_than_a_batch_trains() -> None:
     trainer = train(data=data, local_epochs=2, clients_per_round=8, rounds=1)
     steps = {client.id: [len(targets) for _, targets in client.batches] for client in trainer.recorded[0]}
     assert steps == {k: [min(12, size)] * 2 for k, size in enumerate(SIZES)}
-    assert all(torch.isfinite(value).all() for value in trainer.params.values())
+    assert all(torch.isfinite(value).all() for value in trainer.run.params.values())
 
 
 # Randomness -------------------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def end_of(*methods: Method, start: np.ndarray | None = None, rounds: int = 2, l
     if start is not None:
         module.model.w.data = torch.tensor(start)
     trainer = train(*methods, module=module, data=Numbers(), clients_per_round=1.0, rounds=rounds, **options)
-    return trainer.params["model.w"].numpy()
+    return trainer.run.params["model.w"].numpy()
 
 
 def assert_ends_at(point: np.ndarray, *methods: Method, **options: Any) -> None:

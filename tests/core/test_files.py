@@ -147,11 +147,11 @@ class FullAfterRound(Callback):
     def __init__(self, round: int, files: int) -> None:
         self.disk, self.round = full_disk(files), round
 
-    def on_round_start(self, trainer: object, round: int, clients: list[int]) -> None:
+    def on_round_start(self, run: object, round: int, clients: list[int]) -> None:
         if round == self.round + 1:
             self.disk.__enter__()
 
-    def on_exception(self, trainer: object, exception: BaseException) -> None:
+    def on_exception(self, run: object, exception: BaseException) -> None:
         self.disk.__exit__(None, None, None)
 
 

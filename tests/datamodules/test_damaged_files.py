@@ -361,7 +361,7 @@ def test_a_loss_of_the_users_own_takes_what_outputs_it_likes() -> None:
             return F.binary_cross_entropy_with_logits(outputs, above.to(outputs.dtype), reduction="none").mean(1)
 
     trainer = train(module=Ordinal(MLP(NUM_FEATURES, (8,), 2)), rounds=1)
-    assert all(value.isfinite().all() for value in trainer.params.values())
+    assert all(value.isfinite().all() for value in trainer.run.params.values())
 
 
 # Fedssyn's sets -------------------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_the_state_before_it_went_bad_is_kept(executor: Any) -> None:
 
     trainer = train(BadLater(), executor=executor, clients_per_round=8, on_bad_update="drop")
     assert [row.get("clients/dropped", 0) for row in trainer.rows] == [0, 1, 1]
-    kept = {client: slots["BadLater"] for client, slots in trainer.states.slots.items()}
+    kept = {client: slots["BadLater"] for client, slots in trainer.run.clients.slots.items()}
     assert {client: int(slot["calls"]) for client, slot in kept.items()} == {k: 1 if k == BROKEN else 3 for k in range(8)}
     assert kept[BROKEN]["seen"].tolist() == [1, 1]
 

@@ -295,11 +295,11 @@ def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:
 
     trainer = make_trainer(None, Constant(), rounds=1, clients_per_round=8, on_bad_update="drop")
     trainer.prepare(classifier(), TinyData())
-    before = {name: value.clone() for name, value in trainer.params.items()}
+    before = {name: value.clone() for name, value in trainer.run.params.items()}
     trainer.train_round()
     sizes = np.array([size for k, size in enumerate(SIZES) if k != 3], dtype=float)
     expected = (sizes**2).sum() / sizes.sum()
-    for name, value in trainer.params.items():
+    for name, value in trainer.run.params.items():
         torch.testing.assert_close(value - before[name], torch.full_like(value, expected))
 
 
@@ -320,8 +320,8 @@ def test_only_the_sampled_clients_have_state_and_cost() -> None:
     data = TinyData()
     data.num_clients, data.partitioner = 1_000_000, Everyone()
     trainer = train(Stateful(), data=data, clients_per_round=10)
-    assert len(trainer.states.slots) == 30  # three cohorts of ten of a million, with nobody twice
-    assert all(int(slot["Stateful"]["seen"]) == 1 for slot in trainer.states.slots.values())
+    assert len(trainer.run.clients.slots) == 30  # three cohorts of ten of a million, with nobody twice
+    assert all(int(slot["Stateful"]["seen"]) == 1 for slot in trainer.run.clients.slots.values())
 
 
 def test_ledger_counts_what_crosses() -> None:
@@ -472,6 +472,8 @@ def test_the_users_module_ends_as_the_global_model(tmp_path: Path) -> None:
     trainer, module = make_trainer(tmp_path), classifier()
     trainer.fit(module, TinyData())
     for name, value in module.named_parameters():
-        assert torch.equal(value, trainer.params[name])
+        assert torch.equal(value, trainer.run.params[name])
     again = make_trainer(tmp_path).test(module, TinyData())
-    assert again["test/loss"] == pytest.approx(trainer.evaluator.on_set(trainer.params, {}, TinyData().load().test)["loss"])
+    assert again["test/loss"] == pytest.approx(
+        trainer.run.evaluator.on_set(trainer.run.params, {}, TinyData().load().test)["loss"]
+    )

@@ -72,7 +72,7 @@ def fate(model: Any, data: Any, calls: list[str]) -> str:
             trainer = make_trainer(None, rounds=1, local_steps=1, eval_every=1)
             trainer.prepare(model, data)
             trainer.train_round()
-            trainer._evaluate()
+            trainer.evaluate()
         except ValueError as error:
             return f"refused: {error}"
     told = [str(warning.message) for warning in caught if "hooks of Lightning's" in str(warning.message)]
@@ -166,7 +166,7 @@ def test_personal_models_train_by_it_too() -> None:
         trainer = make_trainer(None, FineTune(steps=3), rounds=1)
         trainer.prepare(module, TinyData(client_test=0.3))
         trainer.train_round()
-        figures = trainer._evaluate()
+        figures = trainer.evaluate()
         return {name: value for name, value in figures.items() if "personal" in name}
 
     asked: list[int] = []
@@ -219,7 +219,7 @@ def test_a_step_without_a_number_and_a_loss_in_a_dictionary() -> None:
     assert_close(train(module=Short()).params, train(module=Plain()).params, rtol=0)
     trainer = make_trainer(None)
     trainer.prepare(Short(), TinyData())
-    assert trainer._evaluate().keys() == {"test/accuracy"}
+    assert trainer.evaluate().keys() == {"test/accuracy"}
 
 
 @pytest.mark.parametrize(

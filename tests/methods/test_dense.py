@@ -113,7 +113,7 @@ def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble(monkeypatch
     (step,) = steps
     params, messages, cohort = step.params, step.messages, step.cohort
     models = [{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual]
-    x = trainer.federation.test.inputs.double()
+    x = trainer.run.federation.test.inputs.double()
     wanted = torch.stack([cohort.apply.frozen(model, {})(x) for model in models]).mean(0).softmax(1)
 
     def apart(run: Any) -> float:

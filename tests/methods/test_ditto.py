@@ -72,16 +72,16 @@ def test_dittos_own_statistics_are_of_its_own_samples() -> None:
     """With BatchNorm in front, the statistics are the moments of what the client itself holds."""
     network = lambda: nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_CLASSES))  # noqa: E731
     trainer = train(Ditto(), module=classifier(network=network), data=TinyData(client_test=0.2))
-    federation, before = trainer.federation, {name: value.clone() for name, value in trainer.buffers.items()}
+    federation, before = trainer.run.federation, {name: value.clone() for name, value in trainer.run.buffers.items()}
     seen = []
-    trainer.evaluator.on_rows = lambda params, buffers, rows: seen.append(buffers) or 0.0  # type: ignore[method-assign]
+    trainer.run.evaluator.on_rows = lambda params, buffers, rows: seen.append(buffers) or 0.0  # type: ignore[method-assign]
     trainer.evaluate()
     for client, buffers in enumerate(seen):
         own = federation.train.inputs[federation.partition.client(client)].double()
         torch.testing.assert_close(buffers["model.0.running_mean"], own.mean(0))
         torch.testing.assert_close(buffers["model.0.running_var"], own.var(0))
-    assert len(seen) == 8 and trainer.model.module.model[0].momentum == 0.1
-    assert all(torch.equal(trainer.buffers[name], value) for name, value in before.items())
+    assert len(seen) == 8 and trainer.run.model.module.model[0].momentum == 0.1
+    assert all(torch.equal(trainer.run.buffers[name], value) for name, value in before.items())
 
 
 def test_ditto_alone_trains_for_itself_and_pulled_hard_stays() -> None:

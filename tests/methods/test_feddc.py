@@ -38,7 +38,7 @@ def test_feddc_reaches_the_optimum_that_fedavg_misses() -> None:
         module = LeastSquares(nn.Linear(1, 2, bias=False), partial(torch.optim.SGD, lr=0.08))
         options: dict[str, Any] = {"rounds": 12, "clients_per_round": 3, "local_steps": 5, "executor": "vmap"}
         trainer = train(*methods, module=module, data=data, **options)
-        return float((trainer.params["model.weight"].squeeze(1) - data.optimum).norm())
+        return float((trainer.run.params["model.weight"].squeeze(1) - data.optimum).norm())
 
     assert error() > 0.1
     assert error(FedDC(alpha=0.1)) < 0.005
@@ -46,20 +46,20 @@ def test_feddc_reaches_the_optimum_that_fedavg_misses() -> None:
 
 def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> None:
     trainer = fit(tmp_path, FedDC(alpha=0.2), eval_every=1)
-    slots = [trainer.states.slots.get(client, {}).get("FedDC") for client in range(8)]
+    slots = [trainer.run.clients.slots.get(client, {}).get("FedDC") for client in range(8)]
     assert None in slots, "some client should not have taken part"
     for state in ("h", "g"):
-        total = {name: torch.zeros_like(value) for name, value in trainer.params.items()}
+        total = {name: torch.zeros_like(value) for name, value in trainer.run.params.items()}
         for slot in slots:
             total = {name: value + (0 if slot is None else slot[state][name]) for name, value in total.items()}
-        assert_close({name: value / 8 for name, value in total.items()}, trainer.servers["FedDC"][state], 1e-12)
-    mean = {name: value - trainer.servers["FedDC"]["h"][name] for name, value in trainer.params.items()}
+        assert_close({name: value / 8 for name, value in total.items()}, trainer.run.server.servers["FedDC"][state], 1e-12)
+    mean = {name: value - trainer.run.server.servers["FedDC"]["h"][name] for name, value in trainer.run.params.items()}
     losses = [
         float(fit(tmp_path, FedDC(alpha=0.2, evaluate_mean=of), eval_every=3).history[-1]["test/loss"]) for of in (True, False)
     ]
-    for params, loss in zip((mean, trainer.params), losses, strict=True):
-        test = trainer.federation.test
-        outputs = trainer.model.frozen(params, {}, lambda module, x: module(x), test.inputs.double())
+    for params, loss in zip((mean, trainer.run.params), losses, strict=True):
+        test = trainer.run.federation.test
+        outputs = trainer.run.model.frozen(params, {}, lambda module, x: module(x), test.inputs.double())
         assert loss == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)
 
 
@@ -67,5 +67,8 @@ def test_feddc_sends_two_models_up_and_two_down() -> None:
     trainer = train(FedDC(), rounds=1)
     # The delta is both the model and the drift, and crosses once; the server's h stays at home.
     assert (
-        trainer.ledger.up["FedDC"] == trainer.ledger.down["FedDC"] == trainer.ledger.up["model"] == trainer.ledger.down["model"]
+        trainer.run.ledger.up["FedDC"]
+        == trainer.run.ledger.down["FedDC"]
+        == trainer.run.ledger.up["model"]
+        == trainer.run.ledger.down["model"]
     )

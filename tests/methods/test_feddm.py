@@ -60,9 +60,9 @@ def test_feddm_without_perturbation_against_the_paper(executor: str) -> None:
         starts.append([])
         for work in works:
             images, present = work.draws[0]["images"], work.draws[0]["present"]
-            assert torch.equal(present > 0, trainer.federation.label_counts(work.client) > 0)
-            own = trainer.federation.train.inputs[trainer.federation.partition.client(work.client)].double()
-            labels = trainer.federation.train.targets[trainer.federation.partition.client(work.client)]
+            assert torch.equal(present > 0, trainer.run.federation.label_counts(work.client) > 0)
+            own = trainer.run.federation.train.inputs[trainer.run.federation.partition.client(work.client)].double()
+            labels = trainer.run.federation.train.targets[trainer.run.federation.partition.client(work.client)]
             for label in present.nonzero().flatten().tolist():
                 of_class = own[labels == label]
                 matches = (images[label][:, None] == of_class).all(2)
@@ -82,8 +82,8 @@ def test_feddm_matches_sends_images_and_learns() -> None:
     assert trainer.evaluate()["test/accuracy"] > 0.6
     images = 8 * NUM_CLASSES * 3 * 6
     # Images, one flag a class and the loss; no weights.
-    assert trainer.ledger.up == {"model": 0, "FedDM": 3 * 5 * (images + 8 * NUM_CLASSES + 8)}
-    assert not trainer.states.slots or not any(trainer.states.slots.values())
+    assert trainer.run.ledger.up == {"model": 0, "FedDM": 3 * 5 * (images + 8 * NUM_CLASSES + 8)}
+    assert not trainer.run.clients.slots or not any(trainer.run.clients.slots.values())
 
 
 def test_perturbation_is_gaussian_of_the_norm_asked_for() -> None:

@@ -44,20 +44,20 @@ class Iterates(Callback):
     def __init__(self) -> None:
         self.params: list[Params] = []
 
-    def on_fit_start(self, trainer: Any) -> None:
-        self.params.append(trainer.params)
+    def on_fit_start(self, run: Any) -> None:
+        self.params.append(run.params)
 
-    def on_round_end(self, trainer: Any, round: int, metrics: dict[str, float]) -> None:
-        self.params.append(trainer.params)
+    def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+        self.params.append(run.params)
 
 
 def test_fedexp_is_evaluated_at_the_mean_of_the_last_two_iterates(tmp_path: Path) -> None:
     seen = Iterates()
     trainer = fit(tmp_path, FedExP(epsilon=1e-4), seen, eval_every=1)
-    test = trainer.federation.test
+    test = trainer.run.federation.test
     for row, before, after in zip(trainer.rows, seen.params, seen.params[1:], strict=False):
         mean = {name: (before[name] + after[name]) / 2 for name in after}
-        outputs = trainer.model.frozen(mean, {}, lambda module, x: module(x), test.inputs.double())
+        outputs = trainer.run.model.frozen(mean, {}, lambda module, x: module(x), test.inputs.double())
         assert row["test/loss"] == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)
 
 
@@ -76,7 +76,7 @@ def test_fedexp_step_size_by_hand() -> None:
         assert row["fedexp/eta"] == pytest.approx(eta, rel=1e-6)
         x = x + eta * mean
     assert trainer.rows[0]["fedexp/eta"] > 1
-    torch.testing.assert_close(trainer.params["model.weight"].squeeze(1), x)
+    torch.testing.assert_close(trainer.run.params["model.weight"].squeeze(1), x)
 
 
 def test_the_codes_epsilon_is_the_papers_times_the_number_of_clients() -> None:
@@ -95,6 +95,6 @@ def test_the_default_is_what_the_tables_have_run() -> None:
 @pytest.mark.parametrize("evaluate_mean", [True, False])
 def test_where_it_is_evaluated(evaluate_mean: bool) -> None:
     trainer = train(FedExP(epsilon=1e-4, evaluate_mean=evaluate_mean), rounds=2)
-    before = trainer.servers["FedExP"]["previous"]
-    mean = {name: (value + before[name]) / 2 for name, value in trainer.params.items()}
-    assert_close(trainer.evaluated_params(), mean if evaluate_mean else trainer.params, 0)
+    before = trainer.run.server.servers["FedExP"]["previous"]
+    mean = {name: (value + before[name]) / 2 for name, value in trainer.run.params.items()}
+    assert_close(trainer.run.evaluated_params(), mean if evaluate_mean else trainer.run.params, 0)

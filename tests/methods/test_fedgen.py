@@ -90,7 +90,7 @@ def test_the_generator_and_its_loss() -> None:
 
 def context(trainer: RecordingTrainer, step: int, server: Any, draws: Any) -> Context:
     optimisation = Optimisation(0.1, 0.0, 0.0)
-    return Context(trainer.params, {}, {}, server, {}, draws, {}, {}, step, 4, 8, 1.0, optimisation)
+    return Context(trainer.run.params, {}, {}, server, {}, draws, {}, {}, step, 4, 8, 1.0, optimisation)
 
 
 def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,18 +120,18 @@ def test_fedgens_clients_against_the_paper() -> None:
     module = classifier()
     trainer = train(FEDGEN, module=module, rounds=3)
     torch.set_default_dtype(torch.float64)
-    draws, server = trainer.works[2][0].draws[0], trainer.servers["FedGen"]
+    draws, server = trainer.works[2][0].draws[0], trainer.run.server.servers["FedGen"]
     assert float(draws["scale"]) == pytest.approx(0.9**2) and float(trainer.works[0][0].draws[0]["scale"]) == 0
-    assert torch.equal(draws["counts"], trainer.federation.label_counts(trainer.works[2][0].client))
+    assert torch.equal(draws["counts"], trainer.run.federation.label_counts(trainer.works[2][0].client))
     apply = Apply(ModelFunction(copy.deepcopy(module)), {})
     x, y = trainer.recorded[2][0].batches[1]
-    params = {name: value.clone().requires_grad_() for name, value in trainer.params.items()}
+    params = {name: value.clone().requires_grad_() for name, value in trainer.run.params.items()}
     task = apply.loss(params, Batch(x, y))
     ours = FEDGEN.loss(apply, params, Batch(x, y), task, context(trainer, 1, server, draws))
     key = draws["key"]
     sampled = uniform(key, 1, (6, 3)), (uniform(key, 1, (6,), 1) * NUM_CLASSES).long()
     model = copy.deepcopy(module.model)
-    model.load_state_dict({name.removeprefix("model."): value for name, value in trainer.params.items()})
+    model.load_state_dict({name.removeprefix("model."): value for name, value in trainer.run.params.items()})
     generator = fedgen.Generator(server["generator"])
     taught, alike = fedgen.client_loss(model, generator, (x, y), sampled, uniform(key, 1, (len(y), 3), 2))
     theirs = 0.9**2 * (0.7 * taught + 1.3 * alike)
@@ -149,11 +149,11 @@ def test_fedgens_generator_learns_and_is_sent() -> None:
     assert losses[-1] < 0.8 * losses[0]
     assert trainer.evaluate()["test/accuracy"] > 0.6
     # It makes features that the global model's own head recognises.
-    generator, labels = trainer.servers["FedGen"]["generator"], torch.arange(NUM_CLASSES).repeat(20)
+    generator, labels = trainer.run.server.servers["FedGen"]["generator"], torch.arange(NUM_CLASSES).repeat(20)
     features = features_of(generator, torch.rand(60, 4, dtype=torch.float64), labels)
-    (head,) = heads_of([trainer.params])
+    (head,) = heads_of([trainer.run.params])
     assert (head(features).argmax(1) == labels).double().mean() > 0.6
     size = sum(value.numel() * value.element_size() for value in generator.values())
-    assert trainer.ledger.down["FedGen"] == 3 * 5 * size and trainer.ledger.up["FedGen"] == 3 * 5 * 8 * NUM_CLASSES
+    assert trainer.run.ledger.down["FedGen"] == 3 * 5 * size and trainer.run.ledger.up["FedGen"] == 3 * 5 * 8 * NUM_CLASSES
     with pytest.raises(ValueError, match="FedGen makes the features that a linear head reads, and finds none"):
         train(FEDGEN, module=classifier(network=BatchNormMLP))

@@ -39,17 +39,20 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
     model = copy.deepcopy(problem.model)
     model.load_state_dict(trainer.state)
     for client, (own, rows) in enumerate(trainer.measured):
-        seed = fold(trainer.seed, "personal")
-        (work,) = make_work(trainer.federation, trainer.batching, [client], [3], [1.0], seed, trainer.round)
-        steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer._read, trainer.bytes_per_sample)]
+        seed = fold(trainer.settings.seed, "personal")
+        (work,) = make_work(trainer.run.federation, trainer.run.engine.batching, [client], [3], [1.0], seed, trainer.run.round)
+        steps = [
+            (batch.inputs, batch.targets)
+            for batch in batches(work, trainer.run.engine.reader.train, trainer.run.engine.reader.bytes_per_sample)
+        ]
         expected = fine_tune.run(problem, model, client, steps)
         assert_close(
             {name.removeprefix("model."): v for name, v in own.items()}, {n: expected[n] for n, _ in model.named_parameters()}
         )
         model_k = copy.deepcopy(model).eval()
         model_k.load_state_dict(expected)
-        assert np.array_equal(np.sort(rows), np.sort(trainer.federation.client_test.client(client)))
-        x, y = trainer.federation.train.inputs[rows].double(), trainer.federation.train.targets[rows]
+        assert np.array_equal(np.sort(rows), np.sort(trainer.run.federation.client_test.client(client)))
+        x, y = trainer.run.federation.train.inputs[rows].double(), trainer.run.federation.train.targets[rows]
         hits.append(float((model_k(x).argmax(1) == y).double().mean()))
     assert figures["test/personal_accuracy_mean"] == pytest.approx(np.mean(hits))
     assert figures["test/personal_accuracy_std"] == pytest.approx(np.std(hits))

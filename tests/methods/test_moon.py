@@ -83,10 +83,10 @@ def test_moon_adds_exactly_nothing_before_it_has_a_previous_model() -> None:
 
 def test_moon_keeps_each_clients_own_last_model_with_its_buffers() -> None:
     trainer = train(MOON(projection=None), module=classifier(network=BatchNormFeatures), rounds=2, clients_per_round=1.0)
-    kept = [trainer.states.slots[client]["MOON"] for client in range(8)]
-    assert kept[0]["buffers"].keys() == trainer.buffers.keys()
+    kept = [trainer.run.clients.slots[client]["MOON"] for client in range(8)]
+    assert kept[0]["buffers"].keys() == trainer.run.buffers.keys()
     weights = torch.tensor([client.num_samples for client in trainer.recorded[-1]], dtype=torch.float64)
-    for part, server in (("params", trainer.params), ("buffers", trainer.buffers)):
+    for part, server in (("params", trainer.run.params), ("buffers", trainer.run.buffers)):
         for name, value in server.items():
             if value.is_floating_point():
                 stacked = torch.stack([slot[part][name] for slot in kept])
@@ -107,7 +107,7 @@ def test_layers_that_a_method_adds_follow_the_runs_seed() -> None:
         torch.manual_seed(elsewhere)
         trainer = make_trainer(None, MOON(), seed=seed)
         trainer.prepare(module, TinyData())
-        return trainer.params["model.projection.0.weight"]
+        return trainer.run.params["model.projection.0.weight"]
 
     module = classifier()
     assert torch.equal(projection(1, elsewhere=0), projection(1, elsewhere=1))

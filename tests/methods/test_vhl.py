@@ -21,7 +21,7 @@ from reference import vhl
 from torch import Tensor
 
 from flcog.callbacks.vhl import VHL, supervised_contrast, virtual_set
-from flcog.engine.batching import Work
+from flcog.engine.batching import ClientWork
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -56,7 +56,7 @@ def test_vhl_against_the_paper(executor: str) -> None:
     inputs, labels = virtual_set(0, NUM_CLASSES, 4, 0.5, (6,), torch.float64, torch.device("cpu"))
     assert inputs.shape == (12, 6) and labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
-    def virtual(work: Work) -> list[tuple[Tensor, Tensor]]:
+    def virtual(work: ClientWork) -> list[tuple[Tensor, Tensor]]:
         order = work.draws[0]["order"].tolist()
         rows = [[order[(7 * step + i) % 12] for i in range(7)] for step in range(work.num_steps)]
         return [(inputs[r], labels[r]) for r in rows]
@@ -84,8 +84,8 @@ def test_vhl_keeps_the_first_outputs_for_everybody_else() -> None:
 
 def test_vhl_sends_nothing_of_its_virtual_set() -> None:
     trainer = train(VHL(batch_size=6, samples_per_class=4))
-    assert set(trainer.ledger.up) | set(trainer.ledger.down) <= {"model", "VHL"}
-    assert trainer.ledger.up.get("VHL", 0) == trainer.ledger.down.get("VHL", 0) == 0
+    assert set(trainer.run.ledger.up) | set(trainer.run.ledger.down) <= {"model", "VHL"}
+    assert trainer.run.ledger.up.get("VHL", 0) == trainer.run.ledger.down.get("VHL", 0) == 0
 
 
 def test_virtual_images() -> None:

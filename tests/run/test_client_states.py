@@ -124,7 +124,7 @@ def test_states_that_are_read_back_give_the_same_numbers(
     kept = first.run_dir / "checkpoints/round-000002.ckpt"
     resumed = fit(tmp_path, SCAFFOLD(), Ditto(), ckpt_path=str(kept), **options)
     for trainer in (first, resumed):
-        assert all(torch.equal(trainer.params[name], value) for name, value in whole.params.items())
-        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (trainer.states.slots, whole.states.slots)), strict=True):
+        assert all(torch.equal(trainer.run.params[name], value) for name, value in whole.params.items())
+        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (trainer.run.clients.slots, whole.states.slots)), strict=True):
             assert torch.equal(a, b)
     assert without_times(first.history) == without_times(resumed.history)

@@ -55,8 +55,8 @@ class Faulty(Logger):
 
 
 class Draws(Callback):
-    def on_round_end(self, trainer: Any, round: int, metrics: dict[str, float]) -> None:
-        trainer.trackers.log_figure("drawn", Figure(figsize=(1, 1)), round)
+    def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+        run.trackers.log_figure("drawn", Figure(figsize=(1, 1)), round)
 
 
 def fit(root: Path, *loggers: Logger, ckpt_path: str | None = None, rounds: int = 2) -> flcog.FederatedTrainer:

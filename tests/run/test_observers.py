@@ -40,7 +40,7 @@ class Stop(Callback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_round_start(self, trainer: Any, round: int, cohort: list[int]) -> None:
+    def on_round_start(self, run: Any, round: int, cohort: list[int]) -> None:
         if round == self.round:
             raise KeyboardInterrupt
 
@@ -175,8 +175,8 @@ def test_a_run_goes_on_from_a_kept_checkpoint_again_and_again(tmp_path: Path) ->
 
 def test_a_checkpoint_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     class Obstacle(Callback):
-        def on_fit_start(self, trainer: Any) -> None:
-            (trainer.run_dir / "checkpoints").write_text("in the way")
+        def on_fit_start(self, run: Any) -> None:
+            (run.directory / "checkpoints").write_text("in the way")
 
     with pytest.raises(
         ValueError, match=r"cannot write .*last\.ckpt: .*; free space or choose another trainer\.default_root_dir"
@@ -195,7 +195,7 @@ def test_a_killed_run_says_how_to_go_on_once_it_can(tmp_path: Path, capsys: pyte
     trainer = fit(tmp_path / "other")
     capsys.readouterr()
     eval(command, {"trainer": trainer, "model": classifier(), "datamodule": TinyData()})
-    assert trainer.run_dir == run and trainer.round == 3
+    assert trainer.run_dir == run and trainer.run.round == 3
     with pytest.raises(ValueError, match="no checkpoint at"):
         trainer.fit(classifier(), TinyData(), str(tmp_path / "nowhere"))
     assert "go on" not in capsys.readouterr().out.split("Test its")[-1]
@@ -210,7 +210,7 @@ def test_early_stopping_counts_evaluations_without_improvement(
 ) -> None:
     stopping = EarlyStopping(patience=2)
     trainer = fit(tmp_path, stopping, module=classifier(STANDSTILL), rounds=20, eval_every=eval_every)
-    assert trainer.round == last == len(trainer.history)
+    assert trainer.run.round == last == len(trainer.history)
     accuracy = trainer.history[-1]["test/accuracy"]
     assert (
         f"ends the run after round {last}: test/accuracy has not improved on {accuracy:.4g} of round" in capsys.readouterr().out
@@ -249,7 +249,7 @@ def test_early_stopping_takes_nan_for_no_improvement() -> None:
     stopping.on_fit_start(trainer)  # type: ignore[arg-type]
     for round, (value, stops) in enumerate([(float("nan"), False), (1.0, False), (float("nan"), False), (float("nan"), True)], 1):
         stopping.on_evaluation_end(trainer, round, {"test/loss": value})  # type: ignore[arg-type]
-        assert trainer.should_stop is stops
+        assert trainer.run.should_stop is stops
 
 
 def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_pa
 def test_a_second_fit_starts_counting_anew(tmp_path: Path) -> None:
     trainer = fit(tmp_path, EarlyStopping(patience=2), module=classifier(STANDSTILL), rounds=9, eval_every=1)
     trainer.fit(classifier(STANDSTILL), TinyData())
-    assert trainer.round == 3
+    assert trainer.run.round == 3
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -420,11 +420,11 @@ def test_the_summary_says_what_the_run_is_and_what_came_out(tmp_path: Path, caps
     printed = capsys.readouterr().out
     before, after = printed.split("round 1/6", 1)
     setting, results = summary_of(before), summary_of(after)
-    num_parameters = sum(p.numel() for p in trainer.params.values())
+    num_parameters = sum(p.numel() for p in trainer.run.params.values())
     assert setting["task"] == "classification, 3 classes"
     assert setting["model"] == f"MLP, {num_parameters} parameters"
     assert setting["data"] == "TinyData, 80 samples, 30 test samples"
-    assert setting["clients"] == f"8 (partition {trainer.federation.partition.hash}), 5 a round"
+    assert setting["clients"] == f"8 (partition {trainer.run.federation.partition.hash}), 5 a round"
     assert setting["local work"] == "4 local steps, batches of 4"
     assert setting["methods"] == f"{describe(SCAFFOLD())} FedProx(start_round=1, mu=0.25)"
     assert setting["executor"] == "loop"
@@ -541,12 +541,12 @@ def test_the_spread_over_clients_is_numpys(lower_is_better: bool) -> None:
 
 def test_clients_scores_are_those_of_their_own_parts(tmp_path: Path) -> None:
     trainer = fit(tmp_path, data=TinyData(client_test=0.4), eval_every=1, rounds=1)
-    federation, parts = trainer.federation, trainer.federation.client_test
+    federation, parts = trainer.run.federation, trainer.run.federation.client_test
     assert parts is not None
     scores = []
     for k in range(parts.num_clients):
         inputs, targets = federation.load(federation.train, torch.from_numpy(parts.client(k)), torch.device("cpu"))
-        outputs = torch.func.functional_call(trainer.model.eval_module, trainer.params, (inputs.double(),))
+        outputs = torch.func.functional_call(trainer.run.model.eval_module, trainer.run.params, (inputs.double(),))
         scores.append(float((outputs.argmax(1) == targets).double().mean()))
     assert len(set(scores)) > 2
     assert trainer.history[0]["test/client_accuracy_mean"] == pytest.approx(np.mean(scores))

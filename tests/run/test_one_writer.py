@@ -27,9 +27,9 @@ class GoesOnTwice(flcog.Callback):
     def __init__(self, root: Path) -> None:
         self.root, self.refusals = root, []  # type: tuple[Path, list[str]]
 
-    def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
         if round == 2:
-            for path in ("last", str(trainer.run_dir)):
+            for path in ("last", str(run.directory)):
                 with pytest.raises(ValueError, match=HELD) as refusal:
                     make_trainer(self.root, rounds=5).fit(classifier(), TinyData(), ckpt_path=path)
                 self.refusals.append(str(refusal.value))
@@ -58,7 +58,7 @@ def test_a_refused_writer_touches_nothing(tmp_path: Path) -> None:
 
 def test_the_right_to_write_ends_with_the_fit_however_that_ends(tmp_path: Path) -> None:
     class Dies(flcog.Callback):
-        def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+        def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
             raise KeyboardInterrupt
 
     fit(tmp_path, rounds=1)
@@ -69,7 +69,7 @@ def test_the_right_to_write_ends_with_the_fit_however_that_ends(tmp_path: Path) 
     trainer = make_trainer(tmp_path, rounds=2)
     for _ in range(2):
         trainer.fit(classifier(), TinyData(), ckpt_path="last")
-    assert trainer.round == 2 and not list(tmp_path.glob("*/.writer.yaml"))
+    assert trainer.run.round == 2 and not list(tmp_path.glob("*/.writer.yaml"))
 
 
 def test_a_run_can_be_tested_while_it_is_trained(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Slow(flcog.Callback):
     def __init__(self, sleep: float) -> None:
         self.sleep = sleep
 
-    def on_round_start(self, trainer: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+    def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
         time.sleep(self.sleep)
 
 
@@ -129,7 +129,7 @@ def test_rows_after_the_last_checkpoint_are_run_again(tmp_path: Path) -> None:
     whole.fit(classifier(), TinyData())
 
     class Dies(flcog.Callback):
-        def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+        def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
             if round == 3:
                 raise KeyboardInterrupt
 
@@ -149,7 +149,7 @@ def test_kept_checkpoints_keep_their_clients(tmp_path: Path) -> None:
     kept = trainer.run_dir / "checkpoints" / "round-000002.ckpt"
     again = make_trainer(tmp_path, SCAFFOLD(), rounds=6, clients_per_round=3)
     again.fit(classifier(), TinyData(), ckpt_path=str(kept))
-    assert all(torch.equal(trainer.params[name], again.params[name]) for name in trainer.params)
+    assert all(torch.equal(trainer.run.params[name], again.params[name]) for name in trainer.run.params)
 
 
 def test_the_method_list_must_be_the_same(tmp_path: Path) -> None:

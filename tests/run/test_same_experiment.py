@@ -107,7 +107,7 @@ def test_every_other_change_is_said_and_must_be_meant(tmp_path: Path, changed: d
         resume()
     assert all(line in str(error.value) for line in lines) and str(error.value).count(" was ") == len(lines) + 1
     trainer = resume(resume_changed=True)
-    assert trainer.round == 3
+    assert trainer.run.round == 3
     assert [note for note in trainer.notes if note.startswith("changed: ")] and all(
         any(line in note for note in trainer.notes) for line in lines
     )
@@ -122,7 +122,7 @@ def test_where_and_how_long_a_run_is_computed_is_no_change(tmp_path: Path) -> No
     trainer = fit(
         tmp_path / "other", FedProx(mu=0.1), observer, ckpt_path=str(elsewhere), **(SETTINGS | {"rounds": 4, "executor": "vmap"})
     )
-    assert trainer.round == 4 and not [note for note in trainer.notes if note.startswith("changed")]
+    assert trainer.run.round == 4 and not [note for note in trainer.notes if note.startswith("changed")]
 
 
 def test_every_argument_of_the_trainer_makes_an_experiment_or_is_listed_as_none_that_does(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_checkpoint_without_the_record_goes_on_and_says_so(tmp_path: Path) -> 
     del saved["experiment"]
     checkpoint.write(path, saved)
     trainer = fit(tmp_path, ckpt_path="last", rounds=3, local_steps=9)
-    assert trainer.round == 3 and any("does not say what its run was" in note for note in trainer.notes)
+    assert trainer.run.round == 3 and any("does not say what its run was" in note for note in trainer.notes)
 
 
 def test_last_is_the_newest_run_with_these_methods(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ class SendsItself(flcog.Callback):
             for number in self.numbers:
                 os.kill(os.getpid(), number)
 
-    def on_round_start(self, trainer: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+    def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
         self._send("on_round_start", round)
 
-    def on_round_end(self, trainer: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
         self._send("on_round_end", round)
 
 
@@ -124,7 +124,7 @@ def test_a_round_dropped_in_its_middle_leaves_no_trace(step: int, tmp_path: Path
         go(trainer)
     assert stop.value.code == 75
     done = (step - 1) // 20
-    assert trainer.round == done == len(trainer.history)
+    assert trainer.run.round == done == len(trainer.history)
     if done:
         assert saved_round(tmp_path) == done
         assert_goes_on(tmp_path, whole)
@@ -169,7 +169,7 @@ def test_others_handlers_stay(tmp_path: Path, whole: RecordingTrainer) -> None:
     finally:
         for number, handler in zip((signal.SIGHUP, signal.SIGUSR1), before, strict=True):
             signal.signal(number, handler)
-    assert heard == [signal.SIGUSR1] and trainer.round == ROUNDS
+    assert heard == [signal.SIGUSR1] and trainer.run.round == ROUNDS
     thread = threading.Thread(target=go, args=(threaded := trainer_for(tmp_path / "b"),))
     thread.start()
     thread.join()
@@ -205,8 +205,8 @@ def run_slowly(root: str, devices: int) -> None:
     """What the other process of the test below runs."""
 
     class Slow(flcog.Callback):
-        def on_round_start(self, trainer: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
-            (Path(root) / f"pid{trainer.fabric.global_rank}").write_text(str(os.getpid()))
+        def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+            (Path(root) / f"pid{run.fabric.global_rank}").write_text(str(os.getpid()))
             time.sleep(0.2)
 
     trainer = make_trainer(

@@ -143,7 +143,7 @@ def test_a_fit_leaves_the_process_as_it_was() -> None:
     assert len({path.name for trainer in (first, second) for path in wandb_files(trainer)}) == 2
 
     class Fails(Callback):
-        def on_round_start(self, trainer: Any, round: int, cohort: list[int]) -> None:
+        def on_round_start(self, run: Any, round: int, cohort: list[int]) -> None:
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
@@ -263,7 +263,7 @@ def test_wandb_offline_opens_with_the_first_row() -> None:
         def __init__(self, fails: bool = False) -> None:
             self.fails, self.open = fails, list[bool]()
 
-        def on_round_start(self, trainer: Any, round: int, clients: list[int]) -> None:
+        def on_round_start(self, run: Any, round: int, clients: list[int]) -> None:
             self.open.append(wandb.run is not None)
             if self.fails:
                 raise RuntimeError("a fault of the first round")
@@ -283,7 +283,7 @@ def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
     try:
         trainer = fit()
-        assert wandb.run is run and trainer.trackers.run_id == run.id and not wandb_files(trainer)
+        assert wandb.run is run and trainer.run.trackers.run_id == run.id and not wandb_files(trainer)
         fit(WandbLogger())
         assert wandb.run is run
     finally:
@@ -294,8 +294,8 @@ def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
 
 def test_pictures_go_to_wandb_and_to_the_run() -> None:
     class Draws(Callback):
-        def on_round_end(self, trainer: Any, round: int, metrics: dict[str, float]) -> None:
-            trainer.trackers.log_figure("data/partition", Figure(figsize=(1, 1)), round)
+        def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+            run.trackers.log_figure("data/partition", Figure(figsize=(1, 1)), round)
 
     trainer = fit([WandbLogger(offline=True), CSVLogger("logs")], None, Draws(), rounds=1)
     assert trainer.run_dir is not None
@@ -316,7 +316,7 @@ def test_a_run_says_what_it_was() -> None:
     assert trainer.run_dir is not None
     assert yaml.safe_load((trainer.run_dir / "config.yaml").read_text()) == trainer.config
     run = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
-    assert "mu=0.25" in run["methods"][0] and run["partition"]["hash"] == trainer.federation.split.hash
+    assert "mu=0.25" in run["methods"][0] and run["partition"]["hash"] == trainer.run.federation.split.hash
     assert run["packages"]["flcog"] == flcog.__version__ and run["packages"].keys() >= {"torch", "lightning", "wandb"}
     assert run["git_commit"] is None and run["command"] and run["seed"] == 0
     assert (run["executor"], run["threads"], run["processes"]) == ("vmap", 1, 1) and run["clients_at_once"] >= 1

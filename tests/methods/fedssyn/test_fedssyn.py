@@ -109,7 +109,7 @@ def exchanged(method: Fedssyn, data: flcog.FederatedDataModule | None = None) ->
     """The federation after the exchange, and what became of it."""
     trainer = make_trainer(None, method)
     trainer.prepare(classifier(), data or TinyData())
-    return trainer, trainer.federation.exchanged["Fedssyn"]
+    return trainer, trainer.run.federation.exchanged["Fedssyn"]
 
 
 # What is exchanged ------------------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def exchanged(method: Fedssyn, data: flcog.FederatedDataModule | None = None) ->
 
 def test_everything_sent_is_dealt_out_evenly_once() -> None:
     trainer, exchange = exchanged(Fedssyn(generator=Stamp(), num_images=6))
-    federation, before = trainer.federation, TinyData().federation
+    federation, before = trainer.run.federation, TinyData().federation
     assert exchange.sent.tolist() == [6] * 8 and exchange.received.sizes.tolist() == [6] * 8
     first = len(before.train)
     assert sorted(exchange.received.indices) == list(range(first, first + 48)) and len(federation.train) == first + 48
@@ -165,7 +165,7 @@ def test_no_client_has_more_than_p(p: float) -> None:
     assert exchange.received.sizes.sum() == sum(limits)  # nothing sent is lost
     assert (exchange.shares <= p + 1e-12).all()
     assert len(np.unique(exchange.received.indices)) == sum(limits)
-    assert trainer.ledger.up["Fedssyn"] == sum(limits) * (6 * 4 + 8)
+    assert trainer.run.ledger.up["Fedssyn"] == sum(limits) * (6 * 4 + 8)
 
 
 def test_even_split_against_pouring_one_by_one() -> None:
@@ -185,22 +185,24 @@ def test_local_data_stay_where_they_are() -> None:
     first = len(TinyData().federation.train)
     for client in range(8):
         assert exchange.received.client(client).tolist() == list(range(first + 6 * client, first + 6 * client + 6))
-    assert trainer.ledger.up["Fedssyn"] == trainer.ledger.down["Fedssyn"] == 0
+    assert trainer.run.ledger.up["Fedssyn"] == trainer.run.ledger.down["Fedssyn"] == 0
     shuffled, _ = exchanged(Fedssyn(generator=Stamp(), num_images=6))
-    assert torch.equal(shuffled.federation.train.inputs, trainer.federation.train.inputs)  # the same images, dealt out otherwise
+    assert torch.equal(
+        shuffled.federation.train.inputs, trainer.run.federation.train.inputs
+    )  # the same images, dealt out otherwise
 
 
 @pytest.mark.parametrize("p", [0.25, 1.0, None])
 def test_real_data_change_hands_and_none_is_lost(p: float | None) -> None:
     trainer, exchange = exchanged(Fedssyn(share="real", p=p, num_images=5))
     before = TinyData().federation.partition
-    assert sorted(trainer.federation.partition.indices) == sorted(before.indices)
-    assert trainer.federation.partition.sizes.tolist() == list(SIZES)
+    assert sorted(trainer.run.federation.partition.indices) == sorted(before.indices)
+    assert trainer.run.federation.partition.sizes.tolist() == list(SIZES)
     for client, size in enumerate(SIZES):
         fraction = 5 / (size + 5) if p is None else p
         assert exchange.received.sizes[client] == round(fraction * size)
         assert set(exchange.own.client(client)) <= set(before.client(client))
-    assert trainer.ledger.down["Fedssyn"] == exchange.received.sizes.sum() * 32
+    assert trainer.run.ledger.down["Fedssyn"] == exchange.received.sizes.sum() * 32
     assert not trained
 
 
@@ -209,7 +211,7 @@ def test_shuffling_all_data_makes_clients_alike() -> None:
     for share in ("none", "real"):
         trainer = make_trainer(None, Fedssyn(share=share, p=1.0))  # type: ignore[arg-type]
         trainer.prepare(classifier(), TinyData())
-        rows = torch.stack([trainer.federation.label_counts(k) for k in range(8)])
+        rows = torch.stack([trainer.run.federation.label_counts(k) for k in range(8)])
         counts.append((rows / rows.sum(1, keepdim=True) - torch.tensor(TINY_LABELS) / 80).square().sum(1).mean())
     assert counts[1] < 0.4 * counts[0]
 
@@ -219,10 +221,10 @@ def test_what_is_sent_is_counted_once(tmp_path: Path) -> None:
     trainer = fit(
         tmp_path, Fedssyn(generator=Stamp(), num_images=6), RoundsToTarget(0.0), clients_per_round=1.0, eval_every=1, rounds=2
     )
-    model, data = sum(p.numel() for p in trainer.params.values()) * 8, 6 * (6 * 4 + 8)
-    assert trainer.ledger.up == trainer.ledger.down == {"Fedssyn": 8 * data, "model": 2 * 8 * model}
+    model, data = sum(p.numel() for p in trainer.run.params.values()) * 8, 6 * (6 * 4 + 8)
+    assert trainer.run.ledger.up == trainer.run.ledger.down == {"Fedssyn": 8 * data, "model": 2 * 8 * model}
     assert trainer.history[1]["comm/total_bytes"] == 8 * (2 * data + 2 * 2 * model)
-    assert sum(row["comm/up_bytes"] for row in trainer.history) == trainer.ledger.total_up
+    assert sum(row["comm/up_bytes"] for row in trainer.history) == trainer.run.ledger.total_up
     assert trainer.history[0]["to_accuracy_0/up_bytes"] == 8 * (data + model)
     again = fit(
         tmp_path, Fedssyn(generator=Stamp(), num_images=6), RoundsToTarget(0.0), clients_per_round=1.0, eval_every=1, rounds=3,
@@ -359,8 +361,8 @@ def test_images_are_what_was_made(tmp_path: Path) -> None:
         tmp_path, Fedssyn(generator=Stamp(), num_images=4, directory=str(tmp_path / "kept")), clients_per_round=1
     )
     trainer.prepare(flcog.Classifier(Flat()), Images())
-    exchange = trainer.federation.exchanged["Fedssyn"]
-    images, left, total = synthesis_cache.export_images(exchange.folder, trainer.federation)
+    exchange = trainer.run.federation.exchanged["Fedssyn"]
+    images, left, total = synthesis_cache.export_images(exchange.folder, trainer.run.federation)
     assert exchange.folder.parent == tmp_path / "kept" and left == total == 16
     with np.load(exchange.folder / "client-0002.npz") as arrays:
         for row, label in enumerate(arrays["labels"]):

@@ -64,7 +64,7 @@ def test_rounds_of_the_study_are_those_of_a_run() -> None:
         distances = []
         for _ in range(25):
             distances.append(
-                float((next(iter(trainer.params.values())).flatten() - torch.from_numpy(problem.optimum)).square().sum())
+                float((next(iter(trainer.run.params.values())).flatten() - torch.from_numpy(problem.optimum)).square().sum())
             )
             trainer.train_round()
         targets = np.array([1.0, 0.5, 0.1, 0.05, 0.01, 1e-12])

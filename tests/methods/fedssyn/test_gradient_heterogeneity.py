@@ -36,7 +36,7 @@ def test_against_numpy() -> None:
     module = classifier()
     trainer = make_trainer(None, Fedssyn(generator=TINY_VAE, num_images=6))
     trainer.prepare(module, TinyData())
-    federation, exchange = trainer.federation, trainer.federation.exchanged["Fedssyn"]
+    federation, exchange = trainer.run.federation, trainer.run.federation.exchanged["Fedssyn"]
     figures = measure(trainer, chunk_size=5)
     assert figures == pytest.approx(measure(trainer, max_samples=1000), rel=1e-9)
     shared = gradients(module, federation, exchange.received.indices)
@@ -60,7 +60,7 @@ def test_clients_that_keep_or_get_nothing(p: float, received: tuple[int, ...]) -
     module = classifier()
     trainer = make_trainer(None, Fedssyn(share="real", p=p))
     trainer.prepare(module, TinyData())
-    federation = trainer.federation
+    federation = trainer.run.federation
     assert tuple(federation.exchanged["Fedssyn"].received.sizes) == received
     figures = measure(trainer)
     clients = [gradients(module, federation, federation.partition.client(k)) for k in range(8)]
@@ -79,8 +79,8 @@ def at(problem: Quadratics, *callbacks: Any, seed: int = 0) -> dict[str, float]:
     """The figures at the optimum of the clients' own data."""
     trainer = make_trainer(None, *callbacks, seed=seed)
     trainer.prepare(LeastSquares(nn.Linear(1, 3, bias=False), SGD), problem)
-    (name,) = trainer.params
-    trainer.params[name] = problem.optimum.double()[:, None]
+    (name,) = trainer.run.params
+    trainer.run.params[name] = problem.optimum.double()[:, None]
     return measure(trainer)
 
 

@@ -260,7 +260,7 @@ def test_a_leash_never_held_is_fedavg_to_the_bit() -> None:
     plain = train(rounds=2)
     for callbacks in ([FedWalk(leash=tiny_leash(), tau=NEVER)], [FedWalk(leash=tiny_leash(), start_round=2)]):
         trainer = train(*callbacks, rounds=2)
-        assert all(torch.equal(trainer.params[name], value) for name, value in plain.params.items())
+        assert all(torch.equal(trainer.run.params[name], value) for name, value in plain.params.items())
     assert (
         distance(train(FedAvgM(), rounds=2).state, train(FedAvgM(), FedWalk(leash=tiny_leash(), tau=NEVER), rounds=2).state) == 0
     )
