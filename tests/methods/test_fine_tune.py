@@ -41,10 +41,7 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
     for client, (own, rows) in enumerate(trainer.measured):
         seed = fold(trainer.settings.seed, "personal")
         (work,) = make_work(trainer.run.federation, trainer.run.engine.batching, [client], [3], [1.0], seed, trainer.run.round)
-        steps = [
-            (batch.inputs, batch.targets)
-            for batch in batches(work, trainer.run.engine.reader.train, trainer.run.engine.reader.bytes_per_sample)
-        ]
+        steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer.run.engine.reader)]
         expected = fine_tune.run(problem, model, client, steps)
         assert_close(
             {name.removeprefix("model."): v for name, v in own.items()}, {n: expected[n] for n, _ in model.named_parameters()}
