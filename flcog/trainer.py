@@ -432,7 +432,9 @@ class FederatedTrainer:
             engine,
             server,
             observers=self.observers,
-            experiment=experiment.describe(self, self.methods, engine.model.module, engine.optimizer, datamodule, self.config),
+            experiment=experiment.describe(
+                self, self.settings, self.methods, engine.model.module, engine.optimizer, datamodule, self.config
+            ),
             config=self.config,
             directory=directory,
             clients=None if clients is None else clients / "clients",

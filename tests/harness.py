@@ -21,6 +21,7 @@ from flcog.engine.batching import ClientWork, batches
 from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.hooks import Callback, Params
 from flcog.models import MLP, Dropout, FeatureModel
+from flcog.run.client_states import SavedClientStates
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -225,6 +226,14 @@ class RecordingTrainer(flcog.FederatedTrainer):
     @property
     def servers(self) -> dict[str, Slot]:
         return self.run.server.servers
+
+    @property
+    def round(self) -> int:
+        return self.run.round
+
+    @property
+    def states(self) -> SavedClientStates:
+        return self.run.clients
 
     @property
     def federation(self) -> Federation:

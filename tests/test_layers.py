@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from harness import ROOT
+
 import flcog.callbacks
 from flcog.hooks import OBSERVER_HOOKS, Method, Run
-from harness import ROOT
 
 FOLDERS = {"flcog": ROOT / "flcog", "flcog.callbacks": ROOT / "callbacks", "flcog.datamodules": ROOT / "datamodules"}
 
@@ -37,3 +38,134 @@ CLOSED = {
 
 FACES = {"flcog.callbacks": ("flcog.run.observers",)}
 """What a package's face, its own ``__init__``, shows of other rooms."""
+
+COMMANDS_USE = "flcog.datamodules"
+"""What a family's commands, which stand at the command line's level, may import besides: ``command.py`` and the studies."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the three packages, by its name."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """What a file imports of ours, anywhere in it: lazily and for types too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in known else node.module
+
+
+def floor_of(module: str) -> int:
+    """The floor on which a module lies: that of the longest name in ``LAYERS`` which it begins with."""
+    rooms = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
+    return rooms[max((room for room in rooms if f"{module}.".startswith(f"{room}.")), key=len)]
+
+
+def lies_in(module: str, rooms: tuple[str, ...]) -> bool:
+    return any(module == room if room == "flcog" else f"{module}.".startswith(f"{room}.") for room in rooms)
+
+
+def wrong_imports(graph: dict[str, set[str]]) -> list[str]:
+    """Imports that point up, or into a room that is closed to theirs."""
+    wrong = []
+    for module, targets in graph.items():
+        room = next((room for room in CLOSED if lies_in(module, (room,))), "")
+        is_command = module.rsplit(".")[-1] == "command" or module.endswith("_study")
+        for target in targets:
+            excused = lies_in(target, FACES.get(module, ())) or (is_command and target == COMMANDS_USE)
+            closed = lies_in(target, CLOSED.get(room, ())) and not lies_in(target, (room,))
+            if floor_of(target) > floor_of(module) or (closed and not excused):
+                wrong.append(f"{module} imports {target}")
+    return wrong
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def methods_named(path: Path) -> set[str]:
+    """Methods that a file's code names; its docstrings may."""
+    names = {name for name in flcog.callbacks.__all__ if issubclass(getattr(flcog.callbacks, name), Method)}
+    tree = ast.parse(path.read_text())
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    words: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            words.update("".join(c if c.isalnum() else " " for c in node.value).split())
+        words.update(getattr(node, field) for field in ("id", "attr") if isinstance(getattr(node, field, None), str))
+    return names & words
+
+
+def seen_of_run(tree: ast.AST) -> set[str]:
+    """What the observers' hooks in a file, and functions that take a ``run``, look at in it."""
+    seen = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            runs = {a.arg for a in function.args.args if a.annotation is not None and ast.unparse(a.annotation) == "Run"}
+            if function.name in OBSERVER_HOOKS and len(function.args.args) > 1:
+                runs.add(function.args.args[1].arg)
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in runs:
+                    seen.add(node.attr)
+    return seen
+
+
+RUN = {name for name in [*vars(Run), *inspect.get_annotations(Run)] if not name.startswith("_")}
+
+
+def test_imports_point_down_and_never_in_a_circle() -> None:
+    known = modules()
+    graph = {module: set(imports(path, known)) - {module} for module, path in known.items()}
+    assert wrong_imports(graph) == []
+    assert circle(graph) == []
+
+
+def test_the_engine_names_no_method() -> None:
+    found = {str(path): methods_named(path) for path in FOLDERS["flcog"].rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_observers_see_a_run_and_nothing_else() -> None:
+    assert len(RUN) <= 21
+    files = [*FOLDERS["flcog.callbacks"].rglob("*.py"), *(ROOT / "flcog/run/observers").glob("*.py")]
+    found = {str(path): seen_of_run(ast.parse(path.read_text())) - RUN for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_every_folder_is_installed() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(packages) == {module for module, path in modules().items() if path.name == "__init__.py"}
+
+
+def test_contributing_prints_the_floors() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for rooms in LAYERS:
+        assert ", ".join(f"`{room}`" for room in rooms) in text, f"CONTRIBUTING.md lists the floors of LAYERS; it lacks {rooms}"
+
+
+def test_the_test_can_fail() -> None:
+    assert wrong_imports({"flcog.core.files": {"flcog.data"}}) == ["flcog.core.files imports flcog.data"]
+    assert wrong_imports({"flcog.callbacks.moon": {"flcog.run.trackers"}}) == ["flcog.callbacks.moon imports flcog.run.trackers"]
+    assert wrong_imports({"flcog.engine.rounds": {"flcog.run.session"}}) == ["flcog.engine.rounds imports flcog.run.session"]
+    assert wrong_imports({"flcog.callbacks": {"flcog.run.observers.defaults"}, "flcog.commands.cli": {"flcog.callbacks"}}) == []
+    assert set(circle({"a": {"b"}, "b": {"a"}})) == {"a", "b"}
+    looks = ast.parse("class Looks:\n    def on_round_end(self, run, round, metrics):\n        run.engine, run.params")
+    assert seen_of_run(looks) - RUN == {"engine"}
+
+
+def test_a_method_that_the_engine_names_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "engine.py"
+    file.write_text('"""As FedProx does."""\nprint("try FedProx", MOON)\n')
+    assert methods_named(file) == {"FedProx", "MOON"}

@@ -18,11 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, synthesise
-from flcog.core.files import replacing, replacing_folder, short, write_table
+from flcog.core.files import replacing, replacing_folder, short, write_table, write_yaml
 from flcog.core.labels import require_labels
 from flcog.core.text import clock
 from flcog.data import Federation
-from flcog.run.directory import write_yaml
 
 Set = tuple[Tensor, Tensor]
 """Inputs as the data set stores them, and labels."""

@@ -8,6 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import yaml
+
+from flcog.core import files
+
 REMEDY = "free space or choose another folder"
 
 
@@ -153,3 +157,12 @@ def short(path: Path) -> Path:
     """The path as seen from the working directory, where it lies below."""
     absolute, here = path.absolute(), Path.cwd()
     return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
+
+
+def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY) -> None:
+    with files.replacing(path, "w", remedy) as file:
+        file.write(_as_yaml(content))
+
+
+def _as_yaml(content: Any) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

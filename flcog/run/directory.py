@@ -13,10 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flcog.core import files
-from flcog.core.files import RUN_REMEDY, short
+from flcog.core.files import RUN_REMEDY, _as_yaml, short, write_yaml
 from flcog.core.git import git_commit
 from flcog.run.earlier_files import keep_earlier
 from flcog.run.masking import masked_command
@@ -134,11 +132,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY) -> None:
-    with files.replacing(path, "w", remedy) as file:
-        file.write(_as_yaml(content))
-
-
 def update_yaml(path: Path, content: Any) -> None:
     """Write a run's file anew when it goes on; what the file said before is kept beside it, if that was something else."""
     if path.is_file():
@@ -146,7 +139,3 @@ def update_yaml(path: Path, content: Any) -> None:
             return
         keep_earlier(path)
     write_yaml(path, content)
-
-
-def _as_yaml(content: Any) -> str:
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

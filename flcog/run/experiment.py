@@ -1,5 +1,6 @@
 """What a run is, as its checkpoint records it, so that a resume is of the same experiment."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 from flcog.core.told import digest, flat, plain, told
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
+from flcog.settings import Settings
 
 HOW_IT_RUNS = (
     *("rounds", "callbacks", "seed", "executor", "chunk_size", "accelerator", "strategy", "devices", "num_nodes"),
@@ -23,6 +25,7 @@ WHERE_DATA_LIE = ("data_dir", "cache_dir", "directory", "path", "download", "eva
 
 def describe(
     trainer: object,
+    settings: Settings,
     methods: Iterable[Method],
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -36,14 +39,15 @@ def describe(
     federation = data.federation  # before methods exchange anything
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
-    settings = {"trainer": {name: value for name, value in told(trainer).items() if name not in HOW_IT_RUNS}}
+    arguments = dataclasses.asdict(settings) | told(trainer)
+    by_owner = {"trainer": {name: value for name, value in arguments.items() if name not in HOW_IT_RUNS}}
     return {
         "clients": federation.num_clients,
         "partition": federation.split.hash,
         "trained_on": federation.partition.hash,
         "targets": digest(federation.train.targets),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
-        "settings": _by_name(settings | {method.name: told(method) for method in methods}),
+        "settings": _by_name(by_owner | {method.name: told(method) for method in methods}),
         "objects": _by_name(
             {
                 # The optimiser's own word counts, whatever the module kept of how it was made.

@@ -8,8 +8,7 @@ from pathlib import Path
 import yaml
 from filelock import FileLock, Timeout
 
-from flcog.core.files import RUN_REMEDY, short
-from flcog.run.directory import write_yaml
+from flcog.core.files import RUN_REMEDY, short, write_yaml
 
 NOTE = ".writer.yaml"
 BUSY, ADVICE = "is being trained by", "wait until that has ended or stop it"

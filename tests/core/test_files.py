@@ -21,10 +21,11 @@ from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import cells, read_table
 from flcog.core import files
+from flcog.core.files import write_yaml
 from flcog.data import Partition
 from flcog.hooks import Callback
 from flcog.run import checkpoint
-from flcog.run.directory import MetricsTable, write_yaml
+from flcog.run.directory import MetricsTable
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, Checkpoint, Ditto
 from flcog.run import client_states
-from flcog.run.client_states import ClientStates
+from flcog.run.client_states import SavedClientStates
 
 SIZE = 1000
 
@@ -20,21 +20,21 @@ def state(value: int) -> dict[str, Any]:
     return {"Keeps": {"x": torch.full((SIZE,), float(value))}}
 
 
-def values(states: ClientStates) -> dict[int, int]:
+def values(states: SavedClientStates) -> dict[int, int]:
     """What each client keeps, which is one number many times."""
     kept: dict[int, Tensor] = {client: slots["Keeps"]["x"] for client, slots in states.slots.items()}
     assert all((x == x[0]).all() for x in kept.values())
     return {client: int(x[0]) for client, x in kept.items()}
 
 
-def loaded(directory: Path, files: dict[int, str], rank: int = 0, processes: int = 1) -> ClientStates:
-    states = ClientStates(directory, rank)
+def loaded(directory: Path, files: dict[int, str], rank: int = 0, processes: int = 1) -> SavedClientStates:
+    states = SavedClientStates(directory, rank)
     states.load(files, processes)
     return states
 
 
 def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tmp_path: Path) -> None:
-    draw, states, expected = random.Random(0), ClientStates(tmp_path, 0), dict[int, int]()
+    draw, states, expected = random.Random(0), SavedClientStates(tmp_path, 0), dict[int, int]()
     pinned: tuple[dict[int, str], dict[int, int]] = ({}, {})
     for round in range(1, 41):
         before = dict(states.files), dict(expected)
@@ -58,7 +58,7 @@ def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tm
 
 def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_states, "CACHE_BYTES", 3 * SIZE * 4)
-    states, only_in_memory = ClientStates(tmp_path, 0), ClientStates(None, 0)
+    states, only_in_memory = SavedClientStates(tmp_path, 0), SavedClientStates(None, 0)
     for client in range(10):
         for each in (states, only_in_memory):
             each.put(client, state(client))
@@ -78,7 +78,7 @@ def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, mon
 
 def test_a_dropped_round_is_undone_whatever_lay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_states, "CACHE_BYTES", 0)
-    states = ClientStates(tmp_path, 0)
+    states = SavedClientStates(tmp_path, 0)
     states.put(1, state(1))
     states.save(1)
     with pytest.raises(KeyboardInterrupt), states.noting_changes():
@@ -91,7 +91,7 @@ def test_a_dropped_round_is_undone_whatever_lay_in_memory(tmp_path: Path, monkey
 
 
 def test_a_run_that_goes_on_from_an_earlier_round_leaves_later_files_alone(tmp_path: Path) -> None:
-    states = ClientStates(tmp_path, 0)
+    states = SavedClientStates(tmp_path, 0)
     states.put(1, state(1))
     states.save(1)
     earlier = loaded(tmp_path, states.files)
@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_from_an_earlier_round_leaves_later_files_alone(tmp_p
 
 
 def test_processes_read_their_own_clients(tmp_path: Path) -> None:
-    states = ClientStates(tmp_path, 0)
+    states = SavedClientStates(tmp_path, 0)
     for client in (4, 5, 6):
         states.put(client, state(client))
     states.save(1)

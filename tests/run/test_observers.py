@@ -25,10 +25,11 @@ from flcog.evaluation import spread
 from flcog.hooks import Callback, Cohort, Messages, Method, Params, Slot
 from flcog.models import MLP
 from flcog.run import checkpoint
+from flcog.run.description import describe_method as describe
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import REFRESHES_PER_SECOND, ProgressBar
-from flcog.run.observers.summary import Summary, describe
+from flcog.run.observers.summary import Summary
 
 STANDSTILL = partial(torch.optim.SGD, lr=0.0)
 """An optimiser under which no metric ever changes."""

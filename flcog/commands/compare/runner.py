@@ -17,8 +17,8 @@ import yaml
 from flcog.commands.compare.plan import OUT_REMEDY, Cell
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
-from flcog.core.files import clear_errors, make_folder, replacing
-from flcog.run.directory import LAST, write_yaml
+from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
+from flcog.run.directory import LAST
 from flcog.run.writer_lock import ADVICE, BUSY, WriterLock
 
 
