@@ -401,10 +401,11 @@ class FederatedTrainer:
         found = self._find(ckpt_path)
         saved = None if found is None else checkpoint.read(found)
         self._read_data(datamodule)
-        run = self._session = self._make_session(model, datamodule, found=found, keep_files=True)
+        run = self._make_session(model, datamodule, found=found, keep_files=True)
         if found is not None and saved is not None:
             run.restore(found, saved, resume=False)
-        metrics = {name: value for name, value in self.evaluate().items() if name.startswith(f"{split}/")}
+        figures = evaluate(run.engine, run.server, run.clients)
+        metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if not metrics:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
         return metrics

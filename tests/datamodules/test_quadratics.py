@@ -86,7 +86,7 @@ def test_one_full_step_a_round_finds_the_optimum(tmp_path: Path, executor: Liter
     step = 1 / problem.smoothness_mean
     client = LeastSquares(torch.nn.Linear(1, 3, bias=False), lambda parameters: torch.optim.SGD(parameters, lr=step))
     trainer.fit(client, problem)
-    (weight,) = trainer.params.values()
+    (weight,) = trainer.run.params.values()
     torch.testing.assert_close(weight.squeeze(1).double(), problem.optimum, atol=1e-5, rtol=1e-5)
 
 

@@ -121,4 +121,4 @@ def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble(monkeypatch
 
     assert apart(trainer) < 0.8 * apart(mean)
     assert trainer.evaluate()["test/accuracy"] >= mean.evaluate()["test/accuracy"] > 0.4
-    assert trainer.ledger.up["DENSE"] == 6 * 8
+    assert trainer.run.ledger.up["DENSE"] == 6 * 8

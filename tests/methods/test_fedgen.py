@@ -98,7 +98,7 @@ def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> No
     trainer = train(FEDGEN, rounds=1)
     (step,) = steps
     before, params, messages, cohort, after = step.server, step.params, step.messages, step.cohort, step.new_server
-    counts = torch.stack([trainer.federation.label_counts(upload.client) for upload in messages.individual])
+    counts = torch.stack([trainer.run.federation.label_counts(upload.client) for upload in messages.individual])
     assert [upload.client for upload in messages.individual] == cohort.clients
     heads = heads_of([{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual])
     rng, drawn = cohort.generator("FedGen"), []

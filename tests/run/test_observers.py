@@ -1,5 +1,6 @@
 """Observers: what they decide, what they print, and that a resumed run goes on as if it had never stopped."""
 
+import dataclasses
 import io
 import re
 import shlex
@@ -19,6 +20,7 @@ import flcog
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedAvgM, FedProx, RoundsToTarget
 from flcog.core.ledger import human
 from flcog.core.monitor import Monitor, lower_is_better, main_metric
+from flcog.core.processes import Processes
 from flcog.core.text import clock, seconds
 from flcog.data import Splits
 from flcog.evaluation import spread
@@ -244,13 +246,11 @@ def test_early_stopping_asks_for_more_than_min_delta_and_stops_at_a_threshold(tm
 
 def test_early_stopping_takes_nan_for_no_improvement() -> None:
     stopping = EarlyStopping("test/loss", patience=2)
-    trainer = SimpleNamespace(
-        fabric=SimpleNamespace(broadcast=lambda x: x), round=0, eval_every=1, should_stop=False, is_first=False
-    )
-    stopping.on_fit_start(trainer)  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(processes=Processes(rank=1), round=0, settings=SimpleNamespace(eval_every=1), should_stop=False)
+    stopping.on_fit_start(run)
     for round, (value, stops) in enumerate([(float("nan"), False), (1.0, False), (float("nan"), False), (float("nan"), True)], 1):
-        stopping.on_evaluation_end(trainer, round, {"test/loss": value})  # type: ignore[arg-type]
-        assert trainer.run.should_stop is stops
+        stopping.on_evaluation_end(run, round, {"test/loss": value})
+        assert run.should_stop is stops
 
 
 def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_the_terminal_is_put_right_when_a_run_dies(tmp_path: Path, terminal: io.
 
 
 def test_progress_costs_far_less_than_a_short_round(terminal: io.StringIO) -> None:
-    trainer: Any = SimpleNamespace(is_first=True, rounds=2000, round=0, should_stop=False)
+    trainer: Any = SimpleNamespace(processes=Processes(), settings=SimpleNamespace(rounds=2000), round=0, should_stop=False)
     bar = ProgressBar()
     bar.on_fit_start(trainer)
     began = time.process_time()
@@ -467,11 +467,11 @@ def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_p
     observers = [ProgressBar(), RoundsToTarget(0.0), EarlyStopping(threshold=0.0), Checkpoint(), Summary()]
     metrics = dict(trainer.history[0])
     for is_first in (True, False):
-        stand_in: Any = SimpleNamespace(
-            **{**vars(trainer), "is_first": is_first, "history": trainer.history, "rounds": 2, "round": 0}
-        )
-        for name in ("save_checkpoint", "cohort_size", "loggers"):
-            setattr(stand_in, name, getattr(trainer, name))
+        run = trainer.run
+        settings = dataclasses.replace(run.settings, rounds=2)
+        run.engine = dataclasses.replace(run.engine, settings=settings, processes=Processes(rank=int(not is_first)))
+        run.server.round = 0
+        stand_in: Any = run
         capsys.readouterr()
         for observer in observers:
             observer.on_fit_start(stand_in)

@@ -126,7 +126,7 @@ def test_secret_noise_does_not_follow_from_the_seed(tmp_path: Path) -> None:
             tmp_path / folder, Fedssyn(generator=generator, num_images=3), rounds=rounds, data=TinyData(order=(3, 5)),
             clients_per_round=2, ckpt_path="last" if rounds > 1 else None,
         )  # fmt: skip
-        return trainer.federation.train.inputs[-6:]  # type: ignore[return-value]
+        return trainer.run.federation.train.inputs[-6:]  # type: ignore[return-value]
 
     one, other = run("one"), run("other")
     assert not torch.isclose(one, other).all(1).any()

@@ -29,7 +29,7 @@ def test_accuracy_by_class(methods: Any, tmp_path: Path) -> None:
     assert federation.test is not None
     # The mean of the clients is what FedDyn is evaluated at.
     model = copy.deepcopy(module.model)
-    model.load_state_dict({name.removeprefix("model."): value for name, value in trainer.evaluated_params().items()})
+    model.load_state_dict({name.removeprefix("model."): value for name, value in trainer.run.evaluated_params().items()})
     with torch.no_grad():
         predicted = model(torch.as_tensor(federation.test.inputs).double()).argmax(1)
     right = (predicted == federation.test.targets).double()

@@ -19,7 +19,7 @@ def test_variance_across_clients(tmp_path: Path) -> None:
     trainer = fit(tmp_path, ClientFairness(), FineTune(steps=2), module=module, data=data, eval_every=1, rounds=2)
     parts, row = data.federation.client_test, trainer.history[-1]
     assert parts is not None
-    scores = trainer.evaluator.on_clients(trainer.params, trainer.buffers, parts).numpy()
+    scores = trainer.run.evaluator.on_clients(trainer.run.params, trainer.run.buffers, parts).numpy()
     percent = 100 * scores[~np.isnan(scores)]
     assert row["test/client_accuracy_variance"] == pytest.approx(np.var(percent), rel=1e-9)
     assert row["test/client_accuracy_jain"] == pytest.approx(percent.sum() ** 2 / (len(percent) * np.square(percent).sum()))
