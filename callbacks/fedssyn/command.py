@@ -13,7 +13,11 @@ from flcog.hooks import Run
 
 
 def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
-    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit."""
+    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit.
+
+    >>> SYNTHESIZE.name
+    'synthesize'
+    """
     trainer.prepare(model, datamodule, keep_files=True)
     _write_images(trainer.run)
 

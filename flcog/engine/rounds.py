@@ -19,7 +19,7 @@ from flcog.engine.program import Program, num_bytes
 from flcog.engine.setup import Engine
 from flcog.engine.sharing import share_out
 from flcog.engine.state import ClientStates, ServerState
-from flcog.hooks import Cohort, Messages, Method, Plan
+from flcog.hooks import OBSERVER_HOOKS, Cohort, Messages, Method, Plan, Uploads
 
 Plans = dict[int, int]
 """The clients that take part, with their numbers of local steps."""
@@ -241,6 +241,8 @@ def step(engine: Engine, server: ServerState, methods: Sequence[Method], cohort:
     for i, method in enumerate(methods):
         individual = sorted(aggregate.individual[i], key=lambda upload: upload.client)  # whatever the executor's order
         messages = Messages(*aggregate.messages(i), individual)
+        if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
+            server.uploads[method.name] = Uploads(server.params, cohort.buffers, individual)
         slot = server.servers[method.name]
         delta, server.servers[method.name] = method.server_step(slot, server.params, delta, messages, cohort)
     server.params = {name: (value + delta[name]).detach() for name, value in server.params.items()}

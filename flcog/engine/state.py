@@ -33,7 +33,8 @@ class ServerState:
     reported: dict[str, set[int]] = field(default_factory=dict)
     uploads: dict[str, Uploads] = field(default_factory=dict)
     """What single clients sent in the round in hand, for methods that also observe; let go of at its end, and in no checkpoint."""
-    _reports: dict[str, dict[int, Any]] = field(default_factory=dict)
+    reports: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """What they told; asked again after a resume."""
 
     @contextmanager
     def undone_at(self, error: type[BaseException], sampled: Sequence[int]) -> Iterator[None]:
@@ -56,7 +57,7 @@ class ServerState:
 
     def hear(self, method: Method, client: ClientView) -> None:
         """What a client tells a method once in its life; after a resume it is asked again, and not counted."""
-        reports = self._reports.setdefault(method.name, {})
+        reports = self.reports.setdefault(method.name, {})
         if client.id not in reports:
             reports[client.id] = method.report(client)
             if client.id not in self.reported.setdefault(method.name, set()):
@@ -65,7 +66,7 @@ class ServerState:
 
     def heard(self, method: Method, clients: Iterable[int]) -> list[Any]:
         """What these clients have told a method."""
-        reports = self._reports.get(method.name, {})
+        reports = self.reports.get(method.name, {})
         return [reports.get(client) for client in clients]
 
 

@@ -60,7 +60,7 @@ def test_weights_and_reports_are_those_of_a_float64_run(case: Case) -> None:
     for precision in ("64-true", "bf16-true"):
         seen[precision] = Seen()
         trainer = train(case.method, seen[precision], data=case.data(), rounds=1, local_steps=1, precision=precision)
-        reports[precision] = trainer._reports
+        reports[precision] = trainer.run.server.reports
     cohort, exact = (seen[precision].cohorts[0] for precision in ("bf16-true", "64-true"))
     assert cohort.weights.dtype == cohort.num_samples.dtype == torch.float64
     assert torch.equal(cohort.weights, exact.weights)

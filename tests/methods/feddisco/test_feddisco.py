@@ -66,7 +66,7 @@ def test_feddisco_weighs_any_kind_of_label(targets: Any, executor: str) -> None:
     assert distance(trainers[0].state, trainers[1].state) > 1e-4
     counts = torch.stack([data.federation.label_counts(k) for k in range(8)])
     assert counts.shape == (8, 3)
-    reports = trainers[1]._reports["FedDisco"]
+    reports = trainers[1].run.server.reports["FedDisco"]
     for k, shares in enumerate(counts / counts.sum(1, keepdim=True)):
         assert reports[k] == pytest.approx(float(sum(s * math.log(3 * s) for s in shares.tolist() if s)), abs=1e-12)
 
@@ -143,7 +143,7 @@ def test_a_client_without_labels_does_not_count_most(target: Any) -> None:
 
     module = flcog.MultiLabelClassifier(MLP(6, (8,), 3), optimizer=partial(torch.optim.SGD, lr=0.1))
     trainer = train(FedDisco(target=target), module=module, data=Unlabelled(targets="multilabel"), clients_per_round=8, rounds=1)
-    reports = trainer._reports["FedDisco"]
+    reports = trainer.run.server.reports["FedDisco"]
     assert reports[0] == max(reports.values()) > min(reports.values())
 
 

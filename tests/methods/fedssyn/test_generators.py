@@ -1,6 +1,7 @@
 """Fedssyn's generators: the autoencoder, the GAN and the diffusion model against their papers."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,12 @@ def test_the_autoencoder_is_that_of_burgess() -> None:
 
 def test_the_capacity_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[Any] = []
-    monkeypatch.setattr(beta_vae, "train", lambda network, loss, *rest, **options: losses.append((loss, rest)))
+
+    def training(network: Any, loss: Any, *rest: Any, **options: Any) -> SimpleNamespace:
+        losses.append((loss, rest))
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr(beta_vae, "Training", training)
     generator = BetaVAE(latent=1, hidden=4, beta=7.0, capacity=10.0, epochs=5)
     generator.train(torch.randn(4, 2), torch.zeros(4, dtype=torch.long), 1, lambda epoch, figures: None)
     loss, rest = losses[0]

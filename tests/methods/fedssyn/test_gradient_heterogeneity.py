@@ -37,8 +37,8 @@ def test_against_numpy() -> None:
     trainer = make_trainer(None, Fedssyn(generator=TINY_VAE, num_images=6))
     trainer.prepare(module, TinyData())
     federation, exchange = trainer.run.federation, trainer.run.federation.exchanged["Fedssyn"]
-    figures = measure(trainer, chunk_size=5)
-    assert figures == pytest.approx(measure(trainer, max_samples=1000), rel=1e-9)
+    figures = measure(trainer.run, chunk_size=5)
+    assert figures == pytest.approx(measure(trainer.run, max_samples=1000), rel=1e-9)
     shared = gradients(module, federation, exchange.received.indices)
     expected: dict[str, float] = {"p": exchange.shares.mean(), "noise_shared": shared.var(0).sum()}
     for name, partition in (("", federation.partition), ("_before", TinyData().federation.partition)):
@@ -62,7 +62,7 @@ def test_clients_that_keep_or_get_nothing(p: float, received: tuple[int, ...]) -
     trainer.prepare(module, TinyData())
     federation = trainer.run.federation
     assert tuple(federation.exchanged["Fedssyn"].received.sizes) == received
-    figures = measure(trainer)
+    figures = measure(trainer.run)
     clients = [gradients(module, federation, federation.partition.client(k)) for k in range(8)]
     assert figures["noise"] == pytest.approx(np.mean([g.var(0).sum() for g in clients]), rel=1e-9)
     assert figures["dissimilarity"] == pytest.approx(np.array([g.mean(0) for g in clients]).var(0).sum(), rel=1e-9)
@@ -81,7 +81,7 @@ def at(problem: Quadratics, *callbacks: Any, seed: int = 0) -> dict[str, float]:
     trainer.prepare(LeastSquares(nn.Linear(1, 3, bias=False), SGD), problem)
     (name,) = trainer.run.params
     trainer.run.params[name] = problem.optimum.double()[:, None]
-    return measure(trainer)
+    return measure(trainer.run)
 
 
 def test_closed_forms_on_quadratics() -> None:
@@ -94,7 +94,7 @@ def test_closed_forms_on_quadratics() -> None:
 def test_clients_with_the_same_data_do_not_differ() -> None:
     figures = make_trainer(None, clients_per_round=1)
     figures.prepare(classifier(), TinyData(order=(3, 3, 3)))
-    assert measure(figures)["dissimilarity"] < 1e-12 < measure(figures)["noise"]
+    assert measure(figures.run)["dissimilarity"] < 1e-12 < measure(figures.run)["noise"]
 
 
 @pytest.mark.parametrize("p", [0.1, 0.6])

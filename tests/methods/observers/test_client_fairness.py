@@ -43,7 +43,7 @@ class WithoutTest(TinyData):
     ("observer", "options", "message"),
     [
         (ClassAccuracy(), {"eval_every": 0}, "eval_every=0 makes none: set it to 1 or more, or remove ClassAccuracy"),
-        (ClassAccuracy(), {"data": WithoutTest()}, "the test set, which WithoutTest has not"),
+        (ClassAccuracy(), {"data": WithoutTest()}, "the test set, which the data do not have"),
         (
             ClassAccuracy(),
             {"data": TinyData(targets="regression"), "module": flcog.Regressor(MLP(6, (8,), 1))},

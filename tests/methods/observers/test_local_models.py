@@ -46,7 +46,7 @@ def test_local_models_are_measured(executor: str, tmp_path: Path) -> None:
         assert trainer.history[0][f"local/{name}_mean"] == pytest.approx(np.mean(values), rel=1e-6), name
         assert trainer.history[0][f"local/{name}_std"] == pytest.approx(np.std(values), rel=1e-5), name
     assert trainer.history[0]["local/distance_worst_decile"] == pytest.approx(max(everything["distance"]), rel=1e-6)
-    assert not trainer.run.server.servers["LocalModels"]
+    assert not trainer.run.server.servers["LocalModels"] and not trainer.run.server.uploads
 
 
 def own_labels(federation: Federation, client: int) -> list[int]:
