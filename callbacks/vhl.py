@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from flcog.callbacks.parts.distillation import rows_of_step
 from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import Federation
+from flcog.data import Exchange, Federation
 from flcog.hooks import ClientView, Context, Method
 
 
@@ -129,13 +130,13 @@ class VHL(Method):
             )
         return {}
 
-    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         device = federation.train.targets.device
         sample, _ = federation.load(federation.train, torch.zeros(1, dtype=torch.long, device=device), device)
         if not sample.is_floating_point():
             raise ValueError(f"VHL makes virtual images or rows of a table; this data set holds {sample.dtype} inputs: remove it")
         self._set(federation.num_classes, sample)  # fills the cache here, outside the client's vectorised program
-        return federation
+        return Exchange(federation)
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=rng)}

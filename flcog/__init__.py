@@ -11,7 +11,7 @@ from lightning import seed_everything
 from flcog import models, schedules
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
 from flcog.core.types import Batch, Params
-from flcog.data import FederatedDataModule, Federation, Partition, Samples, Splits
+from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
 from flcog.hooks import Callback, Context, Method, Upload
 from flcog.trainer import FederatedTrainer
 
@@ -23,6 +23,7 @@ __all__ = [
     "Classifier",
     "ClientModule",
     "Context",
+    "Exchange",
     "FederatedDataModule",
     "FederatedTrainer",
     "Federation",

@@ -3,10 +3,10 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 import numpy as np
@@ -129,7 +129,7 @@ Augment = Callable[[Tensor, np.ndarray], Tensor]
 
 @dataclass(frozen=True)
 class Federation:
-    """What a run trains and evaluates on. A method's ``prepare_data`` may return a changed copy (``dataclasses.replace``).
+    """What a run trains and evaluates on. A method's ``prepare_data`` may put a changed copy (``dataclasses.replace``) in its place.
 
     ``client_val`` and ``client_test`` hold out parts of the clients' own samples: partitions of ``train`` too, disjoint from
     ``partition``.
@@ -148,12 +148,6 @@ class Federation:
     class_names: tuple[str, ...] | None = None
     whole: Partition | None = None
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
-    ledger: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Bytes (up, down) that an exchange before round 1 sent, by method."""
-    workspace: Path | None = None
-    """Where a method's ``prepare_data`` may keep what runs can share; None where nothing is to be written."""
-    exchanged: dict[str, Any] = field(default_factory=dict)
-    """What such an exchange leaves for observers, by method."""
 
     @property
     def num_clients(self) -> int:
@@ -211,6 +205,23 @@ class Federation:
         # torch.quantile refuses more than 16 million values; numpy does not.
         edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.targets)
         return edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a method's exchange of data before round 1 results in. A method derives a class of it to leave more for its hooks and observers.
+
+    Args:
+        federation: the data from now on.
+        bytes_sent: by all clients together, up and down; None where nothing was exchanged.
+        digest: fixes the new data where the settings alone do not; a checkpoint keeps it, so that no run goes on with other data.
+        folder: where what was exchanged is kept, if it is.
+    """
+
+    federation: Federation
+    bytes_sent: tuple[int, int] | None = None
+    digest: str | None = None
+    folder: Path | None = None
 
 
 class Preprocess:

@@ -10,7 +10,7 @@ import difflib
 import inspect
 from collections.abc import Callable as Function
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from flcog.core.ledger import Ledger
 from flcog.core.precision import number_dtype
 from flcog.core.processes import Processes
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import Federation
+from flcog.data import Exchange, Federation
 from flcog.evaluation import Evaluator
 from flcog.settings import Settings
 
@@ -132,12 +132,14 @@ class ClientView:
         num_samples: of its training set.
         round: the round, counted from 0.
         federation: where its samples are.
+        exchanges: what methods exchanged before round 1, by their names.
     """
 
     id: int
     num_samples: int
     round: int
     federation: Federation
+    exchanges: Mapping[str, Exchange] = field(default_factory=dict)
 
     @property
     def num_classes(self) -> int:
@@ -259,6 +261,10 @@ class Run(Protocol):
     @property
     def federation(self) -> Federation:
         """The data, after what methods exchanged before round 1."""
+
+    @property
+    def exchanges(self) -> Mapping[str, Exchange]:
+        """What methods exchanged before round 1, by their names."""
 
     @property
     def model(self) -> ModelFunction:
@@ -408,9 +414,13 @@ class Method(Callback):
         """Extra heads or logits, drawn from torch's global streams, which the run has seeded. *Chain, once; plain Python.*"""
         return model
 
-    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
-        """Exchanges of data before round 1. *Chain, once; plain Python.*"""
-        return federation
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
+        """Exchanges of data before round 1. *Chain, once; plain Python.*
+
+        What is returned comes back to the method's plain-Python hooks as ``client.exchanges[self.name]``, and to observers as
+        ``run.exchanges``. Files that runs can share may be kept under ``workspace``; where it is None, nothing is to be written.
+        """
+        return Exchange(federation)
 
     def init_server(self, params: Params) -> Slot:
         """The server's state for this method. *Own slot.*"""

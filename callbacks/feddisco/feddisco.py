@@ -1,7 +1,8 @@
 """FedDisco: aggregation weights from sample counts and from how skewed each client's labels are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Generator, Tensor
 
 from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
-from flcog.data import Federation
+from flcog.data import Exchange, Federation
 from flcog.hooks import ClientView, Cohort, Method
 from flcog.label_statistics import label_table
 
@@ -34,6 +35,13 @@ def discrepancy(counts: Tensor, target: Tensor, metric: str = "kl") -> float:
     if metric == "cosine":
         return 1 - float(torch.cosine_similarity(shares, target, dim=0))
     return float(torch.linalg.vector_norm(shares - target, ord=1 if metric == "l1" else 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSum(Exchange):
+    """What the server learns of the clients' labels: the counts of all clients together."""
+
+    label_counts: Tensor
 
 
 @dataclass(frozen=True)
@@ -82,16 +90,12 @@ class FedDisco(Method):
         elif min(self.target, default=-1) < 0 or sum(self.target) <= 0 or (self.metric == "kl" and min(self.target) == 0):
             raise ValueError(f"FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got {self.target}")
 
-    def prepare_data(self, federation: Federation, rng: Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: Generator, workspace: Path | None) -> Exchange:
         if self.target != "global":
-            return federation
+            return Exchange(federation)
         messages = masked(torch.from_numpy(label_table(federation).toarray()), rng)
         num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
-        return replace(
-            federation,
-            ledger=federation.ledger | {self.name: (num_bytes, num_bytes)},
-            exchanged=federation.exchanged | {self.name: unmasked_sum(messages)},
-        )
+        return LabelSum(federation, (num_bytes, num_bytes), label_counts=unmasked_sum(messages))
 
     def report(self, client: ClientView) -> float:
         counts = client.label_counts
@@ -100,7 +104,9 @@ class FedDisco(Method):
             if client.task == "regression":
                 target[len(client.federation.bin_edges) + 1 :] = 0  # tied targets leave fewer bins than classes
         elif self.target == "global":
-            target = client.federation.exchanged[self.name]
+            exchange = client.exchanges[self.name]
+            assert isinstance(exchange, LabelSum)
+            target = exchange.label_counts
         else:
             target = torch.tensor(self.target, dtype=torch.float64)
         if len(target) != len(counts):

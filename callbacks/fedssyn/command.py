@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from flcog.callbacks.fedssyn.fedssyn import Fedssyn
-from flcog.callbacks.fedssyn.shuffling import Exchange
+from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.callbacks.fedssyn.synthesis_cache import export_images
 from flcog.core.commands import TrainerCommand
 from flcog.core.files import short
@@ -25,8 +25,8 @@ def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
 def _write_images(run: Run) -> None:
     """Write the synthetic images of a run that has been set up, and say where they are and what comes next."""
     chosen = [method for method in run.methods if isinstance(method, Fedssyn)]
-    exchange = run.federation.exchanged.get(chosen[0].name) if chosen else None
-    if not isinstance(exchange, Exchange) or exchange.folder is None:
+    exchange = run.exchanges.get(chosen[0].name) if chosen else None
+    if not isinstance(exchange, SampleExchange) or exchange.folder is None:
         raise ValueError("there is nothing to synthesize: add Fedssyn to trainer.callbacks, with share=shuffled or local")
     if not run.processes.is_first:
         return

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, check_generator
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
-from flcog.callbacks.fedssyn.shuffling import Exchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
+from flcog.callbacks.fedssyn.shuffling import SampleExchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import at_least, one_of, within
 from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import fold
-from flcog.data import Federation, Partition
+from flcog.data import Exchange, Federation, Partition
 from flcog.hooks import Method, Run
 
 
@@ -82,11 +82,11 @@ class Fedssyn(Method):
         """Only generators need classes."""
         return Method.tasks if self.share in ("real", "none") else ("classification",)
 
-    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         if self.start_round or self.stop_round is not None:
             raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
         if self.share == "none":
-            return federation
+            return Exchange(federation)
         seed = rng.initial_seed()
         shuffle = np.random.default_rng(fold(seed, "shuffle"))
         sizes = federation.partition.sizes
@@ -96,12 +96,13 @@ class Fedssyn(Method):
             kept, got = mix_real(federation.partition, fractions, shuffle)
             clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
             changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
-            return self._noted(
-                changed, Exchange(federation.partition, kept, got, got.sizes, digest_of(kept, got)), len(got.indices)
+            size = num_bytes(changed.train.inputs, len(got.indices))
+            return SampleExchange(
+                changed, (size, size), digest_of(kept, got), before=federation.partition, own=kept, received=got, sent=got.sizes
             )
         synthesis = self._synthesis(federation, seed)
         check_generator(synthesis.generator, Form.of(federation.train).images)
-        sets, folder = synthetic_sets(synthesis, federation, self._root(federation))
+        sets, folder = synthetic_sets(synthesis, federation, self._root(workspace))
         made = np.array([len(labels) for _, labels in sets])
         sent = capacity(sizes, self.p, made)
         chosen = [torch.from_numpy(np.sort(shuffle.permutation(n)[:count])) for n, count in zip(made, sent, strict=True)]
@@ -112,16 +113,21 @@ class Fedssyn(Method):
         else:
             received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), shuffle)
         changed, received = add_samples(federation, inputs, targets, received)
-        digest = digest_of(federation.partition, received, inputs, targets)
-        return self._noted(
+        size = num_bytes(changed.train.inputs, 0 if self.share == "local" else int(sent.sum()))
+        return SampleExchange(
             changed,
-            Exchange(federation.partition, federation.partition, received, sent, digest, folder),
-            0 if self.share == "local" else int(sent.sum()),
+            bytes_sent=(size, size),
+            digest=digest_of(federation.partition, received, inputs, targets),
+            folder=folder,
+            before=federation.partition,
+            own=federation.partition,
+            received=received,
+            sent=sent,
         )
 
     def on_fit_start(self, run: Run) -> None:
-        exchange = run.federation.exchanged.get(self.name)
-        if not run.processes.is_first or not isinstance(exchange, Exchange) or run.directory is None:
+        exchange = run.exchanges.get(self.name)
+        if not run.processes.is_first or not isinstance(exchange, SampleExchange) or run.directory is None:
             return
         what = {"shuffled": "shuffled synthetic", "local": "their own synthetic", "real": "shuffled real"}[self.share]
         shares = exchange.shares
@@ -149,22 +155,14 @@ class Fedssyn(Method):
         assert self.generator is not None
         return Synthesis(self.generator, self.rho, self._count(federation), seed)
 
-    def _root(self, federation: Federation) -> Path | None:
+    def _root(self, workspace: Path | None) -> Path | None:
+        """Where synthetic sets are kept, if they are."""
         if self.directory is not None:
             return Path(self.directory)
-        return None if federation.workspace is None else federation.workspace / "synthetic"
-
-    def _noted(self, federation: Federation, exchange: Exchange, sent: int) -> Federation:
-        """With what was sent in the ledger, and what became of the data for those who measure it."""
-        size = num_bytes(federation.train.inputs, sent)
-        return replace(
-            federation,
-            ledger={**federation.ledger, self.name: (size, size)},
-            exchanged={**federation.exchanged, self.name: exchange},
-        )
+        return None if workspace is None else workspace / "synthetic"
 
 
-def received_figure(federation: Federation, exchange: Exchange, max_clients: int = 10, max_images: int = 12) -> Figure:
+def received_figure(federation: Federation, exchange: SampleExchange, max_clients: int = 10, max_images: int = 12) -> Figure:
     """The first synthetic images that each client trains on, a row for each client."""
     clients = range(min(max_clients, federation.num_clients))
     form, rows = Form.of(federation.train), []

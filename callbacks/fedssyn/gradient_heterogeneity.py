@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flcog.apply import forward
-from flcog.callbacks.fedssyn.shuffling import Exchange
+from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.client import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import fold, sample_without_replacement
@@ -104,7 +104,7 @@ class GradientHeterogeneity(Callback):
 
 def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
     """The figures of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
-    exchange = next((value for value in run.federation.exchanged.values() if isinstance(value, Exchange)), None)
+    exchange = next((value for value in run.exchanges.values() if isinstance(value, SampleExchange)), None)
     moments_of = _gradient_moments(run, chunk_size)
     rank, world_size = run.processes.rank, run.processes.count
     num_clients = run.federation.num_clients

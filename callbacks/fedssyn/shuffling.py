@@ -8,28 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.data import Federation, Partition, Samples
+from flcog.data import Exchange, Federation, Partition, Samples
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """What became of the clients' data, for those who measure it.
+@dataclass(frozen=True, kw_only=True)
+class SampleExchange(Exchange):
+    """What became of the clients' data, for those who measure it. Its digest fixes who trains on what (see :func:`digest_of`).
 
     Args:
         before: each client's own samples as they were.
-        own: each client's own samples that it still trains on.
+        own: those of them that it still trains on.
         received: what it got on top.
         sent: how many samples each client sent.
-        digest: fixes who trains on what (see :func:`digest_of`); checkpoints keep it, so that no run goes on with other data.
-        folder: where synthetic sets are kept; None if they were not, or are real.
     """
 
     before: Partition
     own: Partition
     received: Partition
     sent: np.ndarray
-    digest: str
-    folder: Any = None
 
     @property
     def shares(self) -> np.ndarray:

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from flcog.core.ledger import Ledger
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold, generator, seeded
-from flcog.data import FederatedDataModule, Federation
+from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.engine.batching import Batching
 from flcog.engine.executors.base import Executor
 from flcog.engine.executors.choice import Job, choose_executor
@@ -45,6 +45,7 @@ class Engine:
         optimizer: the module's own.
         base_rates: the learning rates of its groups, before any schedule.
         federation: the data, after what methods exchanged before round 1.
+        exchanges: what these results of ``prepare_data`` are, by the methods' names.
         batching: how a client's samples become steps.
         reader: from samples' numbers to tensors.
         evaluator: measures models.
@@ -60,6 +61,7 @@ class Engine:
     optimizer: torch.optim.Optimizer
     base_rates: Sequence[float]
     federation: Federation
+    exchanges: Mapping[str, Exchange]
     batching: Batching
     reader: Reader
     evaluator: Evaluator
@@ -89,7 +91,7 @@ class Engine:
     def view(self, client: int, round: int) -> ClientView:
         """A client as plain-Python hooks see it."""
         offsets = self.federation.partition.offsets
-        return ClientView(client, int(offsets[client + 1] - offsets[client]), round, self.federation)
+        return ClientView(client, int(offsets[client + 1] - offsets[client]), round, self.federation, self.exchanges)
 
     def rates(self, round: int) -> list[float]:
         """The learning rates of the optimiser's groups in a round."""
@@ -142,10 +144,10 @@ def set_up(
         servers={},
     )
     federation = datamodule.federation
-    federation = dataclasses.replace(federation, train=federation.train.to(processes.device), workspace=workspace)
+    federation = dataclasses.replace(federation, train=federation.train.to(processes.device))
     dtype = DTYPES[settings.precision]
     check_outputs(function, Reader(federation, processes.device, dtype, function.convolves).example, federation)
-    federation = _exchanged(settings, methods, federation, server.ledger)
+    federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
     reader = Reader(federation, processes.device, dtype, function.convolves)
     server.servers = {method.name: method.init_server(server.params) for method in methods}
     optimizer = single_optimizer(model)
@@ -168,6 +170,7 @@ def set_up(
         optimizer=optimizer,
         base_rates=[group["lr"] for group in optimizer.param_groups],
         federation=federation,
+        exchanges=exchanges,
         batching=batching,
         reader=reader,
         evaluator=Evaluator(function, reader, datamodule.eval_batch_size, processes),
@@ -243,14 +246,22 @@ def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
     return notes
 
 
-def _exchanged(settings: Settings, methods: Sequence[Method], federation: Federation, ledger: Ledger) -> Federation:
-    """The data after what methods exchange before round 1, the bytes counted."""
+def _exchanged(
+    settings: Settings, methods: Sequence[Method], federation: Federation, ledger: Ledger, workspace: Path | None
+) -> tuple[Federation, dict[str, Exchange]]:
+    """The data after what methods exchange before round 1, and each method's exchange; the bytes are counted."""
+    exchanges = {}
     for method in methods:
-        if method.overrides("prepare_data") and method.start_round < settings.rounds:
-            federation = method.prepare_data(federation, generator(settings.seed, "prepare_data", method.name))
-    for name, (up, down) in federation.ledger.items():
-        ledger.add(name, up, down)
-    return federation
+        if not method.overrides("prepare_data") or method.start_round >= settings.rounds:
+            continue
+        exchange = method.prepare_data(federation, generator(settings.seed, "prepare_data", method.name), workspace)
+        if not isinstance(exchange, Exchange):
+            got = type(exchange).__name__
+            raise ValueError(f"{method.name}.prepare_data must return a flcog.Exchange; got {got}: return Exchange(federation)")
+        if exchange.bytes_sent is not None:
+            ledger.add(method.name, *exchange.bytes_sent)
+        exchanges[method.name], federation = exchange, exchange.federation
+    return federation, exchanges
 
 
 def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:

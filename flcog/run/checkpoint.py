@@ -1,13 +1,14 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flcog.core.files import RUN_REMEDY, replacing, short
+from flcog.data import Exchange
 from flcog.hooks import Callback
 from flcog.run.checkpoint_contents import check_run, check_states
 
@@ -113,17 +114,17 @@ def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[s
         )
 
 
-def digests(exchanged: dict[str, Any]) -> dict[str, str]:
+def digests(exchanges: Mapping[str, Exchange]) -> dict[str, str]:
     """What fixes the data that methods exchanged before round 1, where they say so."""
-    return {name: value.digest for name, value in exchanged.items() if hasattr(value, "digest")}
+    return {name: exchange.digest for name, exchange in exchanges.items() if exchange.digest is not None}
 
 
-def check_same_exchange(path: Path, saved: dict[str, str], exchanged: dict[str, Any]) -> None:
+def check_same_exchange(path: Path, saved: Mapping[str, str], exchanges: Mapping[str, Exchange]) -> None:
     """Refuse to go on where the clients' data are no longer those that the run began with."""
-    present = digests(exchanged)
+    present = digests(exchanges)
     for name in sorted(saved.keys() | present.keys()):
         if saved.get(name) != present.get(name):
-            folder = getattr(exchanged.get(name), "folder", None)
+            folder = exchanges[name].folder if name in exchanges else None
             where = "" if folder is None else f"what lies in {short(folder)} was changed or made anew, or "
             raise ValueError(
                 f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "

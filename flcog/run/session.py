@@ -10,7 +10,7 @@ from flcog.apply import ModelFunction
 from flcog.core.ledger import Ledger
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
-from flcog.data import Federation
+from flcog.data import Exchange, Federation
 from flcog.engine.evaluating import evaluated_params
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
@@ -90,6 +90,10 @@ class Session:
     @property
     def federation(self) -> Federation:
         return self.engine.federation
+
+    @property
+    def exchanges(self) -> Mapping[str, Exchange]:
+        return self.engine.exchanges
 
     @property
     def model(self) -> ModelFunction:
@@ -182,7 +186,7 @@ class Session:
             "servers": server.servers,
             "reported": {name: sorted(clients) for name, clients in server.reported.items()},
             "ledger": server.ledger.state_dict(),
-            "exchanged": checkpoint.digests(self.federation.exchanged),
+            "exchanged": checkpoint.digests(self.exchanges),
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -241,7 +245,7 @@ class Session:
                 f"{path} was written by a run with seed {saved['seed']}; this one has {self.engine.seed}: use the same seed"
             )
         if "exchanged" in saved:  # older checkpoints have none
-            checkpoint.check_same_exchange(path, saved["exchanged"], self.federation.exchanged)
+            checkpoint.check_same_exchange(path, saved["exchanged"], self.exchanges)
         if not saved.get("experiment"):
             text = "this older checkpoint does not say what its run was: settings and partition are not compared"
             self.engine.notes.append(Note("note", text))

@@ -1,6 +1,7 @@
 """The table of methods: what it counts, and that it fits a terminal."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import flcog.callbacks
 from flcog.callbacks import SCAFFOLD, FedAvgM, FedDisco, FedProx
 from flcog.commands import methods as tables
 from flcog.commands.cli import main
-from flcog.data import Federation
+from flcog.data import Exchange, Federation
 from flcog.hooks import Method, Params, Slot, Upload
 
 METHODS = {name: value for name in flcog.callbacks.__all__ if issubclass(value := getattr(flcog.callbacks, name), Method)}
@@ -42,8 +43,8 @@ def test_no_other_paper_and_no_unknown_method_is_named() -> None:
 class SendsThings(Method):
     """Sends a tensor every round, and exchanges data before the first."""
 
-    def prepare_data(self, federation: Federation, rng: torch.Generator) -> Federation:
-        return replace(federation, ledger={self.name: (100_000, 40_000)})
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
+        return Exchange(federation, (100_000, 40_000))
 
     def init_server(self, params: Params) -> Slot:
         return {"state": torch.zeros(1000)}

@@ -1,0 +1,72 @@
+"""What a method's exchange of data before round 1 hands to the run: data, bytes, and what its own hooks read of it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import TinyData, classifier, make_trainer, train
+
+from flcog.data import Exchange, Federation, Partition
+from flcog.hooks import ClientView, Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Exchange):
+    clients: int
+    workspace: Path | None
+
+
+@dataclass(frozen=True)
+class Halves(Method):
+    """Keeps every second sample of a client, and says how many clients there were."""
+
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
+        partition = Partition.from_clients([federation.partition.client(k)[::2] for k in range(federation.num_clients)])
+        changed = replace(federation, partition=partition)
+        return Kept(changed, (30, 7), clients=federation.num_clients, workspace=workspace)
+
+    def report(self, client: ClientView) -> float:
+        return client.exchanges[self.name].clients  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Again(Halves):
+    """A second method sees what the first has left."""
+
+
+@dataclass(frozen=True)
+class Nothing(Method):
+    """Returns the data as they are, and not as an exchange."""
+
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Any:
+        return federation
+
+
+def test_methods_change_the_data_one_after_another() -> None:
+    trainer = train(Halves(), Again(), rounds=1, clients_per_round=8)
+    sizes = TinyData().federation.partition.sizes
+    first, second = trainer.run.exchanges["Halves"], trainer.run.exchanges["Again"]
+    assert first.federation.partition.sizes.tolist() == [-(-size // 2) for size in sizes]
+    assert second.federation is trainer.federation and sum(trainer.federation.partition.sizes) < sum(sizes) / 2
+    assert first.clients == second.clients == len(sizes)
+
+
+def test_bytes_are_counted_before_round_1() -> None:
+    trainer = train(Halves(), rounds=1, clients_per_round=8)
+    assert (trainer.ledger.up["Halves"], trainer.ledger.down["Halves"]) == (30 + 8 * 4, 7)
+    assert trainer.rows[0]["comm/up_bytes"] == trainer.ledger.total_up
+
+
+def test_the_workspace_is_the_run_s_unless_nothing_is_to_be_written(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Halves(), rounds=1)
+    trainer.fit(classifier(), TinyData())
+    assert trainer.run.exchanges["Halves"].workspace == tmp_path
+    assert train(Halves(), rounds=1).run.exchanges["Halves"].workspace is None
+
+
+def test_what_is_no_exchange_is_refused() -> None:
+    trainer = make_trainer(None, Nothing())
+    with pytest.raises(ValueError, match=r"Nothing.prepare_data must return a flcog.Exchange; got Federation"):
+        trainer.prepare(classifier(), TinyData())
