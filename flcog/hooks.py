@@ -115,6 +115,20 @@ class Uploads(NamedTuple):
     clients: Sequence[ClientUpload]
 
 
+class Kept(NamedTuple):
+    """What a run keeps for one method, as observers may see it.
+
+    Args:
+        exchange: what it exchanged before round 1, if anything.
+        uploads: what single clients sent in this round, where the method declares ``individual_uploads``.
+        clients: the clients that live on this process, in their order, with what the method keeps of each.
+    """
+
+    exchange: Exchange | None
+    uploads: Uploads
+    clients: Iterator[tuple[int, Slot]]
+
+
 class Messages(NamedTuple):
     """What the server received for one method: sums over the cohort, and single uploads where it declared that it needs them."""
 
@@ -263,10 +277,6 @@ class Run(Protocol):
         """The data, after what methods exchanged before round 1."""
 
     @property
-    def exchanges(self) -> Mapping[str, Exchange]:
-        """What methods exchanged before round 1, by their names."""
-
-    @property
     def model(self) -> ModelFunction:
         """The client's model, whatever its parameters are at the moment."""
 
@@ -289,11 +299,8 @@ class Run(Protocol):
     def evaluated_params(self) -> Params:
         """Where the global model is evaluated: its parameters, or what methods put in their place."""
 
-    def client_slots(self, method: str) -> Iterator[tuple[int, Slot]]:
-        """The clients that live on this process, in their order, with what a method keeps of each."""
-
-    def uploads(self, method: str) -> Uploads:
-        """What single clients sent in this round, for a method that declares ``individual_uploads``."""
+    def kept(self, method: str) -> Kept:
+        """What the run keeps for a method of this name."""
 
     @property
     def history(self) -> Sequence[Mapping[str, float]]:
@@ -418,7 +425,7 @@ class Method(Callback):
         """Exchanges of data before round 1. *Chain, once; plain Python.*
 
         What is returned comes back to the method's plain-Python hooks as ``client.exchanges[self.name]``, and to observers as
-        ``run.exchanges``. Files that runs can share may be kept under ``workspace``; where it is None, nothing is to be written.
+        ``run.kept(name).exchange``. Files that runs can share may be kept under ``workspace``; where it is None, nothing is to be written.
         """
         return Exchange(federation)
 

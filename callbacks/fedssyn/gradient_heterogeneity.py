@@ -1,7 +1,7 @@
 """GradientHeterogeneity: an observer that measures the noise of clients' gradients and how far these differ between clients."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ class GradientHeterogeneity(Callback):
 
 def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
     """The figures of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
-    exchange = next((value for value in run.exchanges.values() if isinstance(value, SampleExchange)), None)
+    exchange = next(filter(_is_of_samples, (run.kept(method.name).exchange for method in run.methods)), None)
     moments_of = _gradient_moments(run, chunk_size)
     rank, world_size = run.processes.rank, run.processes.count
     num_clients = run.federation.num_clients
@@ -192,3 +192,7 @@ def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Momen
         return Moments(mean, square, len(rows))
 
     return moments
+
+
+def _is_of_samples(exchange: object) -> TypeGuard[SampleExchange]:
+    return isinstance(exchange, SampleExchange)

@@ -10,12 +10,12 @@ from flcog.apply import ModelFunction
 from flcog.core.ledger import Ledger
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
-from flcog.data import Exchange, Federation
+from flcog.data import Federation
 from flcog.engine.evaluating import evaluated_params
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
-from flcog.hooks import Callback, Method, Note, Uploads
+from flcog.hooks import Callback, Kept, Method, Note, Uploads
 from flcog.run import checkpoint, experiment
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
@@ -92,10 +92,6 @@ class Session:
         return self.engine.federation
 
     @property
-    def exchanges(self) -> Mapping[str, Exchange]:
-        return self.engine.exchanges
-
-    @property
     def model(self) -> ModelFunction:
         return self.engine.model
 
@@ -126,13 +122,14 @@ class Session:
     def evaluated_params(self) -> Params:
         return evaluated_params(self.engine, self.server)
 
-    def client_slots(self, method: str) -> Iterator[tuple[int, Slot]]:
+    def kept(self, method: str) -> Kept:
+        uploads = self.server.uploads.get(method, Uploads({}, {}, []))
+        return Kept(self.engine.exchanges.get(method), uploads, self._slots(method))
+
+    def _slots(self, method: str) -> Iterator[tuple[int, Slot]]:
         for client in self.clients.clients:
             if method in (slots := self.clients.get(client)):
                 yield client, slots[method]
-
-    def uploads(self, method: str) -> Uploads:
-        return self.server.uploads.get(method, Uploads({}, {}, []))
 
     @property
     def state_files(self) -> Sequence[str]:
@@ -186,7 +183,7 @@ class Session:
             "servers": server.servers,
             "reported": {name: sorted(clients) for name, clients in server.reported.items()},
             "ledger": server.ledger.state_dict(),
-            "exchanged": checkpoint.digests(self.exchanges),
+            "exchanged": checkpoint.digests(self.engine.exchanges),
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -245,7 +242,7 @@ class Session:
                 f"{path} was written by a run with seed {saved['seed']}; this one has {self.engine.seed}: use the same seed"
             )
         if "exchanged" in saved:  # older checkpoints have none
-            checkpoint.check_same_exchange(path, saved["exchanged"], self.exchanges)
+            checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         if not saved.get("experiment"):
             text = "this older checkpoint does not say what its run was: settings and partition are not compared"
             self.engine.notes.append(Note("note", text))

@@ -47,7 +47,7 @@ class Nothing(Method):
 def test_methods_change_the_data_one_after_another() -> None:
     trainer = train(Halves(), Again(), rounds=1, clients_per_round=8)
     sizes = TinyData().federation.partition.sizes
-    first, second = trainer.run.exchanges["Halves"], trainer.run.exchanges["Again"]
+    first, second = trainer.run.engine.exchanges["Halves"], trainer.run.engine.exchanges["Again"]
     assert first.federation.partition.sizes.tolist() == [-(-size // 2) for size in sizes]
     assert second.federation is trainer.federation and sum(trainer.federation.partition.sizes) < sum(sizes) / 2
     assert first.clients == second.clients == len(sizes)
@@ -62,8 +62,8 @@ def test_bytes_are_counted_before_round_1() -> None:
 def test_the_workspace_is_the_run_s_unless_nothing_is_to_be_written(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Halves(), rounds=1)
     trainer.fit(classifier(), TinyData())
-    assert trainer.run.exchanges["Halves"].workspace == tmp_path
-    assert train(Halves(), rounds=1).run.exchanges["Halves"].workspace is None
+    assert trainer.run.engine.exchanges["Halves"].workspace == tmp_path
+    assert train(Halves(), rounds=1).run.engine.exchanges["Halves"].workspace is None
 
 
 def test_what_is_no_exchange_is_refused() -> None:

@@ -11,7 +11,7 @@ from flcog.callbacks.feddisco.secure_sum import masked
 
 def test_the_global_distribution_is_a_sum_that_hides_its_terms() -> None:
     trainer = train(FedDisco(target="global"), clients_per_round=8)
-    assert trainer.run.exchanges["FedDisco"].label_counts.tolist() == [14, 15, 51]
+    assert trainer.run.engine.exchanges["FedDisco"].label_counts.tolist() == [14, 15, 51]
     counts = torch.stack([trainer.run.federation.label_counts(k) for k in range(8)]).long()
     messages = masked(counts, torch.Generator().manual_seed(0))
     assert messages.sum(0).remainder(2**32).tolist() == [14, 15, 51] and not (messages == counts).any()

@@ -109,7 +109,7 @@ def exchanged(method: Fedssyn, data: flcog.FederatedDataModule | None = None) ->
     """The federation after the exchange, and what became of it."""
     trainer = make_trainer(None, method)
     trainer.prepare(classifier(), data or TinyData())
-    return trainer, trainer.run.exchanges["Fedssyn"]
+    return trainer, trainer.run.engine.exchanges["Fedssyn"]
 
 
 # What is exchanged ------------------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         )  # fmt: skip
 
     first = run(1)
-    folder = first.run.exchanges["Fedssyn"].folder
+    folder = first.run.engine.exchanges["Fedssyn"].folder
     image = next(synthesis_cache.export_images(folder, first.federation)[0].glob("client-0002/*/*.png"))
     aside = image.rename(tmp_path / "deleted.png")
     assert first.run_dir is not None
@@ -361,7 +361,7 @@ def test_images_are_what_was_made(tmp_path: Path) -> None:
         tmp_path, Fedssyn(generator=Stamp(), num_images=4, directory=str(tmp_path / "kept")), clients_per_round=1
     )
     trainer.prepare(flcog.Classifier(Flat()), Images())
-    exchange = trainer.run.exchanges["Fedssyn"]
+    exchange = trainer.run.engine.exchanges["Fedssyn"]
     images, left, total = synthesis_cache.export_images(exchange.folder, trainer.run.federation)
     assert exchange.folder.parent == tmp_path / "kept" and left == total == 16
     with np.load(exchange.folder / "client-0002.npz") as arrays:
@@ -373,7 +373,7 @@ def test_images_are_what_was_made(tmp_path: Path) -> None:
 
 def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
     idle = train(Fedssyn(generator=Stamp(), start_round=3))
-    assert not trained and not idle.run.exchanges
+    assert not trained and not idle.run.engine.exchanges
     (tmp_path / "file").write_text("")
     bad: list[tuple[Callable[[], Any], str]] = [
         (

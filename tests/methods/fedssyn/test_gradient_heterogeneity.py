@@ -36,7 +36,7 @@ def test_against_numpy() -> None:
     module = classifier()
     trainer = make_trainer(None, Fedssyn(generator=TINY_VAE, num_images=6))
     trainer.prepare(module, TinyData())
-    federation, exchange = trainer.run.federation, trainer.run.exchanges["Fedssyn"]
+    federation, exchange = trainer.run.federation, trainer.run.engine.exchanges["Fedssyn"]
     figures = measure(trainer.run, chunk_size=5)
     assert figures == pytest.approx(measure(trainer.run, max_samples=1000), rel=1e-9)
     shared = gradients(module, federation, exchange.received.indices)
@@ -61,7 +61,7 @@ def test_clients_that_keep_or_get_nothing(p: float, received: tuple[int, ...]) -
     trainer = make_trainer(None, Fedssyn(share="real", p=p))
     trainer.prepare(module, TinyData())
     federation = trainer.run.federation
-    assert tuple(trainer.run.exchanges["Fedssyn"].received.sizes) == received
+    assert tuple(trainer.run.engine.exchanges["Fedssyn"].received.sizes) == received
     figures = measure(trainer.run)
     clients = [gradients(module, federation, federation.partition.client(k)) for k in range(8)]
     assert figures["noise"] == pytest.approx(np.mean([g.var(0).sum() for g in clients]), rel=1e-9)
