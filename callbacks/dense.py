@@ -110,7 +110,7 @@ class DENSE(Method):
         models = [apply.frozen(model, statistics) for model, statistics in clients]
         student_model = apply.frozen(student, cohort.buffers)  # whose statistics are already the clients' mean
         sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
-        rng, pool = cohort.generator("DENSE", device), torch.empty(0, device=device)
+        rng, pool = cohort.rng("DENSE", device), torch.empty(0, device=device)
         shape = tuple(uploads[0].sum["shape"].tolist())
 
         def teacher(images: Tensor) -> Tensor:

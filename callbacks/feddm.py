@@ -161,7 +161,7 @@ class FedDM(Method):
         labels = torch.cat([present.nonzero().repeat_interleave(self.images_per_class) for _, present in sets])
         model = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
         sgd = torch.optim.SGD(model.values(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay)
-        rng = cohort.generator("FedDM", inputs.device)
+        rng = cohort.rng("FedDM", inputs.device)
         for _ in range(self.server_epochs):
             for rows in torch.randperm(len(inputs), generator=rng, device=inputs.device).split(self.server_batch_size):
                 loss = cohort.apply.frozen(model, cohort.buffers).loss(Batch(inputs[rows], labels[rows]))

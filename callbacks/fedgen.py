@@ -139,7 +139,7 @@ class FedGen(Method):
         adam = torch.optim.Adam(leaves.values(), rate, weight_decay=self.weight_decay)
         for name, state in server["adam"].items():
             adam.state[leaves[name]] = {key: value.clone() for key, value in state.items()}
-        rng = cohort.generator("FedGen", counts.device)
+        rng = cohort.rng("FedGen", counts.device)
         for _ in range(self.server_steps):
             labels = present[torch.randint(len(present), (self.batch_size,), generator=rng, device=counts.device)]
             noise = torch.rand(self.batch_size, self.noise_dim, generator=rng, device=counts.device)

@@ -9,30 +9,54 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 from lightning import seed_everything
 
 from flcog import models, schedules
+from flcog.apply import Apply
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
-from flcog.core.types import Batch, Params
+from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
-from flcog.hooks import Callback, Context, Method, Upload
+from flcog.hooks import (
+    Callback,
+    ClientView,
+    Cohort,
+    Context,
+    Gradient,
+    GradientFunction,
+    Messages,
+    Method,
+    Personal,
+    Plan,
+    Run,
+    Upload,
+)
 from flcog.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Apply",
     "Batch",
     "Callback",
     "Classifier",
     "ClientModule",
+    "ClientView",
+    "Cohort",
     "Context",
     "Exchange",
     "FederatedDataModule",
     "FederatedTrainer",
     "Federation",
+    "Gradient",
+    "GradientFunction",
+    "Messages",
     "Method",
     "MultiLabelClassifier",
     "Params",
     "Partition",
+    "Personal",
+    "Plan",
     "Regressor",
+    "Run",
     "Samples",
+    "Slot",
     "Splits",
     "Upload",
     "models",

@@ -23,6 +23,7 @@ from flcog.client import ClientModule
 from flcog.core.ledger import Ledger
 from flcog.core.precision import number_dtype
 from flcog.core.processes import Processes
+from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.evaluation import Evaluator
@@ -220,11 +221,9 @@ class Cohort:
         """Add a column to this round's row."""
         self.metrics[name] = float(value)
 
-    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+    def rng(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Randomness for the server's own work, keyed by seed, round and purpose."""
-        from flcog.core.randomness import generator
-
-        return generator(self.seed, self.round, "server", purpose, device=device)
+        return make_rng(self.seed, self.round, "server", purpose, device=device)
 
 
 class Trackers(Protocol):

@@ -10,7 +10,7 @@ from flcog.apply import apply_of
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import all_at_least, at_least
-from flcog.core.randomness import generator
+from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.data import Federation
 from flcog.hooks import Callback, ClientView, Run
@@ -78,7 +78,7 @@ def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tens
     view = ClientView(client, int(run.federation.partition.sizes[client]), method.start_round, run.federation)
     # A FedCOG that does not distil (lambda_kd 0) generates nothing; shown is what it would generate if it did.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
-    draws: Slot = method.draw(generator(run.settings.seed, "generated images"), view)
+    draws: Slot = method.draw(make_rng(run.settings.seed, "generated images"), view)
     if classes is not None:
         draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]
     draws = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), draws)

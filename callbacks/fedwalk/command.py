@@ -66,7 +66,7 @@ def _text_of(path: Path) -> str:
 
 
 def leash(arguments: list[str]) -> None:
-    """Choose the classes of a leash task, for FedWalk."""
+    """Choose the classes of a leash, the public data that FedWalk trains on."""
     given = _parser().parse_args(arguments)
     classes, reference = read_classes(given.classes), read_reference(given.reference)
     if not 1 <= given.count <= len(reference):

@@ -1,4 +1,4 @@
-"""FedWalk: the server also trains the global model on a public task, the leash, which guides what the clients learn."""
+"""FedWalk: the server also trains the global model on public data, the leash, which guides what the clients learn."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -41,7 +41,7 @@ def log_loss_ratio(client_loss: float, leash_loss: float) -> float:
 
 @dataclass(frozen=True)
 class FedWalk(Method):
-    """Makes the server take SGD steps on a public task after each aggregation, as long as that task is not far ahead of the clients'.
+    """After each aggregation the server takes SGD steps on public data, the leash, unless its loss is already far below the clients'.
 
     With W the aggregated model, L_k client k's loss on all of its data after local training, and F the leash's loss::
 
@@ -75,15 +75,15 @@ class FedWalk(Method):
         leash: the public data, whose training set is used whole; a step takes its ``batch_size`` (the paper's 64). Inputs must be
             of a size that the model reads.
         tau: bound on the ratio's logarithm, or its schedule by round. -inf is FedAvg, inf always leashes. The paper's values rise
-            over the rounds: 0, 0.5, 1 for a leash close to the task, -1, -0.5, 0 and -1.3, -1.1 for more distant ones, without
+            over the rounds: 0, 0.5, 1 for a leash close to the clients' data, -1, -0.5, 0 and -1.3, -1.1 for more distant ones, without
             saying when.
         num_steps: leash steps of a round that leashes (T_s), >= 1.
         lr: their step size (gamma), > 0, or its schedule by round, of step sizes and not of factors (``Piecewise``); None is the
             clients' of that round, as in the paper.
         beta: memory of L^c, in [0, 1).
         bias_correction: whether L^c makes up for its start at 0.
-        head: ``own``, or ``shared``: the model's head, for a leash with the same classes in the same order. Only the task and the
-            number of classes are compared.
+        head: ``own``, or ``shared``: the model's head, for a leash with the same classes in the same order. Only the kind of label
+            and the number of classes are compared.
         mode: ``eval`` or ``train``: whether BatchNorm's statistics hold still in leash steps and dropout is off, or not.
 
     Example:
@@ -108,14 +108,14 @@ class FedWalk(Method):
         at_least(self, 1, "num_steps", hint="tau=-inf never leashes")
         check_lr(self)
         within(self, "[0, 1)", "beta")
-        _ = self._task
+        _ = self._leash
 
     @property
-    def _task(self) -> Leash:
+    def _leash(self) -> Leash:
         return Leash(self.name, self.leash, self.head, self.mode)
 
     def configure_model(self, model: ClientModule) -> ClientModule:
-        self._task.check(model)
+        self._leash.check(model)
         return model
 
     def init_server(self, params: Params) -> Slot:
@@ -134,7 +134,7 @@ class FedWalk(Method):
         rounds, steps, head = int(server["rounds"]) + 1, int(server["steps"]), server["head"]
         mean = self.beta * float(server["client_loss"]) + (1 - self.beta) * float(messages.mean["loss"])
         client_loss = mean / (1 - self.beta**rounds) if self.bias_correction else mean
-        leash_loss, task = float(server["leash_loss"]), self._task
+        leash_loss, leash = float(server["leash_loss"]), self._leash
         llr = log_loss_ratio(client_loss, leash_loss)
         # A loss that is not a number never leashes.
         applied = llr < value_at(self.tau, cohort.round)
@@ -142,10 +142,10 @@ class FedWalk(Method):
         if applied:
             apply = Apply(cohort.apply.model, cohort.buffers)
             aggregated = {name: value + delta[name] for name, value in params.items()}
-            head = head or task.make_head(apply, aggregated, cohort.generator(f"{self.name} head"))
+            head = head or leash.make_head(apply, aggregated, cohort.rng(f"{self.name} head"))
             lr = cohort.optimisation.lr if self.lr is None else value_at(self.lr, cohort.round)
-            new, head = task.walk(apply, aggregated, head, lr, steps, self.num_steps, cohort.seed)
-            leash_loss, steps = task.loss(apply, new, head), steps + self.num_steps
+            new, head = leash.walk(apply, aggregated, head, lr, steps, self.num_steps, cohort.seed)
+            leash_loss, steps = leash.loss(apply, new, head), steps + self.num_steps
             cosine, length = cosine_and_length({name: value - aggregated[name] for name, value in new.items()}, delta)
             delta = {name: value - params[name] for name, value in new.items()}
         for name, value in (

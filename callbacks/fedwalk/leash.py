@@ -1,4 +1,4 @@
-"""The leash: a public task, with data and a head of its own, on which a server trains the global model."""
+"""The leash: public data, with a head of its own, on which a server trains the global model."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.client import ClientModule
 from flcog.core.checks import one_of, positive
-from flcog.core.randomness import fold, fold_each, generator, seeded
+from flcog.core.randomness import fold, fold_each, make_rng, seeded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule
 from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
@@ -59,7 +59,7 @@ def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: 
     for step in range(first, first + count):
         shuffle, position = divmod(step, per_pass)
         if step == first or position == 0:
-            order = torch.randperm(num_samples, generator=generator(seed, "leash", shuffle))
+            order = torch.randperm(num_samples, generator=make_rng(seed, "leash", shuffle))
         yield step, order[position * batch_size : (position + 1) * batch_size]
 
 
@@ -74,7 +74,7 @@ def linear_head(num_features: int, num_outputs: int, rng: torch.Generator, like:
 
 @dataclass(frozen=True)
 class Leash:
-    """A public task that shares the model's features, or all of the model.
+    """Public data to train on, with a loss that shares the model's features, or all of the model.
 
     Args:
         name: the method that uses it, for messages.

@@ -1,4 +1,4 @@
-"""LeashPretraining: training on a public task before round 1, the arm that FedWalk is compared with."""
+"""LeashPretraining: training on public data before round 1, the arm that FedWalk is compared with."""
 
 import copy
 import logging
@@ -11,7 +11,7 @@ from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client import ClientModule
 from flcog.core.checks import at_least
-from flcog.core.randomness import generator
+from flcog.core.randomness import make_rng
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
 from flcog.schedules import Schedule
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeashPretraining(Method):
-    """Trains the initial model on a public task before round 1; the rounds are left as they are.
+    """Trains the initial model on public data, a leash, before round 1; the rounds are left as they are.
 
     ::
 
@@ -32,7 +32,7 @@ class LeashPretraining(Method):
     last value of its column ``fedwalk/steps``, and ``lr`` to the rates of those steps: a ``Piecewise`` whose boundaries count steps.
     It is the cheaper: a run of FedWalk also measures the clients' losses and the leash's.
 
-    The task's head is thrown away afterwards, unless it is the model's. It runs where the model is made, on the CPU, and again on
+    The leash's head is thrown away afterwards, unless it is the model's. It runs where the model is made, on the CPU, and again on
     every start of a run, also of one that then resumes from a checkpoint, whose parameters take the place of the result. With a
     ``start_round`` above 0 there is none.
 
@@ -64,28 +64,28 @@ class LeashPretraining(Method):
         super().__post_init__()
         at_least(self, 1, "num_steps")
         check_lr(self)
-        _ = self._task
+        _ = self._leash
 
     @property
-    def _task(self) -> Leash:
+    def _leash(self) -> Leash:
         return Leash(self.name, self.leash, self.head, self.mode)
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         if not self.active(0):
             return model
-        task, seed = self._task, int(torch.randint(2**62, ())) if self.seed is None else self.seed
-        task.check(model)
+        leash, seed = self._leash, int(torch.randint(2**62, ())) if self.seed is None else self.seed
+        leash.check(model)
         # A copy: the user's module may serve another run, which trains it anew.
         function = ModelFunction(copy.deepcopy(model))
         apply = Apply(function, function.buffers)
         params = {name: value.detach() for name, value in function.params.items()}
-        head = task.make_head(apply, params, generator(seed, "leash", "head"))
+        head = leash.make_head(apply, params, make_rng(seed, "leash", "head"))
         for step in range(self.num_steps):
-            params, head = task.walk(apply, params, head, value_at(self.lr, step), step, 1, seed)
+            params, head = leash.walk(apply, params, head, value_at(self.lr, step), step, 1, seed)
         with torch.no_grad():
             for name, value in function.params.items():
                 value.copy_(params[name])
         if _log.isEnabledFor(logging.INFO):
-            _log.info("the leash's loss is %.4g after %d steps of pre-training", task.loss(apply, params, head), self.num_steps)
+            _log.info("the leash's loss is %.4g after %d steps of pre-training", leash.loss(apply, params, head), self.num_steps)
         assert isinstance(function.module, ClientModule)
         return function.module

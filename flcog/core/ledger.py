@@ -1,4 +1,4 @@
-"""What crosses the wire, counted from the tensors that do."""
+"""Bytes sent up (clients to server) and down, by sender: the model, or a method's messages."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from flcog.core.types import Params
 
 @dataclass
 class Ledger:
-    """Bytes up (clients to server) and down, over the run, by what they were sent for: "model", or a method's name."""
+    """Bytes sent so far in a run, up (clients to server) and down, under the name ``model`` or a method's name."""
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)

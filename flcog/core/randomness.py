@@ -66,8 +66,8 @@ def uniform(keys: np.ndarray) -> np.ndarray:
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def generator(*words: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator for draws that no formula of ours covers (noise images, parameters)."""
+def make_rng(*words: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """torch's random number generator, seeded by these words, where tensors are drawn (noise images, new parameters)."""
     return torch.Generator(device).manual_seed(fold(*words) & (2**63 - 1))
 
 

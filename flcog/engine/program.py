@@ -104,11 +104,11 @@ class Program:
 
     def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor]:
         """The task loss with every method's term, and the task loss alone."""
-        task = apply.loss(params, batch)
-        total = task
+        task_loss = apply.loss(params, batch)
+        total = task_loss
         for i, method in self.losses:
-            total = total + method.loss(apply, params, batch, task, contexts[i])
-        return total, task
+            total = total + method.loss(apply, params, batch, task_loss, contexts[i])
+        return total, task_loss
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context]) -> Gradient:
         """The gradient that the optimiser sees: ``base`` inside every wrapper, then every correction."""
@@ -128,11 +128,11 @@ class Program:
             def loss(params: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
                 # BatchNorm's statistics are updated in place, so each pass gets its own.
                 apply = self.apply({name: buffer.clone() for name, buffer in buffers.items()})
-                total, task = self.total_loss(apply, params, batch, contexts)
-                return total, (apply.buffers, task.detach())
+                total, task_loss = self.total_loss(apply, params, batch, contexts)
+                return total, (apply.buffers, task_loss.detach())
 
-            values, (new_buffers, task) = differentiate(loss, params)
-            return Gradient(values, new_buffers, task)
+            values, (new_buffers, task_loss) = differentiate(loss, params)
+            return Gradient(values, new_buffers, task_loss)
 
         return gradient
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import apply_of
 from flcog.core.ledger import Ledger, model_bytes
-from flcog.core.randomness import fold, generator, sample_without_replacement
+from flcog.core.randomness import fold, make_rng, sample_without_replacement
 from flcog.core.types import Params
 from flcog.engine.aggregation import Aggregate
 from flcog.engine.batching import ClientWork, make_work
@@ -64,7 +64,7 @@ def plan(engine: Engine, server: ServerState, methods: Sequence[Method], sampled
         planned: Plan | None = Plan(engine.batching.num_steps(view.num_samples))
         for method in methods:
             if planned is not None and method.overrides("plan"):
-                planned = method.plan(planned, view, generator(engine.seed, round, client, "plan", method.name))
+                planned = method.plan(planned, view, make_rng(engine.seed, round, client, "plan", method.name))
         if planned is not None:
             if planned.num_steps < 1:
                 raise ValueError(f"a plan has at least one local step; client {client} got {planned.num_steps}")
@@ -211,7 +211,7 @@ def give_slots(
         for method in methods:
             slot = stored.get(method.name)
             work.slots.append(method.init_client(server.params, server.buffers) if slot is None else slot)
-            rng = generator(engine.seed, round, work.client, "draw", method.name)
+            rng = make_rng(engine.seed, round, work.client, "draw", method.name)
             work.draws.append(engine.to_device(method.draw(rng, view)) if method.overrides("draw") else {})
 
 

@@ -20,7 +20,7 @@ from flcog.client import ClientModule
 from flcog.core.ledger import Ledger
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.processes import Processes
-from flcog.core.randomness import fold, generator, seeded
+from flcog.core.randomness import fold, make_rng, seeded
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.engine.batching import Batching
 from flcog.engine.executors.base import Executor
@@ -254,7 +254,7 @@ def _exchanged(
     for method in methods:
         if not method.overrides("prepare_data") or method.start_round >= settings.rounds:
             continue
-        exchange = method.prepare_data(federation, generator(settings.seed, "prepare_data", method.name), workspace)
+        exchange = method.prepare_data(federation, make_rng(settings.seed, "prepare_data", method.name), workspace)
         if not isinstance(exchange, Exchange):
             got = type(exchange).__name__
             raise ValueError(f"{method.name}.prepare_data must return a flcog.Exchange; got {got}: return Exchange(federation)")
@@ -293,6 +293,6 @@ def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:
-    """Data modules that methods hold, such as a public task's."""
+    """Data modules that methods hold, such as the public data of a server's own training."""
     values = [getattr(method, field.name) for method in methods for field in dataclasses.fields(method)]
     return [value for value in values if isinstance(value, FederatedDataModule)]

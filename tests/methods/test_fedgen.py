@@ -101,7 +101,7 @@ def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> No
     counts = torch.stack([trainer.run.federation.label_counts(upload.client) for upload in messages.individual])
     assert [upload.client for upload in messages.individual] == cohort.clients
     heads = heads_of([{name: value + upload.delta[name] for name, value in params.items()} for upload in messages.individual])
-    rng, drawn = cohort.generator("FedGen"), []
+    rng, drawn = cohort.rng("FedGen"), []
     present = [label for label in range(NUM_CLASSES) if counts[:, label].sum() > 0]
     torch.set_default_dtype(torch.float64)
     for _ in range(4):

@@ -172,8 +172,8 @@ class LoopExecutor:
 
         def direct(params: Params, batch: Batch) -> Gradient:
             with torch.enable_grad():
-                total, task = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
+                total, task_loss = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
                 values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
-            return Gradient(dict(zip(params, values, strict=True)), buffers, task.detach())
+            return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach())
 
         return program.gradient(direct, params, batch, contexts)

@@ -42,7 +42,7 @@ from flcog.callbacks.fedcog.generation import disagreement, generate, target_los
 from flcog.callbacks.fedcog.generation_time import GenerationTime
 from flcog.callbacks.fedcog.target_labels import allot, complement
 from flcog.callbacks.parts.distillation import distillation_loss
-from flcog.core.randomness import generator
+from flcog.core.randomness import make_rng
 from flcog.data import Preprocess, Samples, Splits
 from flcog.hooks import ClientView
 from flcog.models import MLP
@@ -61,7 +61,7 @@ def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, 
         precision = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         view = ClientView(client, len(data.federation.partition.client(client)), round, data.federation)
-        drawn = method.draw(generator(0, round, client, "draw", "FedCOG"), view)
+        drawn = method.draw(make_rng(0, round, client, "draw", "FedCOG"), view)
         torch.set_default_dtype(precision)
         return drawn["noise"], drawn["labels"]
 

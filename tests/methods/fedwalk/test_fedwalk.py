@@ -44,7 +44,7 @@ from flcog.callbacks.fedwalk.leash import leash_rows, linear_head
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import read_table
-from flcog.core.randomness import generator
+from flcog.core.randomness import make_rng
 from flcog.data import Augment
 from flcog.datamodules import ArrayData, ImageFolders
 from flcog.datamodules import leash_classes as classes
@@ -69,7 +69,7 @@ def tiny_leash(num_classes: int = 5, task: str = "classification", **options: An
 def own_head(num_outputs: int, *key: int | str) -> nn.Linear:
     """The leash's own head as the engine draws it from ``key``."""
     head = nn.Linear(WIDTH, num_outputs).double()
-    head.load_state_dict(linear_head(WIDTH, num_outputs, generator(*key), head.weight))
+    head.load_state_dict(linear_head(WIDTH, num_outputs, make_rng(*key), head.weight))
     return head
 
 
