@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,15 +10,12 @@ from typing import Any, Literal, TypeVar, cast
 from weakref import WeakSet
 
 import lightning as L
-import torch
-from lightning.fabric import Fabric
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 
 from flcog.core import lost_processes, signals
-from flcog.core.allocations import keep_allocations, num_cores
+from flcog.core.allocations import keep_allocations
+from flcog.core.fabric import launch, make_fabric, processes_of
 from flcog.core.precision import DTYPES, default_dtype
-from flcog.core.processes import Processes
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.data import FederatedDataModule
 from flcog.engine import rounds as engine_rounds
@@ -29,8 +25,9 @@ from flcog.engine.lightning_hooks import check_hooks
 from flcog.engine.setup import data_modules, set_up
 from flcog.hooks import Callback, Method, Note, check_methods
 from flcog.run import checkpoint, experiment
-from flcog.run.directory import LAST, find_checkpoint, new_run_directory, next_command, run_of
+from flcog.run.directory import LAST, find_checkpoint, next_command, run_of
 from flcog.run.observers.defaults import default_observers
+from flcog.run.opening import claim, go_on, make_directory
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
 from flcog.run.writer_lock import WriterLock
@@ -119,7 +116,7 @@ class FederatedTrainer:
         self.methods: list[Method] = [callback for callback in callbacks or [] if isinstance(callback, Method)]
         check_methods(self.methods)
         self.observers: list[Callback] = default_observers([c for c in callbacks or [] if not isinstance(c, Method)])
-        self.fabric = _make_fabric(accelerator, strategy, devices, num_nodes, precision, [*self.methods, *self.observers])
+        self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, [*self.methods, *self.observers])
         self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
         self.num_nodes, self._launched = num_nodes, False
         self.config: dict[str, Any] | None = None
@@ -333,25 +330,17 @@ class FederatedTrainer:
     def _start(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
         """Start the processes, and refuse what no round could be made with."""
         if not self._launched:
-            lost_processes.launch(self.fabric, self.num_nodes)
+            launch(self.fabric, self.num_nodes)
             self._launched = True
-        if self.fabric.world_size > 1 and self.fabric.device.type == "cpu":
-            # Processes that each take every core slow one another down a hundredfold.
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", self.fabric.world_size // self.num_nodes))
-            torch.set_num_threads(max(1, num_cores() // max(1, here)))
         keep_allocations()
         check_hooks(model, (datamodule, *data_modules(self.methods)), warn=self.fabric.is_global_zero)
-
-    @property
-    def _processes(self) -> Processes:
-        return Processes(self.fabric.global_rank, self.fabric.world_size, self.fabric.device)
 
     def _find(self, ckpt_path: str | None) -> Path | None:
         """The checkpoint that is meant, the same on every process."""
         if ckpt_path is None:
             return None
         fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in self.methods])
-        return cast(Path, self._processes.agree(find_checkpoint(ckpt_path, self.default_root_dir, fits)))
+        return cast(Path, processes_of(self.fabric).agree(find_checkpoint(ckpt_path, self.default_root_dir, fits)))
 
     def _read_data(self, datamodule: FederatedDataModule) -> None:
         with self.fabric.rank_zero_first(local=True):
@@ -365,34 +354,23 @@ class FederatedTrainer:
         """A new run with its directory, or one that goes on in its own."""
         self._start(model, datamodule)
         check_environment(self.logger)
-        found = self._find(ckpt_path)
+        processes, found = processes_of(self.fabric), self._find(ckpt_path)
         if found is not None and found.is_file():
-            self._claim(lock, run_of(found))  # before anything is read, which another writer might be about to change
+            claim(lock, run_of(found), processes)  # before anything is read, which another writer might be about to change
         saved = None if found is None else checkpoint.read(found)
         self._read_data(datamodule)
-        directory = self._directory(found, lock)
+        directory = run_of(found) if found is not None else make_directory(self.default_root_dir, lock, processes)
         tracker_run = None if saved is None else saved["tracker_run"]
-        trackers = Trackers(self.logger, directory, tracker_run) if self.fabric.is_global_zero else Trackers()
+        trackers = Trackers(self.logger, directory, tracker_run) if processes.is_first else Trackers()
         run = self._make_session(model, datamodule, found, directory, trackers, keep_files=True)
         if found is not None and saved is not None:
-            self._go_on(run, found, saved)
+            go_on(run, found, saved, self.resume_changed)
         run.record()
         if model in _trained and found is None:
             text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
             run.engine.notes.append(Note("note", text))
         _trained.add(model)
         return run
-
-    def _go_on(self, run: Session, found: Path, saved: dict[str, Any]) -> None:
-        """Take over a checkpoint of the same experiment; changes that were meant are told."""
-        changes = run.check_resumable(found, saved)
-        if changes and not self.resume_changed:
-            raise ValueError(
-                f"{found} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "
-                "or set trainer.resume_changed to true to go on with the changes"
-            )
-        run.engine.notes.extend(Note("changed", change) for change in changes)
-        run.restore(found, saved, resume=True)
 
     def _measure(
         self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, split: str
@@ -424,7 +402,7 @@ class FederatedTrainer:
             self.methods,
             model,
             datamodule,
-            self._processes,
+            processes_of(self.fabric),
             self.fabric.autocast if self.settings.precision.endswith("mixed") else nullcontext,
             Path(self.default_root_dir) if keep_files else None,
         )
@@ -442,44 +420,8 @@ class FederatedTrainer:
             trackers=trackers,
         )
 
-    def _directory(self, found: Path | None, lock: WriterLock) -> Path:
-        """A new run's directory, or the one of the run that goes on."""
-        if found is not None:
-            return run_of(found)
-        first = self.fabric.is_global_zero
-        directory = Path(self._processes.agree(str(new_run_directory(self.default_root_dir)) if first else ""))
-        self._claim(lock, directory)
-        return directory
-
-    def _claim(self, lock: WriterLock, run: Path) -> None:
-        """Be the only one who writes into a run's directory: the first process, for all of this run."""
-        refused = self._processes.agree(lock.take(run) if self.fabric.is_global_zero else None)
-        if refused is not None:
-            raise ValueError(refused)
-
     def _how_to_go_on(self) -> str:
         """What to do about a run that was cut off."""
         if self.run_dir is None or not (self.run_dir / LAST).is_file():
             return "start again, for there is no checkpoint yet"
         return "go on with " + next_command("fit", self.run_dir, self.run_dir, cli=self.config is not None)
-
-
-def _make_fabric(
-    accelerator: str, strategy: str, devices: int | str, num_nodes: int, precision: Any, callbacks: list[Callback]
-) -> Fabric:
-    """Fabric with processes that stay independent: nothing is wrapped in DDP, only sums and the server's step travel."""
-    try:
-        return Fabric(
-            accelerator=accelerator,
-            strategy=strategy,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=precision,
-            callbacks=callbacks,
-        )
-    # TypeError: devices of the wrong kind; ModuleNotFoundError: an accelerator's own package.
-    except (MisconfigurationException, ValueError, RuntimeError, TypeError, ModuleNotFoundError) as error:
-        raise ValueError(
-            f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
-            "mps, or auto) and trainer.devices to what this machine has"
-        ) from error

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from flcog.apply import masked_mean
 from flcog.core.commands import TrainerCommand
+from flcog.core.fabric import num_cores
 from flcog.core.randomness import fold_each
 from flcog.data import Samples
 from flcog.engine.batching import BLOCK_BYTES, Batching
-from flcog.trainer import num_cores
 
 
 def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5) -> None:

@@ -2,11 +2,12 @@
 
 import ctypes
 import functools
-import os
 import sys
 
 # glibc's <malloc.h>; the threshold's largest legal value is half of its heap size, 32 MiB.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
@@ -23,8 +24,3 @@ def keep_allocations() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
-
-
-def num_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
