@@ -16,7 +16,7 @@ from flcog.core.types import Batch, Params
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over rows that count."""
+    """The mean over the rows that the mask keeps."""
     dtype = number_dtype(values.dtype)
     if mask is None:
         return values.mean(dtype=dtype)
@@ -35,7 +35,7 @@ class _Dispatch(nn.Module):
 
 
 class ModelFunction:
-    """A module as a function of (parameters, buffers, inputs), and as itself where the parameters are its own.
+    """A module as a function of (parameters, buffers, inputs); called directly where the parameters are the module's own.
 
     Args:
         module: the client's module, on its device.
@@ -45,7 +45,7 @@ class ModelFunction:
     def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.module = module.train()
         self.trains_itself = trains_itself(module)
-        """Whether its loss is known only by a ``training_step`` of the user's."""
+        """Whether the user's module has a ``training_step`` of its own, which alone knows the loss."""
         self.autocast = autocast
         self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buffers: Params = dict(module.named_buffers())
@@ -192,10 +192,10 @@ class Frozen:
 
 
 class PlainApply(Apply):
-    """A module's that trains itself: its loss is whatever its ``training_step`` returns.
+    """The model of a module with a ``training_step`` of its own, whose return value is the loss.
 
     Args:
-        step: what that is told as ``batch_idx``: the client's local step.
+        step: the client's local step, which ``training_step`` gets as ``batch_idx``.
     """
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
@@ -241,7 +241,7 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
 
 
 def forward(module: Any, inputs: Tensor) -> Tensor:
-    """A module's call, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
+    """Call a module on its inputs; for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     return module(inputs)
 
 
@@ -259,13 +259,13 @@ def _features_and_outputs(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def call_step(module: Any, name: str, batch: tuple[Tensor, Tensor], index: int) -> Any:
-    """A module's own ``training_step`` or the like; as in Lightning, the batch's number is given to those who ask for it."""
+    """Call a module's own ``training_step`` or ``test_step``; as in Lightning, it gets ``batch_idx`` if it has such a parameter."""
     step = getattr(module, name)
     return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
 
 
 class _NoTrainer:
-    """Stands where a module looks for its ``lightning.Trainer``: its epochs are rounds, and it has nothing else."""
+    """Stands where a module looks for its ``lightning.Trainer``: epochs are rounds, and everything else is an error."""
 
     logger, loggers, global_rank, local_rank = None, (), 0, 0
 
@@ -273,7 +273,7 @@ class _NoTrainer:
         self.current_epoch = round
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of copy and pickle, which take no for an answer
+        if name.startswith("__"):  # copy and pickle look for these, and do without
             raise AttributeError(name)
         raise ValueError(
             f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "

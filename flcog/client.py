@@ -1,4 +1,4 @@
-"""What every client trains: a LightningModule for one label of several, for any subset of labels, or for a number."""
+"""ClientModule, the LightningModule that every client trains, and its kinds: Classifier, MultiLabelClassifier, Regressor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -76,11 +76,11 @@ class ClientModule(L.LightningModule):
         raise NotImplementedError
 
     def metrics(self, num_classes: int) -> MetricCollection:
-        """What an evaluation on a whole set reports."""
+        """The metrics of an evaluation on a whole set."""
         raise NotImplementedError
 
     def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
-        """What keeps outputs of this shape from being scored against a set's targets, if anything does."""
+        """What the targets hold more of than these outputs, such as "12 classes"; empty where the outputs suffice."""
         return ""
 
     def configure_optimizers(self) -> Any:
@@ -162,6 +162,6 @@ class Regressor(ClientModule):
 
 
 def trains_itself(module: L.LightningModule) -> bool:
-    """Whether its loss is known only by a ``training_step`` of the user's."""
-    ours = (L.LightningModule.training_step, ClientModule.training_step)
-    return "training_step" in vars(module) or type(module).training_step not in ours
+    """Whether the user's module has a ``training_step`` of its own, which alone knows the loss."""
+    inherited = (L.LightningModule.training_step, ClientModule.training_step)
+    return "training_step" in vars(module) or type(module).training_step not in inherited

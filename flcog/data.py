@@ -225,7 +225,7 @@ class Exchange:
 
 
 class Preprocess:
-    """Stored inputs to what a model eats: uint8 to [0, 1], per-channel normalisation, channels first (in channels-last memory).
+    """Turns stored inputs into model inputs: uint8 to [0, 1], per-channel normalisation, channels first (in channels-last memory).
 
     Args:
         mean, std: per channel, or one for all, on the [0, 1] scale; None leaves values as they are (after the uint8 scaling).

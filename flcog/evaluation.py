@@ -39,7 +39,7 @@ class Evaluator:
             yield self.reader(samples, indices[first : first + self.batch_size])
 
     def _mine(self, count: int) -> np.ndarray:
-        """The rows of so many that fall to this process."""
+        """This process's share of so many rows."""
         return np.arange(count)[self.processes.rank :: self.processes.count]
 
     @torch.no_grad()

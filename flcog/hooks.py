@@ -261,11 +261,11 @@ class Run(Protocol):
 
     @property
     def trackers(self) -> Trackers:
-        """Who else is told."""
+        """The run's trackers, such as W&B."""
 
     @property
     def processes(self) -> Processes:
-        """Who shares the clients out; the first process prints and writes."""
+        """The processes over which the clients are spread; the first one prints and writes."""
 
     @property
     def methods(self) -> "Sequence[Method]":
@@ -484,7 +484,7 @@ class Method(Callback):
         raise NotImplementedError
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
-        """A gradient taken elsewhere. *Nested; pure.*"""
+        """Another gradient function around the given one, such as one at other parameters. *Nested; pure.*"""
         return gradient
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:

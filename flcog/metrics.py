@@ -52,7 +52,7 @@ def multilabel_scores(outputs: Tensor, targets: Tensor, threshold: float = 0.5) 
     """
     predicted, positive = outputs > math.log(threshold / (1 - threshold)), targets > 0.5
     # Whole numbers, of which torch would make the run's precision: in bfloat16 three digits.
-    hits, num_predicted, num_positive = (each.sum(0).to(number_dtype()) for each in (predicted & positive, predicted, positive))
+    hits, num_predicted, num_positive = (flags.sum(0).to(number_dtype()) for flags in (predicted & positive, predicted, positive))
     by_label = _precision_recall_f1(hits, num_predicted, num_positive)
     overall = _precision_recall_f1(hits.sum(), num_predicted.sum(), num_positive.sum())
     scores = {f"C-{name}": value.mean() for name, value in by_label.items()}

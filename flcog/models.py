@@ -294,19 +294,19 @@ class ResNet18(FeatureModel):
 
     def _load(self, weights: str | Path) -> None:
         state = _imagenet_state() if weights == "imagenet" else _read_state(weights)
-        ours = {}
+        loaded = {}
         for name, value in state.items():
             if name.startswith("fc."):
                 name = "head." + name.removeprefix("fc.")
             elif not name.startswith(("body.", "head.")):
                 name = "body." + name
-            ours[name] = value
+            loaded[name] = value
         for name, initial in self.head.state_dict(prefix="head.").items():
-            if name not in ours or ours[name].shape != initial.shape:
+            if name not in loaded or loaded[name].shape != initial.shape:
                 _log.info("%s of %s does not fit %s classes and keeps its initial values", name, weights, len(initial))
-                ours[name] = initial
+                loaded[name] = initial
         try:
-            self.load_state_dict(ours)
+            self.load_state_dict(loaded)
         except RuntimeError as error:
             reason = textwrap.shorten(str(error), 300)
             raise ValueError(f"{weights} holds another network: set stem, norm and in_channels to its own; {reason}") from None

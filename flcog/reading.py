@@ -1,4 +1,4 @@
-"""From the numbers of samples to what the model takes: tensors on the run's device, in the run's precision."""
+"""Reads batches: from sample indices to tensors on the run's device, in the run's precision."""
 
 import numpy as np
 import torch

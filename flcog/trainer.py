@@ -210,7 +210,7 @@ class FederatedTrainer:
             stop.rounds_begin(shared=run.processes.count > 1)
             while run.round < self.settings.rounds and not run.should_stop:
                 self._run_round(run, stop)
-                self._stop_if_told(run, stop)
+                self._stop_if_signalled(run, stop)
             stop.rounds_end()
             run.engine.hand_over(run.server)
             self._observe("on_fit_end")
@@ -315,7 +315,7 @@ class FederatedTrainer:
         run.server.uploads.clear()
         run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
 
-    def _stop_if_told(self, run: Session, stop: StopSignals) -> None:
+    def _stop_if_signalled(self, run: Session, stop: StopSignals) -> None:
         """All processes stop after the same round, whichever of them got the signal."""
         number = run.processes.largest(stop.number)
         if number and run.round < self.settings.rounds and not run.should_stop:

@@ -45,7 +45,7 @@ def explain(parser: Any, message: str) -> str:
 
 def guess(name: str, names: Iterable[str]) -> str:
     """The nearest of ``names``, whatever the case of its letters, as a question; nothing where none is near."""
-    by_lower = {each.lower(): each for each in names}
+    by_lower = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
 
@@ -62,14 +62,14 @@ def base_class_refusal(part: Any) -> str | None:
 
 
 def _no_attribute(parser: Any, text: str, module: str, name: str) -> str:
-    there = sys.modules.get(module)
-    known = getattr(there, "__all__", None) or [each for each in dir(there) if not each.startswith("_")]
+    imported = sys.modules.get(module)
+    known = getattr(imported, "__all__", None) or [public for public in dir(imported) if not public.startswith("_")]
     path = re.search(r"class_path '([\w.]+)'", text)
     return f"{module} has no {name!r}." + (_alone(path[1] if path else name) or guess(name, known))
 
 
 def _alone(path: str) -> str:
-    """For a class of ours by a path where it is not."""
+    """Advice for a class of flcog's that was looked for in the wrong module."""
     name = path.split(".")[-1]
     ours = {cls.__name__ for package in (flcog.callbacks, flcog.datamodules) for cls in _public(package)}
     return f" Give its name alone: {name}" if name in ours else ""
@@ -111,18 +111,18 @@ def _public(module: Any) -> list[type]:
 
 
 def _subclasses(cls: type) -> Iterable[type]:
-    each: type
-    for each in type.__subclasses__(cls):
-        if not each.__name__.startswith("_"):
-            yield each
-        yield from _subclasses(each)
+    subclass: type
+    for subclass in type.__subclasses__(cls):
+        if not subclass.__name__.startswith("_"):
+            yield subclass
+        yield from _subclasses(subclass)
 
 
 # Options -------------------------------------------------------------------------------------------------------------------------
 
 
 def _no_option(parser: Any, text: str, name: str) -> str:
-    """Of a class: the parser knows just its options."""
+    """An unknown option of a class; the parser knows that class's options only."""
     owner, name = getattr(parser, "owner", None), name.split(".")[0]
     known = sorted(option for option in _options(parser) if "." not in option and option not in ("help", "print_shtab"))
     if owner is None:
@@ -134,7 +134,7 @@ def _no_option(parser: Any, text: str, name: str) -> str:
 
 
 def _no_key(parser: Any, text: str, command: str, name: str) -> str:
-    """In a config."""
+    """An unknown option in a config file."""
     return f"there is no option {name!r}.{_near(_command(parser, command), name)}"
 
 
@@ -152,12 +152,12 @@ def _unrecognized(parser: Any, text: str, words: str) -> str:
 
 def _near(parser: Any, name: str, dashes: str = "") -> str:
     """A guess at a command's option: one of the same group, or one that lacks its group, or any."""
-    options = [*_options(parser), *(f"data.{each}" for each in inspect.signature(FederatedDataModule).parameters)]
-    group = [each for each in options if each.startswith(f"{name.split('.')[0]}.")] if "." in name else []
-    lacking = [each for each in options if each.split(".")[-1] == name]
+    options = [*_options(parser), *(f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters)]
+    group = [option for option in options if option.startswith(f"{name.split('.')[0]}.")] if "." in name else []
+    lacking = [option for option in options if option.split(".")[-1] == name]
     if not group and lacking:
         return f" Did you mean {dashes + lacking[0]!r}?"
-    return guess(dashes + name, (dashes + each for each in group or options))
+    return guess(dashes + name, (dashes + option for option in group or options))
 
 
 def _options(parser: Any) -> list[str]:

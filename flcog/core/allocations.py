@@ -1,4 +1,4 @@
-"""Memory that stays: large short-lived tensors go back to the kernel on every free, and each new page costs a fault."""
+"""Lets glibc keep freed memory: large tensors would go back to the kernel each time, and cost page faults when made anew."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""The commit that a result was made with, asked of git in a way that leaves the repository no say."""
+"""The git commit that a result was made with, read without running any program that the repository's configuration names."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
         empty = Path(folder)
         (empty / "refs").mkdir()
         (empty / "HEAD").write_text(f"{commit}\n")
-        ours = {
+        environment = {
             "GIT_DIR": folder,
             "GIT_WORK_TREE": str(root),
             "GIT_INDEX_FILE": str(index.absolute()),
@@ -39,9 +39,9 @@ def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
             "XDG_CONFIG_HOME": folder,
         }
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        # Whether a file may be executed is not told by every file system, which only the repository's configuration would know.
+        # Not every file system says whether a file may be executed, which only the repository's configuration would know.
         status = ("-c", "core.fileMode=false", "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
-        return bool(_git(*status, env=kept | ours).strip())
+        return bool(_git(*status, env=kept | environment).strip())
 
 
 def _git(*arguments: str, env: os._Environ[str] | dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Several processes train one model. If one dies the others say so and end, where they would wait for ever or blame the network."""
+"""Ends a run of several processes when one of them dies: the others say so, instead of waiting for ever or blaming the network."""
 
 import os
 import signal

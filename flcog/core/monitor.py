@@ -12,7 +12,7 @@ MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 
 LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity"}
 LAST_WORD = {"std": True, "variance": True, "jain": False}
-"""What an ending says of scores and errors alike: whether lower is better of how they spread."""
+"""Last words of metrics' names that measure a spread over clients or classes, and whether lower is better."""
 
 
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Processes:
-    """Who this process is among those of a run. Alone, it agrees with itself at no cost.
+    """This process among those of a run. With a single process, every method returns its argument at no cost.
 
     Args:
         rank: this process's number, from 0; the first one prints and writes.
@@ -42,7 +42,7 @@ class Processes:
         return int(tensor)
 
     def agree(self, value: Any) -> Any:
-        """What the first process has."""
+        """The first process's value, on every process."""
         if self.count == 1:
             return value
         box = [value]
@@ -50,7 +50,7 @@ class Processes:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each process has."""
+        """Every process's value, in their order, on every process."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -72,7 +72,7 @@ class Processes:
         return pytree.tree_unflatten(received, spec)
 
     def overwrite(self, tensors: Any) -> None:
-        """Make tensors the first process's, each in its place."""
+        """Overwrite tensors, in place, by the first process's."""
         if self.count > 1:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor, 0)

@@ -35,7 +35,7 @@ class RoundDropped(BaseException):
 
 
 class StopSignals:
-    """What the signals say, between :meth:`listen` and :meth:`leave`.
+    """Which signals have come, and what to do about them, between :meth:`listen` and :meth:`leave`.
 
     Args:
         tell: tells the user something; called inside a signal handler.
@@ -72,7 +72,7 @@ class StopSignals:
 
     @contextmanager
     def round_in_hand(self) -> Iterator[None]:
-        """What may be dropped."""
+        """The round that a signal may drop, if no other process trains it."""
         self._droppable = not self._shared
         try:
             if self._droppable and self._drop:

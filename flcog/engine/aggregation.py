@@ -1,4 +1,4 @@
-"""What the server adds up: weighted means of deltas and messages, as clients' results arrive."""
+"""Aggregation: weighted means and sums of what clients send, added up as their results arrive."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -100,7 +100,7 @@ class Aggregate:
             self.slots[work.client] = _of_client(result.slots, k)
 
     def _bad(self, result: Result, norms: Tensor) -> dict[int, str]:
-        """The clients of whom something is no number, and where it stands."""
+        """The clients with a NaN or infinite value, each with where it stands."""
         rest = [result.losses, result.buffers, result.slots, result.mean, result.sum]
         suspects = (~(torch.isfinite(norms) & _finite_sums(rest, norms))).nonzero().flatten().tolist()
         found = {result.works[k].client: self._where(result, norms, k) for k in suspects}
@@ -126,12 +126,12 @@ class Aggregate:
             _add(total, term, cast(Tensor | None, factor))
 
     def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool) -> None:
-        """Add up over processes: one vector crosses, whatever the methods.
+        """Add up over the processes: all sums travel as one vector, whatever the methods.
 
         Args:
             processes: who adds up.
             cohort: the clients of the round.
-            somebody_idle: whether some process had no client, so that it must be told what the vector is made of.
+            somebody_idle: whether some process had no client, and so does not know which sums there are.
         """
         if processes.count == 1:
             return
@@ -155,9 +155,9 @@ class Aggregate:
             self.individual = [[upload for part in gathered for upload in part[i]] for i in range(len(self.individual))]
 
     def _learn_shapes(self, processes: Processes) -> None:
-        """A process without a client is told by one that has some what is added up."""
+        """A process without a client learns from another which sums there are, and makes them zeros."""
         shapes = None if self.sums is None else pytree.tree_map(lambda t: tuple(t.shape), self.sums)
-        known = next((each for each in processes.gather((shapes, self._dtypes)) if each[0] is not None), None)
+        known = next((pair for pair in processes.gather((shapes, self._dtypes)) if pair[0] is not None), None)
         if self.sums is None and known is not None:
             leaves, spec = pytree.tree_flatten(known[0], is_leaf=_is_shape)
             zeros = [torch.zeros(shape, dtype=torch.float64, device=processes.device) for shape in leaves]
@@ -178,7 +178,7 @@ class Aggregate:
         return self._mean("delta")
 
     def buffers(self) -> Params:
-        """The weighted mean of what became of the buffers."""
+        """The weighted mean of the changes of the buffers."""
         return self._mean("buffers")
 
     def messages(self, i: int) -> tuple[Any, Any]:
@@ -225,7 +225,7 @@ def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
 
 
 def _as_sent(sums: Any, dtypes: Any, divisor: Tensor | None = None) -> Any:
-    """In the precision in which clients sent it, if not the run's: a count sent as float32 is none in bfloat16."""
+    """Means or sums in the precision of what clients sent: a count sent as float32 would lose digits in bfloat16."""
     return pytree.tree_map(lambda t, dtype: (t if divisor is None else t / divisor).to(dtype), sums, dtypes) if sums else {}
 
 
@@ -234,7 +234,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _dtype_of_mean(value: Tensor) -> torch.dtype:
-    """What a mean or sum of such values is in: the run's precision, or theirs if that is higher; integers' as numbers are."""
+    """The type of a mean or sum of such values: the run's precision, or theirs if higher; for integers float32 at least."""
     return torch.promote_types(value.dtype, torch.get_default_dtype()) if value.is_floating_point() else number_dtype()
 
 
@@ -249,7 +249,7 @@ def _floats(tree: Any) -> list[Tensor]:
 
 
 def _finite_sums(tree: Any, like: Tensor) -> Tensor:
-    """Whose values add up to a number, as they do not where one is NaN or infinite: one pass, and no temporary."""
+    """Which clients' values are all finite, told by their sum, which else is NaN or infinite: one pass, and no temporary."""
     sums = [value.reshape(len(value), -1).sum(1).to(like) for value in _floats(tree)]
     return torch.isfinite(torch.stack(sums)).all(0)
 

@@ -1,4 +1,4 @@
-"""Who does what in a round: each client's steps and the samples it will read, drawn for the whole cohort at once."""
+"""Batches of local training: each client's steps and the samples it reads, drawn for the whole cohort at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""What of Lightning's hooks a round of federated training asks, and what becomes of the others that a user has written.
+"""Lightning's hooks in federated training: which of a user's are called, which are refused, and which never fire.
 
 There is no ``lightning.Trainer`` here, so most of its hooks never fire. A hook without which the training would be another one is
-refused; any other is named once, so that nobody waits for it.
+refused; any other is named in a warning, so that nobody waits for it.
 """
 
 import warnings
@@ -12,10 +12,10 @@ import lightning as L
 from flcog.client import ClientModule, trains_itself
 from flcog.data import FederatedDataModule
 
-ASKED = {"forward", "training_step", "configure_optimizers", "configure_model", "log", "log_dict"}
-"""What is asked of every module."""
+CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "log", "log_dict"}
+"""The hooks that are called on every module."""
 
-ASKED_OF_DATA = {"prepare_data", "setup"}
+CALLED_ON_DATA = {"prepare_data", "setup"}
 
 REFUSED = {
     "optimizer_step": "the optimiser of configure_optimizers takes the steps",
@@ -24,7 +24,7 @@ REFUSED = {
     "on_before_batch_transfer": "change inputs in the data module's preprocess() or augment()",
     "on_after_batch_transfer": "change inputs in the data module's preprocess() or augment()",
 }
-"""Hooks that have a say in what is trained, with what to write instead."""
+"""Hooks that would change the training, with what to write instead."""
 
 TOOLS = {
     *("print", "all_gather", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer"),
@@ -32,16 +32,16 @@ TOOLS = {
     *("load_from_checkpoint", "from_datasets", "save_hyperparameters", "remove_ignored_hparams"),
     *("to", "type", "cpu", "cuda", "double", "float", "half"),
 }
-"""What users call, and nobody calls on them."""
+"""Public methods that users call themselves, and that Lightning does not call: no hooks."""
 
 
 def check_hooks(model: L.LightningModule, data: Sequence[FederatedDataModule], warn: bool) -> None:
-    """Refuse hooks of the user's without which the training is another one, and name those that never fire.
+    """Refuse user-written hooks that would have changed the training, and warn of all others that are never called.
 
     Args:
         model: the client's module.
         data: the data modules of the run.
-        warn: whether this process is the one that speaks.
+        warn: whether this process is the one that warns.
     """
     _check_kinds(model, data)
     if not model.automatic_optimization:
@@ -55,7 +55,7 @@ def check_hooks(model: L.LightningModule, data: Sequence[FederatedDataModule], w
         for name in written_hooks(module):
             if name in REFUSED:
                 raise ValueError(f"{type(module).__name__}.{name} would never be called in federated training: {REFUSED[name]}")
-            if name not in _asked_of(module):
+            if name not in _called_on(module):
                 idle.append(f"{type(module).__name__}.{name}")
     if idle and warn:
         warnings.warn(
@@ -99,10 +99,10 @@ def lightning_hooks(base: type) -> list[str]:
     return sorted(name for name in names - TOOLS if "predict" not in name)
 
 
-def _asked_of(module: L.LightningModule | L.LightningDataModule) -> set[str]:
-    """What is asked of this module: one that is no ClientModule evaluates itself, by ``test_step`` where it has one."""
+def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
+    """The hooks called on this module: one that is no ClientModule evaluates itself, by ``test_step`` where it has one."""
     if isinstance(module, L.LightningDataModule):
-        return ASKED_OF_DATA
+        return CALLED_ON_DATA
     if isinstance(module, ClientModule):
-        return ASKED
-    return ASKED | {"test_step" if "test_step" in written_hooks(module) else "validation_step"}
+        return CALLED
+    return CALLED | {"test_step" if "test_step" in written_hooks(module) else "validation_step"}

@@ -1,4 +1,4 @@
-"""Whether a model's outputs suffice for a federation's labels: asked before round 1, where the answer would be an index error."""
+"""Checks before round 1 that a model has enough outputs for the labels, without which training ends in an index error."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def check_outputs(model: ModelFunction, sample: Tensor, federation: Federation) 
         with seeded(0, sample.device):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
             outputs = model.frozen(model.params, buffers, lambda module, inputs: module(inputs), sample)
-    except Exception:  # told in full, with its client and step, once a client trains
+    except Exception:  # raised again, with its client and step, once a client trains
         return
     for part, samples in (("training", federation.train), ("validation", federation.val), ("test", federation.test)):
         if samples is not None and outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):

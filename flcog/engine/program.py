@@ -1,4 +1,4 @@
-"""What one client does in a round, as pure functions: the folds of the hook table that both executors share."""
+"""One client's round as pure functions: combines the hooks of all methods, the same way for every executor."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class Program:
             for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs", "over_data")
         )
         self.local_step = 0
-        """Where a client that trains itself is, which no other asks."""
+        """The client's local step, for a module with a ``training_step`` of its own; no other reads it."""
         self.kept = [method.kept_parameters for method in self.methods if method.kept_parameters]
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
 
@@ -188,7 +188,7 @@ class Program:
 
 
 def num_bytes(value: Tensor | float) -> int:
-    """What a tensor (or one number, sent as a float) takes on the wire."""
+    """The bytes of a tensor, or of one number sent as a float32, as it is sent."""
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 4
 
 

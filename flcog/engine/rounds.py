@@ -1,4 +1,4 @@
-"""One round on one screen: who takes part, with what weights, what they train, and what the server makes of it."""
+"""One round of training: sampling, plans, aggregation weights, the clients' training, and the server's step."""
 
 import warnings
 from collections.abc import Sequence
@@ -72,12 +72,12 @@ def plan(engine: Engine, server: ServerState, methods: Sequence[Method], sampled
     for method in methods:
         if method.overrides("report"):
             for client in plans:
-                server.hear(method, engine.view(client, round))
+                server.ask_report(method, engine.view(client, round))
     return plans
 
 
 def weigh(engine: Engine, server: ServerState, methods: Sequence[Method], plans: Plans, metrics: dict[str, float]) -> Cohort:
-    """The cohort with its aggregation weights: shares of samples, then every method's say."""
+    """The cohort with its aggregation weights: shares of samples, then as each method changes them."""
     ids, offsets = np.array(list(plans)), engine.federation.partition.offsets
     num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids]).double()
     optimisation = engine.optimisation(server.round)
@@ -95,12 +95,12 @@ def weigh(engine: Engine, server: ServerState, methods: Sequence[Method], plans:
     )
     for method in methods:
         if method.overrides("weights"):
-            cohort.weights = _reweighed(method, server.heard(method, plans), cohort)
+            cohort.weights = _reweighed(method, server.reports_to(method, plans), cohort)
     return cohort
 
 
 def _reweighed(method: Method, reports: Sequence[object], cohort: Cohort) -> torch.Tensor:
-    """The weights that a method makes of those before it."""
+    """The weights as one method changes them."""
     proposed = method.weights(cohort.weights, reports, cohort).double()
     if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
         raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
@@ -122,7 +122,7 @@ def train(
     metrics: dict[str, float],
     directions: bool,
 ) -> tuple[Cohort, Aggregate]:
-    """The clients' side of a round, counted and kept.
+    """Train the clients of a round, count the bytes they send and receive, and keep their new states.
 
     Where a client's update is dropped, all is run again without it. Weights, sums and what the server knows of the cohort are then
     what they were had it stayed away, and as draws are keyed the other clients do the same, to the last bit.
@@ -216,10 +216,10 @@ def give_slots(
 
 
 def count_bytes(server: ServerState, methods: Sequence[Method], num_clients: int, aggregate: Aggregate) -> None:
-    """What went down to so many clients, and what came up from those that count."""
+    """Count in the ledger what was sent down to so many clients, and up by those that were not dropped."""
     for method, count in zip(methods, aggregate.down_bytes, strict=True):
         server.ledger.add(method.name, down=num_clients * count)
-    # What no client sends is every client's own: after the first round it is not sent down either.
+    # Parameters that clients keep to themselves are not sent up, and after the first round not sent down either.
     sent = {name: server.params[name] for name in aggregate.sent} if server.round else {}
     server.ledger.add("model", down=num_clients * model_bytes(sent or server.params, server.buffers))
     for name, count in zip(["model", *(method.name for method in methods)], aggregate.up_bytes, strict=True):

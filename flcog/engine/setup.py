@@ -47,7 +47,7 @@ class Engine:
         federation: the data, after what methods exchanged before round 1.
         exchanges: what these results of ``prepare_data`` are, by the methods' names.
         batching: how a client's samples become steps.
-        reader: from samples' numbers to tensors.
+        reader: turns sample indices into tensors.
         evaluator: measures models.
         executor: runs clients.
         processes: who shares the clients out.
@@ -107,7 +107,7 @@ class Engine:
 
     @torch.no_grad()
     def hand_over(self, server: ServerState) -> None:
-        """The user's module becomes the global model; the last client left it as its own."""
+        """Load the global model into the user's module, which until now holds the last client's."""
         for name, value in (server.params | server.buffers).items():
             (self.model.params.get(name, self.model.buffers.get(name))).copy_(value)  # type: ignore[union-attr]
 
@@ -238,7 +238,7 @@ def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
         if method.start_round >= rounds
     ]
     for earlier, later in itertools.combinations([method for method in methods if method.overrides("weights")], 2):
-        # What acts otherwise too goes on without its weights; what does nothing but weigh is lost.
+        # A method that does nothing but weigh has no effect once a later one replaces its weights.
         only_weighs = not any(earlier.overrides(hook) for hook in (*CLIENT_HOOKS, "server_step"))
         if only_weighs and (earlier.active(later.start_round) or later.active(earlier.start_round)):
             advice = f"swap them to weigh by {earlier.name}"

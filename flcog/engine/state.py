@@ -1,4 +1,4 @@
-"""What a round changes, which is what a checkpoint holds."""
+"""The state that a round changes and a checkpoint saves: the server's, and what methods keep of each client."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +15,14 @@ from flcog.hooks import ClientView, Method, Uploads
 
 @dataclass
 class ServerState:
-    """The global model, what methods keep at the server, what clients have told it, and the bytes so far.
+    """The global model, what methods keep at the server, the clients' reports, and the bytes sent so far.
 
     Args:
         params, buffers: the global model. Values are replaced, never changed in place.
         servers: each method's state, by its name.
         round: rounds done.
         ledger: bytes sent so far.
-        reported: which clients have told each method what it asks once.
+        reported: which clients have sent each method their report.
     """
 
     params: Params
@@ -34,11 +34,11 @@ class ServerState:
     uploads: dict[str, Uploads] = field(default_factory=dict)
     """What single clients sent in the round in hand, for methods that also observe; let go of at its end, and in no checkpoint."""
     reports: dict[str, dict[int, Any]] = field(default_factory=dict)
-    """What they told; asked again after a resume."""
+    """The reports, by method and client; not in a checkpoint, but asked for again after a resume."""
 
     @contextmanager
     def undone_at(self, error: type[BaseException], sampled: Sequence[int]) -> Iterator[None]:
-        """Where this error leaves the block, all is as it was before it. Values are replaced, never changed in place.
+        """If this error leaves the block, the state is put back to what it was before. Values are replaced, never changed in place.
 
         Args:
             error: the one that stands for a round given up.
@@ -55,8 +55,8 @@ class ServerState:
                 known -= set(sampled) - reported.get(name, set())
             raise
 
-    def hear(self, method: Method, client: ClientView) -> None:
-        """What a client tells a method once in its life; after a resume it is asked again, and not counted."""
+    def ask_report(self, method: Method, client: ClientView) -> None:
+        """Ask a client for its report to a method, once in its life; after a resume again, but its bytes count once."""
         reports = self.reports.setdefault(method.name, {})
         if client.id not in reports:
             reports[client.id] = method.report(client)
@@ -64,8 +64,8 @@ class ServerState:
                 self.reported[method.name].add(client.id)
                 self.ledger.add(method.name, up=sum(map(num_bytes, pytree.tree_leaves(reports[client.id]))))
 
-    def heard(self, method: Method, clients: Iterable[int]) -> list[Any]:
-        """What these clients have told a method."""
+    def reports_to(self, method: Method, clients: Iterable[int]) -> list[Any]:
+        """These clients' reports to a method."""
         reports = self.reports.get(method.name, {})
         return [reports.get(client) for client in clients]
 
@@ -80,7 +80,7 @@ class ClientStates(Protocol):
         """A client's slots by method, empty where it has none yet."""
 
     def fetch(self, clients: Sequence[int]) -> None:
-        """Have these clients' states at hand: they are about to be asked for."""
+        """Read these clients' states into memory: they are about to be asked for."""
 
     def put(self, client: int, slots: dict[str, Slot]) -> None:
         """Keep a client's new state."""

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: every entry is looked at before any of it is taken over, so that damage is one line, not a run gone wrong."""
+"""Checks every entry of a checkpoint before any of it is used, so that a damaged file is an error of one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 REMEDY = "the file is damaged or was changed; use another checkpoint of its run"
 LARGEST = 2**53
-"""Whole numbers beyond it are no counts."""
+"""The largest count that a checkpoint may hold; beyond it a float no longer holds every whole number."""
 
 
 def check_run(path: Path, payload: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> N
         if name not in payload and name in LATER:
             continue
         if name not in payload or not fits(payload[name]):
-            got = _told(payload[name]) if name in payload else "nothing"
+            got = _kind_of(payload[name]) if name in payload else "nothing"
             raise ValueError(f"{path}: {name} must be {what}; it holds {got}: {REMEDY}")
 
 
@@ -46,18 +46,18 @@ def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
 
 def _difference(saved: Any, expected: Any, what: str) -> str | None:
     if expected is None or (isinstance(expected, dict | list | tuple) and not expected):
-        return None if _is_state(saved) else f"{what} is {_told(saved)}"
+        return None if _is_state(saved) else f"{what} is {_kind_of(saved)}"
     if isinstance(expected, Tensor):
-        return None if _is_tensor_like(saved, expected) else f"{what} is {_told(saved)} there, {_told(expected)} here"
+        return None if _is_tensor_like(saved, expected) else f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
     if isinstance(expected, dict):
         if not isinstance(saved, dict) or saved.keys() != expected.keys():
-            return f"{what} is {_told(saved)} there, {_told(expected)} here"
+            return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
         return next(filter(None, (_difference(saved[k], expected[k], f"{what}[{k!r}]") for k in expected)), None)
     if isinstance(expected, list | tuple):
         if not isinstance(saved, list | tuple) or len(saved) != len(expected):
-            return f"{what} is {_told(saved)} there, {_told(expected)} here"
+            return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
         return next(filter(None, (_difference(saved[i], e, f"{what}[{i}]") for i, e in enumerate(expected))), None)
-    return None if type(saved) is type(expected) else f"{what} is {_told(saved)} there, {_told(expected)} here"
+    return None if type(saved) is type(expected) else f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
 
 
 def _is_tensor_like(saved: Any, expected: Tensor) -> bool:
@@ -77,7 +77,7 @@ def _is_state(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str) or _is_tensor(value)
 
 
-def _told(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     text = f"{{{', '.join(map(repr, value))}}}" if isinstance(value, dict) else repr(value)
@@ -97,7 +97,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_file_name(value: Any) -> bool:
-    """Of a file in the folder itself: nothing outside a run's directory is read or removed."""
+    """Whether it names a file in the folder itself: nothing outside a run's directory is read or removed."""
     return type(value) is str and value not in ("", ".", "..") and not set(value) & set("/\\\0:")
 
 
@@ -147,6 +147,6 @@ RUN: Entries = {
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
 LATER = {"exchanged", "experiment"}
-"""What the first checkpoints had not."""
+"""Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

@@ -1,4 +1,4 @@
-"""What a run is, in the lines that its summary begins with."""
+"""The description with which a run's summary begins: labels, model, data, methods, executor, processes."""
 
 import dataclasses
 from pathlib import Path
@@ -18,8 +18,8 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     num_parameters = sum(p.numel() for p in server.params.values())
     tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
     classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
-    told = any(note.topic == "executor" for note in engine.notes)
-    notes = engine.notes if told else [Note("executor", engine.executor.name), *engine.notes]
+    has_executor = any(note.topic == "executor" for note in engine.notes)
+    notes = engine.notes if has_executor else [Note("executor", engine.executor.name), *engine.notes]
     count = engine.processes.count
     going_on = f", going on after round {server.round}" if server.round else ""
     return [
@@ -43,7 +43,7 @@ def _local_work(settings: Settings) -> str:
 
 
 def describe_method(method: Method) -> str:
-    """A method with its hyper-parameters: ``FedProx(mu=0.01)``. Its rounds are told only where it does not act in all."""
+    """A method with its hyper-parameters: ``FedProx(mu=0.01)``. Its rounds are shown only where it does not act in all."""
     fields = [
         f"{field.name}={getattr(method, field.name)!r}"
         for field in dataclasses.fields(method)

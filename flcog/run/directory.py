@@ -1,4 +1,4 @@
-"""A run's directory: what it was, what came out, and where it can go on from."""
+"""A run's directory: its name, its YAML files, its metrics.csv, and the checkpoint to go on from."""
 
 import csv
 import importlib.metadata

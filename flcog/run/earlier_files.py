@@ -1,4 +1,4 @@
-"""What a run's files said before it went on otherwise is kept beside them: ``config-1.yaml``, ``metrics-1.csv``."""
+"""Keeps a copy of a run's file before a resumed run changes it: ``config-1.yaml``, ``metrics-1.csv``."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run is, as its checkpoint records it, so that a resume is of the same experiment."""
+"""What makes a run the same experiment: its model, data, partition and settings, saved in checkpoints and compared on resume."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flcog.core.told import digest, flat, plain, told
+from flcog.core.arguments import constructor_arguments, digest, flat, plain
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
 from flcog.settings import Settings
@@ -17,10 +17,10 @@ HOW_IT_RUNS = (
     *("rounds", "callbacks", "seed", "executor", "chunk_size", "accelerator", "strategy", "devices", "num_nodes"),
     *("logger", "default_root_dir", "resume_changed"),
 )
-"""Arguments of the trainer that make no other experiment. Methods and the seed are compared by themselves."""
+"""Arguments of the trainer that a resumed run may change. Methods and the seed are compared separately."""
 
 WHERE_DATA_LIE = ("data_dir", "cache_dir", "directory", "path", "download", "eval_batch_size")
-"""Nor do these make one, whoever has them: the samples are compared by themselves."""
+"""Arguments of any object that a resumed run may change: the samples themselves are compared."""
 
 
 def describe(
@@ -34,12 +34,12 @@ def describe(
 ) -> dict[str, Any]:
     """What the run is: what fixes it, and all its settings by name, in numbers and strings only.
 
-    The command line knows what model and data were told (``config``); in Python they are asked what they kept of it.
+    On the command line the arguments of model and data are in ``config``; in Python they are read from the objects' attributes.
     """
     federation = data.federation  # before methods exchange anything
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
-    arguments = dataclasses.asdict(settings) | told(trainer)
+    arguments = dataclasses.asdict(settings) | constructor_arguments(trainer)
     by_owner = {"trainer": {name: value for name, value in arguments.items() if name not in HOW_IT_RUNS}}
     return {
         "clients": federation.num_clients,
@@ -47,10 +47,10 @@ def describe(
         "trained_on": federation.partition.hash,
         "targets": digest(federation.train.targets),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
-        "settings": _by_name(by_owner | {method.name: told(method) for method in methods}),
+        "settings": _by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
         "objects": _by_name(
             {
-                # The optimiser's own word counts, whatever the module kept of how it was made.
+                # The optimiser's real settings count, not the arguments that the module kept for making it.
                 "model": plain(module) | {"optimizer": {"": type(optimizer), **rates}},
                 "layer": {name: layer.extra_repr() for name, layer in module.named_modules() if layer.extra_repr()},
                 "data": data,
@@ -63,10 +63,10 @@ def describe(
 def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Refuse to go on with another model, other data or another partition."""
     for name in {**saved["layers"], **present["layers"]}:
-        there, here = saved["layers"].get(name), present["layers"].get(name)
-        if there != here:
+        before, now = saved["layers"].get(name), present["layers"].get(name)
+        if before != now:
             raise ValueError(
-                f"{path} holds another model: {name or 'it'} is {there or 'nothing'} there, {here or 'nothing'} here. "
+                f"{path} holds another model: {name or 'it'} is {before or 'nothing'} there, {now or 'nothing'} here. "
                 "Use the model of the run that wrote it"
             )
     if saved["targets"] != present["targets"]:

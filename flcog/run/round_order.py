@@ -1,4 +1,4 @@
-"""Whether a table of rounds has every round once: where two processes trained one run, or rows were lost, it has not."""
+"""Checks that a table has every round once, which fails where two processes trained one run or rows were lost."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""One run while it lasts: what its observers see, what its files and trackers are told, its checkpoints."""
+"""A run in progress: what its observers see, what its files and trackers record, its checkpoints."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -164,8 +164,8 @@ class Session:
         if self.config is not None:
             update_yaml(self.directory / "config.yaml", self.config)
         # The command and the figures of single clients stay in the run's directory.
-        told = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
-        self.trackers.log_setting({"run": told} | ({"config": self.config} if self.config else {}))
+        shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
+        self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
         engine.notes.extend(Note("tracker", tracker) for tracker in self.trackers.begin())
 
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Session:
                 raise ValueError(
                     f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
                 )
-            begins = methods[name].init_client(self.params, self.buffers)
-            check_alike(file, f"{name}'s state of client {client}", slot, begins)
+            initial = methods[name].init_client(self.params, self.buffers)
+            check_alike(file, f"{name}'s state of client {client}", slot, initial)
         received: dict[str, Any] = self.engine.to_device(slots)
         return received

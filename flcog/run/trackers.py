@@ -1,6 +1,6 @@
 """Experiment trackers: any Lightning logger, W&B by default, everything they write inside the run's directory.
 
-They are told of a round when its row and its checkpoint are written, and what one of them raises is a warning: no round is lost to it.
+They get a round's row once it and the checkpoint are on disk, and what one of them raises is a warning: no round is lost to it.
 """
 
 import netrc
@@ -49,10 +49,10 @@ class Trackers:
         self._setting: dict[str, Any] = {}
         self._figures: list[tuple[str, Any, int]] = []
         self._is_open = False
-        for each in _as_before_any_fit(logger, directory):
-            self._ask(each, _move_into, directory.absolute())
-            self._ask(each, _prepare, run_id)
-            self.loggers.append(each)
+        for tracker in _as_before_any_fit(logger, directory):
+            self._ask(tracker, _move_into, directory.absolute())
+            self._ask(tracker, _prepare, run_id)
+            self.loggers.append(tracker)
 
     def log_setting(self, setting: dict[str, Any]) -> None:
         """Tell them what the run is, without secrets, now or when they are opened."""
@@ -137,7 +137,7 @@ class Trackers:
 
 def check_environment(logger: Logger | Sequence[Logger] | bool | None) -> None:
     """Refuse values of W&B's environment variables that it could not go on with, if it is wanted."""
-    if logger is not True and not any(isinstance(each, WandbLogger) for each in _listed(logger)):
+    if logger is not True and not any(isinstance(tracker, WandbLogger) for tracker in _listed(logger)):
         return
     import wandb
 
@@ -163,8 +163,8 @@ def _as_before_any_fit(logger: Logger | Sequence[Logger] | bool | None, director
     """The loggers that were asked for, as they were given."""
     by_default = logger is True and os.environ.get("WANDB_MODE") != "disabled"
     loggers = [_default_logger(directory)] if by_default else _listed(logger)
-    for each in loggers:
-        vars(each).update(_copy(_as_given.setdefault(each, _copy(vars(each)))))
+    for tracker in loggers:
+        vars(tracker).update(_copy(_as_given.setdefault(tracker, _copy(vars(tracker)))))
     return loggers
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Ditto, FedSAM, FineTune
-from flcog.engine.lightning_hooks import ASKED, ASKED_OF_DATA, REFUSED, lightning_hooks
+from flcog.engine.lightning_hooks import CALLED, CALLED_ON_DATA, REFUSED, lightning_hooks
 from flcog.models import MLP
 
 
@@ -87,7 +87,7 @@ def test_every_hook_of_a_module(name: str, base: type) -> None:
     result = fate(with_hook(base, name, calls), TinyData(), calls)
     if name in REFUSED:
         assert result.startswith(f"refused: Mine.{name} would never be called in federated training: ")
-    elif name in (ASKED | {"test_step"} if base is Plain else ASKED) - {"log", "log_dict"}:
+    elif name in (CALLED | {"test_step"} if base is Plain else CALLED) - {"log", "log_dict"}:
         assert result == "called"
     elif name not in ("log", "log_dict"):
         assert f"never called in federated training: Mine.{name} (" in result
@@ -99,7 +99,7 @@ def test_every_hook_of_a_data_module(name: str) -> None:
     result = fate(Plain(), with_hook(TinyData, name, calls), calls)
     if name in REFUSED:
         assert result.startswith(f"refused: Mine.{name} would never be called in federated training: ")
-    elif name in ASKED_OF_DATA:
+    elif name in CALLED_ON_DATA:
         assert result == "called"
     else:
         assert f"never called in federated training: Mine.{name} (" in result

@@ -14,7 +14,7 @@ from torch import nn
 import flcog
 from flcog.callbacks import SCAFFOLD, FedProx
 from flcog.commands.cli import main
-from flcog.core.told import flat, plain
+from flcog.core.arguments import flat, plain
 from flcog.run import checkpoint, experiment
 from flcog.run.directory import update_yaml
 

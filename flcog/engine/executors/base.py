@@ -1,4 +1,4 @@
-"""What an executor is given and what it brings back: a round's assignment in, an iterator of clients' results out."""
+"""The Executor protocol: a round's assignment in, an iterator of the clients' results out."""
 
 from collections.abc import Callable, Generator, Sequence
 from threading import Event
@@ -17,7 +17,7 @@ from flcog.reading import Reader
 
 
 class Result(NamedTuple):
-    """What some clients bring back. Tensors have a leading client axis."""
+    """The results of some clients. Tensors have a leading client axis."""
 
     works: Sequence[ClientWork]
     delta: Params | None
@@ -34,7 +34,7 @@ class Result(NamedTuple):
 
 
 class Stopped(Exception):
-    """A client gave up, for another one failed or nobody waits for it any more."""
+    """A client's training was given up, because another client failed or nobody waits for the result any more."""
 
 
 class Assignment(NamedTuple):
@@ -48,7 +48,7 @@ class Assignment(NamedTuple):
     seed: int
     round: int
     watch: Callable[[int, float], None] | None = None
-    """Told each local step's task loss, by the loop."""
+    """Called by the loop with each local step and its task loss."""
     stop: Event | None = None
     """Once set, the loop gives up at its next step."""
 
@@ -58,7 +58,7 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """What users know it by."""
+        """Its name for users: ``loop`` or ``vmap``."""
 
     @property
     def clients_at_once(self) -> int:

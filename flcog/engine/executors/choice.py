@@ -68,8 +68,8 @@ def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: li
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
     sample_bytes = job.sample.numel() * job.sample.element_size()
-    each = 16 * num_params + 8 * sample_bytes * job.batch_size
-    chunk = job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, each)))
+    bytes_per_client = 16 * num_params + 8 * sample_bytes * job.batch_size
+    chunk = job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, bytes_per_client)))
     if wanted == "auto":
         why = (
             "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
@@ -86,15 +86,15 @@ def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
     Args:
         job: what it is to run.
         notes: where the note goes.
-        why: a reason for the loop, to be told.
+        why: a reason for the loop, to be part of the note.
     """
     threads, at_once = torch.get_num_threads(), min(job.chunk_size or 1, job.clients)
     if job.chunk_size is None and job.on_cpu and job.model.convolves:
         turns = -(-job.clients // min(threads, MOST_AT_ONCE))
         at_once = -(-job.clients // turns)
     obstacle = _obstacle_to_threads(job) if at_once > 1 else ""
-    told = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
-    text = "; ".join(filter(None, [told, why]))
+    how_many = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
+    text = "; ".join(filter(None, [how_many, why]))
     notes.append(Note("executor", "loop" + f" ({text})" * bool(text)))
     if obstacle or at_once == 1:
         return LoopExecutor(job.model, job.optimizer)
@@ -102,10 +102,10 @@ def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
 
 
 class VmapOrLoop:
-    """Clients as one batched program, or, where torch.func cannot batch it, in the loop: which of the two the first chunk tells.
+    """Clients as one batched program, or, where torch.func cannot batch it, in the loop: the first chunk decides.
 
     torch has no error of its own for a program that cannot be batched. So what fails is tried in the loop: if it fails there too,
-    that error, which names the client and the step, is the one to be told.
+    that error, which names the client and the step, is the one that is raised.
     """
 
     def __init__(self, job: Job, batched: VmapExecutor, notes: list[Note]) -> None:
@@ -146,13 +146,13 @@ class VmapOrLoop:
 
 def _obstacles_to_vmap(job: Job) -> str:
     """Why clients cannot be one batched program, if they cannot."""
-    obstacles = [_by_itself(job)] if job.model.trains_itself else []
+    obstacles = [_own_training_step(job)] if job.model.trains_itself else []
     if type(job.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
     return "; ".join(obstacles)
 
 
-def _by_itself(job: Job) -> str:
+def _own_training_step(job: Job) -> str:
     module = job.model.module
     if isinstance(module, ClientModule):
         return f"{type(module).__name__} has a training_step of its own (per_example_loss could be vectorised)"
@@ -168,6 +168,6 @@ def _obstacle_to_threads(job: Job) -> str:
         return f"{kind} may keep what it likes between steps"
     try:
         draws = job.model.draws(job.sample)
-    except Exception:  # told in full, with its client and step, once a client trains
+    except Exception:  # raised again, with its client and step, once a client trains
         return "its forward pass fails on two copies of a training sample"
     return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""

@@ -35,7 +35,7 @@ def _with_axis(tree: Any) -> Any:
 
 
 def _widened(value: Tensor) -> Tensor:
-    """Where a mean of many is taken."""
+    """In a precision fit for taking means: float32 at least."""
     return value.to(torch.promote_types(value.dtype, number_dtype()))
 
 
@@ -56,7 +56,7 @@ class LoopExecutor:
         parts = (*model.params.values(), *model.buffers.values())
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
         self._dropout_keys = dropout_keys(model)
-        self._step, self._told_logs = 0, False
+        self._step, self._warned_of_logs = 0, False
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         set_rates(self.optimizer, assignment.rates)
@@ -64,7 +64,7 @@ class LoopExecutor:
         keys = seed_scratch(self._dropout_keys, assignment, [work.client for work in works])
         for position, work in enumerate(works):
             try:
-                with self._by_itself(assignment) if self.model.trains_itself else nullcontext():
+                with self._for_own_training_step(assignment) if self.model.trains_itself else nullcontext():
                     result = self._client(assignment, work, {name: int(values[position]) for name, values in keys.items()})
             except Exception as error:
                 error.add_note(
@@ -74,13 +74,13 @@ class LoopExecutor:
             yield result
 
     @contextmanager
-    def _by_itself(self, assignment: Assignment) -> Iterator[None]:
-        """Where a module's own ``training_step`` finds what it may ask for, and what it logs goes."""
+    def _for_own_training_step(self, assignment: Assignment) -> Iterator[None]:
+        """Give a module's own ``training_step`` its round number, and collect what it logs."""
         module = self.model.module
         with among_rounds(module, assignment.round), captured_logs(module) as logged:
             yield
-        if logged and not self._told_logs:
-            self._told_logs = True
+        if logged and not self._warned_of_logs:
+            self._warned_of_logs = True
             warnings.warn(
                 f"what {type(module).__name__}.training_step logs is not kept ({', '.join(logged)}): a round's train/loss is the mean "
                 "of the losses that it returns",

@@ -1,4 +1,4 @@
-"""The local optimiser's step: the user's own, less the wrapper around it where that is the larger part."""
+"""The local optimiser's step; plain SGD's is computed here, without the overhead of ``torch.optim.Optimizer.step``."""
 
 from collections.abc import Callable
 from typing import Any

@@ -32,7 +32,7 @@ class ThreadedLoop(LoopExecutor):
         model: the client's model.
         optimizer: the module's own optimiser.
         clients_at_once: how many threads.
-        threads_each: that torch may use for each of them.
+        threads_each: how many threads torch may use for each client.
     """
 
     def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int, threads_each: int) -> None:

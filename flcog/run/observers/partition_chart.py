@@ -7,7 +7,7 @@ from flcog.run.partition_report import partition_report
 class PartitionChart(Callback):
     """Draws every client's label counts into the run's directory, ``figures/partition-000000.png``. Every tracked run has one.
 
-    No server of a federation sees these counts, and the run's trackers, who belong to others, do not either unless they are to.
+    A federation's server never sees these counts. Nor do trackers, which others may read, unless ``log_partition`` is set.
 
     Args:
         log_partition: whether the trackers get the chart too, and how sizes, labels and divergences spread over single clients,

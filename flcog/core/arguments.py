@@ -1,4 +1,4 @@
-"""What objects were told when they were made, as numbers and strings by dotted names: what a checkpoint may hold and compare."""
+"""The arguments that objects were constructed with, as numbers and strings by dotted names, for checkpoints to hold and compare."""
 
 import functools
 import hashlib
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 DEEPEST = 8
-"""Objects that know one another would be followed for ever."""
+"""How deep nested objects are followed: those that refer to each other would be followed for ever."""
 
 LARGE = 2**20
-"""Bytes from which on an array is told by its shape, for hashing it might read all of a disk."""
+"""Bytes from which on only an array's shape is recorded, as hashing it might read all of a disk."""
 
 
-def told(thing: object) -> dict[str, Any]:
-    """What an object's constructor was told, as far as it keeps that under the same name."""
+def constructor_arguments(thing: object) -> dict[str, Any]:
+    """An object's constructor arguments, as far as it keeps them as attributes of the same names."""
     kept: Mapping[str, Any] = getattr(thing, "__dict__", {})
     names = [name for cls in type(thing).__mro__ if "__init__" in vars(cls) for name in _parameters(cls)]
     return {name: kept[name] for name in names if name in kept} | dict(getattr(thing, "hparams", {}))
@@ -56,7 +56,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return list(map(further, value))
     if isinstance(value, functools.partial):
         return {"": further(value.func)} | {name: further(part) for name, part in value.keywords.items()}
-    return {"": type(value).__qualname__} | {name: further(part) for name, part in told(value).items()}
+    return {"": type(value).__qualname__} | {name: further(part) for name, part in constructor_arguments(value).items()}
 
 
 def flat(value: Any, leave_out: Collection[str] = (), name: str = "") -> dict[str, Any]:
