@@ -16,7 +16,7 @@ from flcog.schedules import Piecewise, Schedule
 
 
 class ClientModule(L.LightningModule):
-    """What every client trains. Subclasses say how outputs are scored; the engine masks and averages.
+    """The LightningModule that every client trains. Subclasses say how outputs are scored; the engine masks and averages.
 
     Args:
         model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method.

@@ -30,7 +30,7 @@ def complain(message: str) -> None:
 
 
 def explain(parser: Any, message: str) -> str:
-    """jsonargparse's report, in which every alternative of a type has its say, cut down to what helps.
+    """jsonargparse's report, which lists every alternative of a type, shortened to what helps.
 
     Args:
         parser: that which refused: the command's, or that of a class whose options it read (its ``owner``).
@@ -51,7 +51,7 @@ def guess(name: str, names: Iterable[str]) -> str:
 
 
 def base_class_refusal(part: Any) -> str | None:
-    """What to say of a class path that names a base class; None for any other object."""
+    """The message for a class path that names a base class; None for any other object."""
     if type(part) not in BASES:
         return None
     name = type(part).__name__

@@ -1,4 +1,4 @@
-"""Tells an error that the user can mend, which gets one line, from a fault in somebody's code, which needs its traceback."""
+"""Decides which errors are shown in one line, as the user can mend them, and which keep their traceback, as faults in code."""
 
 import os
 import sysconfig

@@ -34,7 +34,7 @@ def _parameters(cls: type) -> list[str]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value in numbers, strings, lists and dicts; an object's class stands under ""."""
+    """The value in numbers, strings, lists and dicts; an object's class has the key ""."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):

@@ -1,4 +1,4 @@
-"""Refusals of settings that are out of their range: one sentence for every method, model and data set.
+"""Range checks of settings, with the same error sentences for every method, model and data set.
 
 A check takes the object whose settings it checks (None for a plain function), then names of its attributes, or the values as
 keywords where they are none yet. None stands for a default and passes. ``hint`` is said after the value, to help to a better one.

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever becomes of the process, the power or the disk."""
+"""Atomic writes of files: after a kill, a power cut or a full disk a file is the old one or the new one, never half."""
 
 import csv
 import os

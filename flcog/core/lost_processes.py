@@ -21,7 +21,7 @@ PATIENCE = 5.0
 """Seconds in which a process that waits for a dead one should have heard of it from the network."""
 
 WITHOUT_A_WORD = 69
-"""Exit code of a process that ends because another did, and leaves it to the first one to say so."""
+"""Exit code of a process that ends because another died, without a message: one process alone prints it."""
 
 
 class ProcessDied(ValueError):
@@ -66,7 +66,7 @@ class _Relatives:
         return dead
 
     def verdict(self, dead: list[Death]) -> ProcessDied | SystemExit:
-        """How this process ends: one of them says what happened, the others keep quiet."""
+        """How this process ends: one process says what happened, the others print nothing."""
         self.end_children()
         if self.parent is not None and (not dead or os.environ.get("LOCAL_RANK") != "1"):
             return SystemExit(WITHOUT_A_WORD)

@@ -141,7 +141,7 @@ def available() -> list[signal.Signals]:
 
 
 def name(number: int) -> str:
-    """As the user knows it."""
+    """The signal's name for users: Ctrl-C, or as in SIGTERM."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 

@@ -1,1 +1,1 @@
-"""What turns one round into the next: no files, no trackers, no terminal."""
+"""The engine, which turns one round into the next; it knows no files, trackers or terminal."""

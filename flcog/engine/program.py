@@ -177,7 +177,7 @@ class Program:
         return (delta if sends_weights else None), clients, uploads
 
     def up_bytes(self, delta: Params | None, uploads: Sequence[Upload]) -> list[int]:
-        """Bytes a client sends: the model first, then each method's messages. A tensor sent twice crosses once."""
+        """Bytes a client sends: the model first, then each method's messages. A tensor in several messages is counted once."""
         model = [] if delta is None else [*delta.values(), *(self.global_buffers[name] for name in self.model.shared_buffers)]
         seen, counts = {id(tensor) for tensor in model}, [sum(map(num_bytes, model))]
         for upload in uploads:

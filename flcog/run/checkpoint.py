@@ -45,7 +45,7 @@ def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, d
 
 
 def load_observer(path: Path, name: str, observer: Callback, state: dict[str, Any]) -> None:
-    """Hand an observer its state of ``path``."""
+    """Give an observer its state from the checkpoint at ``path``."""
     try:
         observer.load_state_dict(state)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -115,7 +115,7 @@ def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[s
 
 
 def digests(exchanges: Mapping[str, Exchange]) -> dict[str, str]:
-    """What fixes the data that methods exchanged before round 1, where they say so."""
+    """Digests of the data that methods exchanged before round 1, for methods that give one."""
     return {name: exchange.digest for name, exchange in exchanges.items() if exchange.digest is not None}
 
 

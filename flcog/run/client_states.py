@@ -1,4 +1,4 @@
-"""Clients' states: what methods keep of each client between its rounds, bounded in memory and on disk."""
+"""Clients' states on disk and in memory: what methods keep of each client between its rounds."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ States = dict[str, Any]
 """A client's slots, by method."""
 
 CACHE_BYTES = 2**30
-"""So much of what is on disk stays in memory too, the last used."""
+"""Bytes of states on disk that stay in memory too: the most recently used."""
 
 
 def _as_it_is(file: Path, client: int, slots: States) -> States:
@@ -46,7 +46,7 @@ class SavedClientStates:
         self.files: dict[int, str] = {}
         """The file that holds each client's state, of all processes' clients."""
         self._memory: dict[int, States] = {}
-        """The last used last."""
+        """In memory, the most recently used last."""
         self._sizes: dict[int, int] = {}
         self._changed: set[int] = set()
         self._held: dict[str, int] = {}
@@ -153,7 +153,7 @@ class SavedClientStates:
                 yield client, self._receive(path, client, own)
 
     def _left_behind(self) -> list[int]:
-        """Our clients in files of which, without those that have changed, less than half is left."""
+        """This process's clients in files of which less than half the states are still current: they move to a new file."""
         staying = {client: name for client, name in self.files.items() if client not in self._changed}
         left = _by_file(list(staying), staying)
         sparse = {name for name, clients in left.items() if 2 * len(clients) < self._held.get(name, 0)}
@@ -172,7 +172,7 @@ class SavedClientStates:
         self._sizes[client] = sum(leaf.nbytes for leaf in pytree.tree_leaves(slots) if isinstance(leaf, Tensor))
 
     def _forget(self, keep: set[int]) -> None:
-        """Let go of what was not used for longest, as far as it is on disk."""
+        """Drop the least recently used states from memory, as far as they are on disk."""
         excess = sum(self._sizes.values()) - CACHE_BYTES
         for client in list(self._memory) if excess > 0 and self.directory is not None else ():
             if client in self.files and client not in self._changed and client not in keep:

@@ -10,7 +10,7 @@ MASK = "***"
 _SECRET = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key|(?<![a-z])(key|pwd|auth)(?![a-z])"
 )
-"""What the names of options contain whose values are nobody's business."""
+"""Words in the names of options whose values are secret."""
 _HARMLESS = re.compile(r"\s*(true|false|null|none|[-+]?[\d.,]+(e[-+]?\d+)?|)\s*", re.IGNORECASE)
 """Switches and numbers: ``secret: true`` and ``max_tokens: 512`` stay, for they open no door."""
 _LOGIN = re.compile(r"(?<=://)[^/\s'\"]+@")
@@ -65,7 +65,7 @@ def masked_command(arguments: Sequence[str]) -> str:
 
 
 def looks_secret(name: str) -> bool:
-    """Whether an option's value should not be told; tokenizers are no tokens.
+    """Whether an option's value should be masked; tokenizers are no tokens.
 
     >>> [name for name in ("api_key", "hf_token", "hfToken", "tokenizer", "keypoints", "dbPassword") if looks_secret(name)]
     ['api_key', 'hf_token', 'hfToken', 'dbPassword']

@@ -1,4 +1,4 @@
-"""The rows of a ``metrics.csv``, as far as they are sound."""
+"""Reads the rows of a ``metrics.csv`` up to the first damaged line."""
 
 import csv
 from pathlib import Path

@@ -31,7 +31,7 @@ def go_on(run: Session, found: Path, saved: dict[str, Any], changed: bool) -> No
         run: which goes on.
         found: where the checkpoint was read.
         saved: what was in it.
-        changed: whether settings that differ were meant to; they are told.
+        changed: whether settings may differ from the checkpoint's; those that do are shown in the summary.
     """
     changes = run.check_resumable(found, saved)
     if changes and not changed:

@@ -1,4 +1,4 @@
-"""The picture of a partition that papers print: clients across, classes up, a circle for each pair with its area by count.
+"""Bubble chart of a partition, as papers print it: clients across, classes up, a circle for each pair with its area by count.
 
 Figures are built without pyplot: no display, no global state, nothing to close.
 """

@@ -120,7 +120,7 @@ class Trackers:
             self._ask(logger, what, *news)
 
     def _ask(self, logger: Logger, question: Callable[..., Answer], *arguments: Any) -> Answer | None:
-        """What the tracker answers; None where it fails, for nobody should lose a training to its tracker."""
+        """Call the function on the tracker; where that fails warn once and return None, so that training goes on."""
         try:
             return question(logger, *arguments)
         except Exception as error:
@@ -331,7 +331,7 @@ def _run_id(logger: Logger) -> str | None:
 
 
 def _describe(logger: Logger) -> str:
-    """Where it can be looked at."""
+    """Where the tracked run can be looked at: an address or a folder."""
     if isinstance(logger, WandbLogger):
         offline = not _is_open(logger) or logger.experiment.offline
         return f"W&B, {'offline' if offline else logger.experiment.url}"

@@ -102,7 +102,7 @@ class Runner:
             self._children.discard(child)
         if code == 0:
             with replacing(cell.folder / "finished", remedy=OUT_REMEDY):
-                pass  # that it is there says it all
+                pass  # left empty: only whether the file exists is looked at
         else:
             lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"

@@ -47,7 +47,7 @@ def summarise(table: Table, runs: Sequence[Cell]) -> tuple[list[str], list[list[
 
 
 def _targets(histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
-    """What ``RoundsToTarget`` has written of, such as ``to_accuracy_0.8``."""
+    """The targets that ``RoundsToTarget`` logged, such as ``to_accuracy_0.8``."""
     names = {name for history in histories for values in history for name in values}
     return sorted(name.removesuffix("/rounds") for name in names if name.startswith("to_") and name.endswith("/rounds"))
 
@@ -92,7 +92,7 @@ def scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]], 
         return ["", "", ""]
     lower = lower_is_better(found)
     best = [min(values) if lower else max(values) for values in series]
-    share = not lower_is_better(found.removesuffix("_std"))  # how a share spreads is told in points
+    share = not lower_is_better(found.removesuffix("_std"))  # the spread of a share is shown in percentage points
     scale = 1.0 if not share or max(abs(value) for values in series for value in values) > 1 else 100.0
     return [
         _spread([scale * v for v in values])

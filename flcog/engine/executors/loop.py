@@ -1,4 +1,4 @@
-"""One client after another, on the module's real parameters and its real optimiser: the readable executor, and the oracle."""
+"""The loop executor: one client after another, on the module's real parameters and optimiser; the others must agree with it."""
 
 import warnings
 from collections.abc import Generator, Iterator
@@ -154,7 +154,7 @@ class LoopExecutor:
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _owned(self, tree: Any) -> Any:
-        """Results outlive the client: copy what is still the module's own memory (a kept model, say)."""
+        """Copy what is still the module's own memory (a kept model, for example): the next client overwrites it."""
         return pytree.tree_map(
             lambda t: t.clone() if isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._storages else t, tree
         )

@@ -1,4 +1,4 @@
-"""The loop on several cores of one process: clients side by side, each on a thread and a copy of the model of its own."""
+"""The loop on threads: several clients at a time in one process, each with a copy of the model."""
 
 import copy
 import dataclasses

@@ -62,7 +62,7 @@ def results(run: Run) -> Rows:
 
 
 def costs(run: Run) -> Rows:
-    """Bytes and seconds, and where the run lies."""
+    """The bytes sent, the time taken, and the run's directory."""
     ledger, history = run.ledger, run.history
     plain = ledger.down.get("model", 0)  # FedAvg sends the model down and back up
     sent = [
