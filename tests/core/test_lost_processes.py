@@ -27,8 +27,8 @@ class Fails(Callback):
     def __init__(self, who: int, how: str) -> None:
         self.who, self.how = who, how
 
-    def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Any) -> None:
-        if round == 2 and run.fabric.global_rank == self.who:
+    def on_round_start(self, run: flcog.Run, round: int, cohort: Any) -> None:
+        if round == 2 and run.processes.rank == self.who:
             if self.how == "error":
                 raise KeyError("a fault of its own")
             os.kill(os.getpid(), signal.SIGKILL)

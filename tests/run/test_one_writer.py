@@ -27,7 +27,7 @@ class GoesOnTwice(flcog.Callback):
     def __init__(self, root: Path) -> None:
         self.root, self.refusals = root, []  # type: tuple[Path, list[str]]
 
-    def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: flcog.Run, round: int, metrics: dict[str, float]) -> None:
         if round == 2:
             for path in ("last", str(run.directory)):
                 with pytest.raises(ValueError, match=HELD) as refusal:
@@ -58,7 +58,7 @@ def test_a_refused_writer_touches_nothing(tmp_path: Path) -> None:
 
 def test_the_right_to_write_ends_with_the_fit_however_that_ends(tmp_path: Path) -> None:
     class Dies(flcog.Callback):
-        def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+        def on_round_end(self, run: flcog.Run, round: int, metrics: dict[str, float]) -> None:
             raise KeyboardInterrupt
 
     fit(tmp_path, rounds=1)

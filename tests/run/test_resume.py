@@ -43,7 +43,7 @@ class Slow(flcog.Callback):
     def __init__(self, sleep: float) -> None:
         self.sleep = sleep
 
-    def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+    def on_round_start(self, run: flcog.Run, round: int, cohort: Sequence[int]) -> None:
         time.sleep(self.sleep)
 
 
@@ -129,7 +129,7 @@ def test_rows_after_the_last_checkpoint_are_run_again(tmp_path: Path) -> None:
     whole.fit(classifier(), TinyData())
 
     class Dies(flcog.Callback):
-        def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+        def on_round_end(self, run: flcog.Run, round: int, metrics: dict[str, float]) -> None:
             if round == 3:
                 raise KeyboardInterrupt
 

@@ -36,10 +36,10 @@ class SendsItself(flcog.Callback):
             for number in self.numbers:
                 os.kill(os.getpid(), number)
 
-    def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
+    def on_round_start(self, run: flcog.Run, round: int, cohort: Sequence[int]) -> None:
         self._send("on_round_start", round)
 
-    def on_round_end(self, run: flcog.FederatedTrainer, round: int, metrics: dict[str, float]) -> None:
+    def on_round_end(self, run: flcog.Run, round: int, metrics: dict[str, float]) -> None:
         self._send("on_round_end", round)
 
 
@@ -205,8 +205,8 @@ def run_slowly(root: str, devices: int) -> None:
     """What the other process of the test below runs."""
 
     class Slow(flcog.Callback):
-        def on_round_start(self, run: flcog.FederatedTrainer, round: int, cohort: Sequence[int]) -> None:
-            (Path(root) / f"pid{run.fabric.global_rank}").write_text(str(os.getpid()))
+        def on_round_start(self, run: flcog.Run, round: int, cohort: Sequence[int]) -> None:
+            (Path(root) / f"pid{run.processes.rank}").write_text(str(os.getpid()))
             time.sleep(0.2)
 
     trainer = make_trainer(
