@@ -97,7 +97,7 @@ def test_an_error_in_one_process_is_all_that_is_said(tmp_path: Path, who: int) -
 
 @pytest.mark.slow
 def test_all_clients_of_one_process_are_dropped(tmp_path: Path) -> None:
-    weights = [{"class_path": "test_lost_processes.AllOfOneProcess"}, {"class_path": "flcog.callbacks.FedDisco"}]
+    weights = [{"class_path": "core.test_lost_processes.AllOfOneProcess"}, {"class_path": "flcog.callbacks.FedDisco"}]
     runs = {}
     for devices in (1, 2):
         root = tmp_path / str(devices)
