@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.data import Partition, Partitioner, Samples, Splits
+from flcog.engine.executors.vmap import VmapExecutor
 from flcog.hooks import HOOKS, OBSERVER_HOOKS, Batch, Callback, Method, Upload
 from flcog.run import checkpoint
 
@@ -382,6 +383,21 @@ def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:
 
     with pytest.warns(UserWarning, match="Own is no elementwise optimiser"):
         make_trainer(None, executor="vmap").prepare(classifier(Own), TinyData())
+
+
+def test_a_batched_program_that_has_run_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(None, executor="vmap")
+    trainer.prepare(classifier(), TinyData())
+    trainer.train_round()
+
+    def fails(self: Any, assignment: Any) -> Any:
+        raise RuntimeError("out of memory")
+        yield
+
+    monkeypatch.setattr(VmapExecutor, "run", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train_round()
+    assert trainer.executor.name == "vmap"
 
 
 def test_auto_says_what_it_chose() -> None:

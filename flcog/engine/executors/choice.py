@@ -105,12 +105,14 @@ class VmapOrLoop:
     """Clients as one batched program, or, where torch.func cannot batch it, in the loop: the first chunk decides.
 
     torch has no error of its own for a program that cannot be batched. So what fails is tried in the loop: if it fails there too,
-    that error, which names the client and the step, is the one that is raised.
+    that error, which names the client and the step, is the one that is raised. A program that has run once is never given up: what
+    fails later (memory that ran out, say) is no reason to go on with other roundings.
     """
 
     def __init__(self, job: Job, batched: VmapExecutor, notes: list[Note]) -> None:
         self._job, self._notes = job, notes
         self._executor: Executor = batched
+        self._has_run = False
 
     @property
     def name(self) -> str:
@@ -125,9 +127,10 @@ class VmapOrLoop:
         try:
             first = next(results, None)
         except RuntimeError as error:
-            if isinstance(self._executor, LoopExecutor):
+            if self._has_run:
                 raise
-            results, first = self._fall_back(assignment, str(error).strip().splitlines()[0])
+            results, first = self._fall_back(assignment, (str(error).strip() or type(error).__name__).splitlines()[0])
+        self._has_run = True
         if first is not None:
             yield first
             yield from results
