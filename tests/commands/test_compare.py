@@ -14,9 +14,10 @@ from harness import ROOT
 
 from flcog.commands.cli import main
 from flcog.commands.compare.curves import curves_figure, draw_curves
-from flcog.commands.compare.plan import Cell, cells, read_table
+from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.runner import claim
 from flcog.commands.compare.table import scores, summarise
+from flcog.commands.compare.table_file import read_table
 
 TABLES = sorted((ROOT / "configs/tables").glob("*.yaml"))
 

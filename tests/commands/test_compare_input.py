@@ -8,7 +8,8 @@ import pytest
 from harness import ROOT
 
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells, read_table
+from flcog.commands.compare.plan import cells
+from flcog.commands.compare.table_file import read_table
 
 
 def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -49,7 +50,29 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\nmetric: [a]", "metric in .* must be a column"),
         (b"rows: {A: }\npublished: text", "published in .* must be figures by row and column"),
         (b"rows: {A: }\npublished: {A: 3}", "published in .* must be figures by row and column"),
-        (b"rows: {A: }\ncolumns: {x: }\npublished: {A: {x: high}}", "published in .* must be figures; A, x is 'high'"),
+        (b"rows: {A: }\ncolumns: {x: }\npublished: {A: {x: high}}", "published in .* must be figures, .*; A, x is 'high'"),
+        (b"rows: {A: }\ncolumns: {x: }\npublished: {A: {x: [1, 2, 3]}}", r"must be figures, .*; A, x is \[1, 2, 3\]"),
+        (b"rows: {A: }\ncolumns: {x: }\npublished: {A: {x: .nan}}", "must be figures, .*; A, x is nan"),
+        (
+            b"rows: {A: }\npublished: {A: {'': {speed: 3}}}",
+            "may have score, rounds, seconds, bytes for a cell; A is {'speed': 3}",
+        ),
+        (b"rows: {A: }\npublished: {A: {'': {rounds: never}}}", "or for rounds \"> 100\"; A is 'never'"),
+        (b"rows: {A: }\npublished: {A: {'': '> 100'}}", "must be figures, .*; A is '> 100'"),
+        (b"rows: {A: }\nvary: [partition_seed]", r"vary in .* says what a seed draws, \[seed\] or \[seed, partition_seed\]; got"),
+        (b"rows: {A: }\nagainst: B", "against in .* must be a row, or rows with the row that each is compared with; got 'B'"),
+        (b"rows: {A: }\nagainst: {A: B}", "against in .* must be a row, .*; got 'B'"),
+        (b"rows: {A: }\nagainst: [A]", "against in .* must be a row, .*; got .*'A'"),
+        (b"rows: {A: }\nconfidence: 95", "confidence in .* must lie between 0 and 1, such as 0.95; got 95"),
+        (b"rows: {A: }\nsummary: median", "summary in .* must be best or last or mean"),
+        (b"rows: {A: }\nsummary: [best]", "summary in .* must be best or last or mean"),
+        (b"rows: {A: }\nover_rounds: 10", "over_rounds in .* must be true or false"),
+        (b"rows: {A: }\naverage: [x]", "average in .* must be a text"),
+        (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* is the name of a further column"),
+        (b"rows: {A: }\nreproduces: Table 1", "reproduces in .* must be a list of texts"),
+        (b"rows: {A: }\ndeviations: [3]", "deviations in .* must be a list of texts"),
+        (b"rows: {A: }\nreproduces: ['FedCOG, Table 1']", "says what it reproduces: say under deviations"),
+        (b"rows: {A: {arguments: {data.partition_seed: 3}}}\nvary: [seed, partition_seed]", "data.partition_seed is given, and"),
         (b"rows: {A: {arguments: {x: 2024-99-99}}}", "is no YAML that a table can be: month"),
         (b"rows: " + b"[" * 3000, "is nested too deeply"),
         (b"rows: {a/b: , a b: }", "a/b · seed 0 and a b · seed 0 would both be run in"),
@@ -72,7 +95,8 @@ def test_any_bytes_are_a_table_or_one_line(tmp_path: Path) -> None:
     draw, path = random.Random(0), tmp_path / "table.yaml"
     sources = [path.read_bytes() for path in sorted((ROOT / "configs/tables").glob("digits*.yaml"))]
     sources.append(
-        b"title: t\nrows: {A: {arguments: {a: 1}}, B: }\ncolumns: {x: , y: {configs: []}}\nseeds: [0, 1]\npublished: {A: {x: 1}}\n"
+        b"title: t\nrows: {A: {arguments: {a: 1}}, B: }\ncolumns: {x: , y: {configs: []}}\nseeds: [0, 1]\npublished: {A: {x: [1, 2]}}\n"
+        b"against: {B: A}\nvary: [seed]\nsummary: mean\nconfidence: 0.9\nreproduces: [a]\ndeviations: []\naverage: all\n"
     )
     for _ in range(300):
         content = bytearray(draw.choice(sources))

@@ -15,8 +15,9 @@ import pytest
 from harness import ROOT
 
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells, read_table
+from flcog.commands.compare.plan import cells
 from flcog.commands.compare.runner import Runner, claim
+from flcog.commands.compare.table_file import read_table
 from flcog.core import child_processes as processes
 from flcog.run.writer_lock import WriterLock
 

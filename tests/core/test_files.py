@@ -19,7 +19,8 @@ from PIL import Image
 
 from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells, read_table
+from flcog.commands.compare.plan import cells
+from flcog.commands.compare.table_file import read_table
 from flcog.core import files
 from flcog.core.files import write_yaml
 from flcog.data import Partition

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table, cells, read_table, seeds_run, select
+from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table, cells, seeds_run, select
 from flcog.commands.compare.runner import Runner, claim
 from flcog.commands.compare.table import check_metric, scores, summarise
+from flcog.commands.compare.table_file import KEYS, read_table
 from flcog.core import signals
 from flcog.core.commands import Command
 from flcog.core.files import replacing
 from flcog.core.text import markdown, seconds
+
+EXTRA = "Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5"
 
 
 def _seed(text: str) -> int:
@@ -48,8 +51,9 @@ def compare(arguments: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    keys = "\n".join(f"  {key}: {meaning}" for key, meaning in KEYS.items())
     parser = COMPARE.parser(
-        epilog="Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5",
+        epilog=f"{EXTRA}\n\nA table's YAML file may say:\n{keys}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", type=Path, help="the table's YAML file, e.g. configs/tables/digits.yaml")
     parser.add_argument("--out", type=Path, help="where the runs and the table go; runs/<name of the file> by default")

@@ -1,4 +1,4 @@
-"""Reads a table's YAML file for ``flcog compare``, and lists the runs that fill it."""
+"""A table of ``flcog compare``, and the runs that fill it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from flcog.commands.compare.published import Published
 from flcog.run.metrics_rows import read_rows
 
 OUT_REMEDY = "free space or choose another --out"
 """What to do where the folder of the runs and the table cannot be written."""
 
+SPLIT_SEED = "data.partition_seed"
+"""The option that draws the split of the data over the clients."""
 
-KEYS = ("title", "configs", "arguments", "rows", "columns", "seeds", "metric", "last", "published")
+Summary = Literal["best", "last", "mean"]
+"""What stands for a run: its best evaluation, its last, or the mean of its last ones."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,15 @@ class Table:
         seeds: every arm is run with each, in each setting.
         metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
         last: the mean is taken over so many of a run's last evaluations.
-        published: a paper's figures in percent, by row and column, to stand beside ours.
+        published: a paper's figures, by row and column, to stand beside ours.
+        against: for each row the one it is compared with, seed by seed. A row that stands against itself is compared with none.
+        varies_split: whether a seed draws the split too; else all seeds share one.
+        confidence: with which probability an interval holds the true difference, 0.95 for a 95 % interval.
+        summary: which of a run's scores is compared, with the other arms and with the paper.
+        over_rounds: whether the mean of the last evaluations shows its deviation over them, not over seeds.
+        average: the name of a further column, the mean over all settings; none where it is empty.
+        reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
+        deviations: what is not as in the paper, a sentence each.
     """
 
     title: str
@@ -48,7 +58,15 @@ class Table:
     seeds: tuple[int, ...]
     metric: str | None
     last: int
-    published: Mapping[str, Mapping[str, float]]
+    published: Published
+    against: Mapping[str, str]
+    varies_split: bool = False
+    confidence: float = 0.95
+    summary: Summary = "best"
+    over_rounds: bool = False
+    average: str = ""
+    reproduces: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
 
 
 @dataclass
@@ -78,120 +96,9 @@ class Cell:
         return read_rows(tables[-1])[0] if tables else []
 
 
-def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
-    """A table's YAML file. Configs that it names, and another table whose rows or columns are its own, are found from its folder.
-
-    Args:
-        path: the file.
-        within: the tables that led to this one.
-    """
-    if path.resolve() in within:
-        raise ValueError(f"{path} takes its rows or columns from itself: {' -> '.join(map(str, [*within, path]))}")
-    content = _read_mapping(path)
-    if not content.get("rows"):
-        raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
-    unknown = sorted(str(key) for key in content.keys() - set(KEYS))
-    if unknown:
-        raise ValueError(f"{path} has {', '.join(unknown)}; a table may have {', '.join(KEYS)}")
-
-    def parts(key: Literal["rows", "columns"]) -> Mapping[str, Part]:
-        value = content.get(key) or {"": None}
-        if isinstance(value, str):
-            return getattr(read_table(path.parent / value, [*within, path.resolve()]), key)
-        if not isinstance(value, dict):
-            raise ValueError(
-                f"{key} in {path} must be names with their configs or arguments, or another table's file; got {value!r}"
-            )
-        return {str(name): _part(given, f"{key.removesuffix('s')} {name}", path) for name, given in value.items()}
-
-    rows, columns = parts("rows"), parts("columns")
-    common = _part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table", path)
-    metric, last = content.get("metric"), content.get("last", 5)
-    if not isinstance(metric, str | None):
-        raise ValueError(f"metric in {path} must be a column of metrics.csv, such as test/accuracy; got {metric!r}")
-    if not _is_whole(last) or last < 1:
-        raise ValueError(f"last in {path} must be a whole number of evaluations, at least 1; got {last!r}")
-    published, seeds = _published_figures(content, rows, columns, path), _seeds(content, path)
-    return Table(str(content.get("title", path.stem)), common, rows, columns, seeds, metric, last, published)
-
-
-def _read_mapping(path: Path) -> dict[Any, Any]:
-    """The file's content, of which all can stand on a command line."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        text = json.dumps(content, ensure_ascii=False, default=str).encode()
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}: give a table's YAML, such as one of configs/tables") from None
-    except UnicodeError:
-        raise ValueError(f"{path} is not UTF-8: give a table's YAML, such as one of configs/tables") from None
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}; give a table's YAML") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply for a table") from None
-    except Exception as error:  # PyYAML lets through whatever its constructors raise at a damaged date or number
-        raise ValueError(
-            f"{path} is no YAML that a table can be: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {type(content).__name__}, not `rows` and what else a table has: see configs/tables")
-    if b"\\u0000" in text:
-        raise ValueError(f"{path} holds a character that no command line can have, the zero byte: remove it")
-    return content
-
-
-def _part(value: Any, where: str, path: Path) -> Part:
-    """What a row, a column or the table itself adds, checked."""
-    value = value or {}
-    if not isinstance(value, dict) or set(value) - {"configs", "arguments"}:
-        raise ValueError(f"{where} in {path} may have configs (a list of files) and arguments (a mapping); got {value!r}")
-    names, arguments = value.get("configs") or [], value.get("arguments") or {}
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"configs of {where} in {path} must be a list of files; got {names!r}")
-    if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
-        raise ValueError(f"arguments of {where} in {path} must be options of flcog fit with their values; got {arguments!r}")
-    return Part(tuple(_config(name, where, path) for name in names), arguments)
-
-
-def _config(name: str, where: str, path: Path) -> Path:
-    try:
-        config = (path.parent / name).resolve()
-        found = config.is_file()
-    except (OSError, RuntimeError):  # a name that is too long, links in a circle
-        config, found = path.parent / name, False
-    if not found:
-        raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
-    return config
-
-
-def _published_figures(
-    content: dict[Any, Any], rows: Mapping[str, Part], columns: Mapping[str, Part], path: Path
-) -> Mapping[str, Mapping[str, float]]:
-    published = content.get("published") or {}
-    if not isinstance(published, dict) or not all(isinstance(values, dict) for values in published.values()):
-        raise ValueError(f"published in {path} must be figures by row and column; got {published!r}")
-    figures = {str(row): {str(column): value for column, value in values.items()} for row, values in published.items()}
-    for row, values in figures.items():
-        for name in [row] * (row not in rows) + [name for name in values if name not in columns]:
-            raise ValueError(f"published in {path} names {name!r}, which is neither a row nor a column of the table")
-        for column, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"published in {path} must be figures; {row}, {column} is {value!r}".replace(", :", ":"))
-    return figures
-
-
-def _seeds(content: dict[Any, Any], path: Path) -> tuple[int, ...]:
-    seeds = content.get("seeds") or [0]
-    if not isinstance(seeds, list) or not all(_is_whole(seed) and seed >= 0 for seed in seeds):
-        raise ValueError(f"seeds in {path} must be a list of whole numbers, such as [0, 1, 2]; got {seeds!r}")
-    return tuple(dict.fromkeys(seeds))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
     """Every run of the table, with its command line. Columns come before rows, the user's own arguments last."""
+    _check_split_seed(table, extra)
     result = []
     for (column, setting), (row, arm), seed in product(table.columns.items(), table.rows.items(), table.seeds):
         folder = out.joinpath(*(_file_name(name) for name in (column, row) if name), f"seed{seed}")
@@ -200,10 +107,19 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
             arguments += [word for config in part.configs for word in ("-c", str(config))]
         for part in (table.common, setting, arm):
             arguments += [word for key, value in part.arguments.items() for word in (f"--{key}", _word(value))]
-        arguments += [*extra, "--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
+        drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
+        arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
         result.append(Cell(row, column, seed, folder, arguments))
     _check_apart(result)
     return result
+
+
+def _check_split_seed(table: Table, extra: Sequence[str]) -> None:
+    """Complain of a split that is given where the seeds draw it."""
+    parts = (table.common, *table.columns.values(), *table.rows.values())
+    words = [*(f"--{key}" for part in parts for key in part.arguments), *extra]
+    if table.varies_split and any(word.partition("=")[0] == f"--{SPLIT_SEED}" for word in words):
+        raise ValueError(f"{SPLIT_SEED} is given, and the table's seeds draw the split: remove it, or set vary to [seed]")
 
 
 def _check_apart(runs: Sequence[Cell]) -> None:
@@ -240,5 +156,15 @@ def select(table: Table, names: Sequence[str]) -> Table:
             raise ValueError(f"--only {name}: the table has the rows {', '.join(table.rows)} and the columns {settings}")
     rows = {name: part for name, part in table.rows.items() if name in names} or table.rows
     columns = {name: part for name, part in table.columns.items() if name in names} or table.columns
-    published = {row: {c: v for c, v in values.items() if c in columns} for row, values in table.published.items() if row in rows}
-    return replace(table, rows=rows, columns=columns, published={row: values for row, values in published.items() if values})
+    average = table.average if len(columns) == len(table.columns) else ""
+    named = {*columns, *filter(None, [average])}
+    published = {row: {c: v for c, v in values.items() if c in named} for row, values in table.published.items() if row in rows}
+    against = {row: table.against[row] if table.against[row] in rows else next(iter(rows)) for row in rows}
+    return replace(
+        table,
+        rows=rows,
+        columns=columns,
+        published={row: values for row, values in published.items() if values},
+        against=against,
+        average=average,
+    )

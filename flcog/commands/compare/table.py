@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flcog.commands.compare.plan import Cell, Table
+from flcog.commands.compare.published import Figure, Quantity
 from flcog.core.ledger import human
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import seconds
@@ -36,7 +37,7 @@ def summarise(table: Table, runs: Sequence[Cell]) -> tuple[list[str], list[list[
                 times.append(statistics.median(values["time/round"] for values in history if "time/round" in values))
                 sent.append(sum(values.get("comm/up_bytes", 0) for values in history))
         if table.published:
-            line += [_published(table.published.get(row, {}).get(column)) for column in table.columns]
+            line += [_published(table.published.get(row, {}).get(column, {})) for column in table.columns]
         mean_time = statistics.mean(times) if times else math.nan
         if math.isnan(first_time):
             first_time = mean_time
@@ -69,8 +70,9 @@ def compared_metric(metric: str | None, histories: Sequence[Sequence[dict[str, f
     return metric or next((name for history in histories for values in history[-1:] if (name := main_metric(values))), None)
 
 
-def _published(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _published(quantities: Mapping[Quantity, Figure]) -> str:
+    figure = quantities.get("score")
+    return "" if figure is None else f"{figure.value:.2f}" + ("" if figure.spread is None else f" ± {figure.spread:.2f}")
 
 
 def check_metric(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> None:

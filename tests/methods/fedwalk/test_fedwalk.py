@@ -43,7 +43,7 @@ from flcog.callbacks.fedwalk.fedwalk import FedWalk, log_loss_ratio
 from flcog.callbacks.fedwalk.leash import leash_rows, linear_head
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import read_table
+from flcog.commands.compare.table_file import read_table
 from flcog.core.randomness import make_rng
 from flcog.data import Augment
 from flcog.datamodules import ArrayData, ImageFolders

@@ -1,0 +1,76 @@
+"""A paper's figures in a table's YAML file: what stands under ``published``."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Quantity = Literal["score", "rounds", "seconds", "bytes"]
+"""The compared metric (in percent where it is a share), the rounds to a target, a run's whole time, and what it sends both ways."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure.
+
+    Args:
+        value: the figure, or what it is beyond.
+        spread: the paper's ±; None where it has none.
+        beyond: whether the paper says no more than that it is larger, as of rounds to a target that was not reached.
+    """
+
+    value: float
+    spread: float | None = None
+    beyond: bool = False
+
+
+Published = Mapping[str, Mapping[str, Mapping[Quantity, Figure]]]
+"""By row, column and quantity."""
+
+
+def read_published(value: Any, rows: Mapping[str, Any], columns: Mapping[str, Any], path: Path) -> Published:
+    """What a table's YAML says under ``published``, checked.
+
+    Args:
+        value: figures by row and column. One is a number or ``[mean, ±]`` and means the score, or it is a mapping with any of score,
+            rounds, seconds and bytes. Rounds may be "> 100" where the paper did not reach the target.
+        rows: the table's.
+        columns: those that figures may stand in.
+        path: the table's file.
+    """
+    published = value or {}
+    if not isinstance(published, dict) or not all(isinstance(values, dict) for values in published.values()):
+        raise ValueError(f"published in {path} must be figures by row and column; got {published!r}")
+    for row, values in published.items():
+        for name in [row] * (str(row) not in rows) + [name for name in values if str(name) not in columns]:
+            raise ValueError(f"published in {path} names {str(name)!r}, which is neither a row nor a column of the table")
+    return {
+        str(row): {
+            str(column): _quantities(given, f"published in {path}", f"{row}, {column}") for column, given in values.items()
+        }
+        for row, values in published.items()
+    }
+
+
+def _quantities(value: Any, where: str, cell: str) -> Mapping[Quantity, Figure]:
+    value = value if isinstance(value, dict) else {"score": value}
+    unknown = [name for name in value if name not in get_args(Quantity)]
+    if unknown or not value:
+        raise ValueError(f"{where} may have {', '.join(get_args(Quantity))} for a cell; {cell.rstrip(', ')} is {value!r}")
+    return {name: _figure(given, name, where, cell) for name, given in value.items()}
+
+
+def _figure(value: Any, quantity: Quantity, where: str, cell: str) -> Figure:
+    if isinstance(value, str) and quantity == "rounds" and value.removeprefix(">").strip().isdecimal():
+        return Figure(float(value.removeprefix(">")), beyond=value.startswith(">"))
+    numbers = value if isinstance(value, list) else [value]
+    if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
+        beyond = ', or for rounds "> 100"' if quantity == "rounds" else ""
+        raise ValueError(f"{where} must be figures, 73.07 or [73.07, 0.08] with its ±{beyond}; {cell.rstrip(', ')} is {value!r}")
+    value, *spread = map(float, numbers)
+    return Figure(value, spread[0] if spread else None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

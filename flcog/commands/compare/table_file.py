@@ -1,0 +1,219 @@
+"""Reads a table's YAML file for ``flcog compare``."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from flcog.commands.compare.plan import SPLIT_SEED, Part, Summary, Table
+from flcog.commands.compare.published import read_published
+
+KEYS = {
+    "title": "what the table shows",
+    "configs, arguments": "files and options of flcog fit that all runs get",
+    "rows": "the arms by name, each with its configs and arguments; or another table's file",
+    "columns": "the settings, likewise",
+    "seeds": "[0] by default",
+    "vary": "what a seed draws: [seed], or [seed, partition_seed] where it draws the split too",
+    "metric": "the column of metrics.csv that is compared; the task's main one by default",
+    "summary": "which score of a run is compared with the other arms and the paper: best, last, or mean of the last evaluations",
+    "last": "how many evaluations that mean takes, 5 by default",
+    "over_rounds": "true where that mean shows its deviation over these evaluations, not over the seeds",
+    "average": "the name of a further column, the mean over all settings",
+    "against": "the row that the others are compared with, or {row: row it is compared with}; the first by default",
+    "confidence": "0.95 for 95 % intervals",
+    "published": "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., "
+    'bytes: ...}; "> 100" where a target was not reached',
+    "reproduces": '["PAPER, Table 1"], what of which paper the table fills',
+    "deviations": "a sentence for each thing that is not as there; [] where nothing is",
+}
+"""What a table's YAML file may say."""
+
+
+def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
+    """A table's YAML file. Configs that it names, and another table whose rows or columns are its own, are found from its folder.
+
+    Args:
+        path: the file.
+        within: the tables that led to this one.
+    """
+    if path.resolve() in within:
+        raise ValueError(f"{path} takes its rows or columns from itself: {' -> '.join(map(str, [*within, path]))}")
+    content = _read_mapping(path)
+    if not content.get("rows"):
+        raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
+    known = ", ".join(KEYS)
+    unknown = sorted(str(key) for key in content.keys() - set(known.split(", ")))
+    if unknown:
+        raise ValueError(f"{path} has {', '.join(unknown)}; a table may have {known}")
+
+    def parts(key: Literal["rows", "columns"]) -> Mapping[str, Part]:
+        value = content.get(key) or {"": None}
+        if isinstance(value, str):
+            return getattr(read_table(path.parent / value, [*within, path.resolve()]), key)
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"{key} in {path} must be names with their configs or arguments, or another table's file; got {value!r}"
+            )
+        return {str(name): _part(given, f"{key.removesuffix('s')} {name}", path) for name, given in value.items()}
+
+    rows, columns = parts("rows"), parts("columns")
+    common = _part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table", path)
+    average = _text(content, "average", path)
+    if average and average in columns:
+        raise ValueError(
+            f"average in {path} is the name of a further column, the mean over the others; {average!r} is one of them"
+        )
+    reproduces, deviations = _texts(content, "reproduces", path), _texts(content, "deviations", path)
+    if reproduces and "deviations" not in content:
+        raise ValueError(f"{path} says what it reproduces: say under deviations what is not as there, [] where nothing is")
+    named = [*columns, *([average] if average else [])]
+    return Table(
+        str(content.get("title", path.stem)),
+        common,
+        rows,
+        columns,
+        seeds=_seeds(content, path),
+        metric=_metric(content, path),
+        last=_last(content, path),
+        published=read_published(content.get("published"), rows, dict.fromkeys(named), path),
+        against=_against(content, rows, path),
+        varies_split=_varies_split(content, path),
+        confidence=_confidence(content, path),
+        summary=_summary(content, path),
+        over_rounds=_over_rounds(content, path),
+        average=average,
+        reproduces=reproduces,
+        deviations=deviations,
+    )
+
+
+def _read_mapping(path: Path) -> dict[Any, Any]:
+    """The file's content, of which all can stand on a command line."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = json.dumps(content, ensure_ascii=False, default=str).encode()
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: give a table's YAML, such as one of configs/tables") from None
+    except UnicodeError:
+        raise ValueError(f"{path} is not UTF-8: give a table's YAML, such as one of configs/tables") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}; give a table's YAML") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply for a table") from None
+    except Exception as error:  # PyYAML lets through whatever its constructors raise at a damaged date or number
+        raise ValueError(
+            f"{path} is no YAML that a table can be: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {type(content).__name__}, not `rows` and what else a table has: see configs/tables")
+    if b"\\u0000" in text:
+        raise ValueError(f"{path} holds a character that no command line can have, the zero byte: remove it")
+    return content
+
+
+def _part(value: Any, where: str, path: Path) -> Part:
+    """What a row, a column or the table itself adds, checked."""
+    value = value or {}
+    if not isinstance(value, dict) or set(value) - {"configs", "arguments"}:
+        raise ValueError(f"{where} in {path} may have configs (a list of files) and arguments (a mapping); got {value!r}")
+    names, arguments = value.get("configs") or [], value.get("arguments") or {}
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"configs of {where} in {path} must be a list of files; got {names!r}")
+    if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
+        raise ValueError(f"arguments of {where} in {path} must be options of flcog fit with their values; got {arguments!r}")
+    return Part(tuple(_config(name, where, path) for name in names), arguments)
+
+
+def _config(name: str, where: str, path: Path) -> Path:
+    try:
+        config = (path.parent / name).resolve()
+        found = config.is_file()
+    except (OSError, RuntimeError):  # a name that is too long, links in a circle
+        config, found = path.parent / name, False
+    if not found:
+        raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
+    return config
+
+
+def _seeds(content: dict[Any, Any], path: Path) -> tuple[int, ...]:
+    seeds = content.get("seeds") or [0]
+    if not isinstance(seeds, list) or not all(_is_whole(seed) and seed >= 0 for seed in seeds):
+        raise ValueError(f"seeds in {path} must be a list of whole numbers, such as [0, 1, 2]; got {seeds!r}")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _metric(content: dict[Any, Any], path: Path) -> str | None:
+    metric = content.get("metric")
+    if not isinstance(metric, str | None):
+        raise ValueError(f"metric in {path} must be a column of metrics.csv, such as test/accuracy; got {metric!r}")
+    return metric
+
+
+def _last(content: dict[Any, Any], path: Path) -> int:
+    last = content.get("last", 5)
+    if not _is_whole(last) or last < 1:
+        raise ValueError(f"last in {path} must be a whole number of evaluations, at least 1; got {last!r}")
+    return last
+
+
+def _varies_split(content: dict[Any, Any], path: Path) -> bool:
+    vary, split = content.get("vary", ["seed"]), SPLIT_SEED.rpartition(".")[2]
+    if vary not in (["seed"], ["seed", split]):
+        raise ValueError(f"vary in {path} says what a seed draws, [seed] or [seed, {split}]; got {vary!r}")
+    return split in vary
+
+
+def _confidence(content: dict[Any, Any], path: Path) -> float:
+    confidence = content.get("confidence", 0.95)
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        raise ValueError(f"confidence in {path} must lie between 0 and 1, such as 0.95; got {confidence!r}")
+    return float(confidence)
+
+
+def _summary(content: dict[Any, Any], path: Path) -> Summary:
+    summary = content.get("summary", "best")
+    if summary not in get_args(Summary):
+        raise ValueError(f"summary in {path} must be {' or '.join(get_args(Summary))} (of the last evaluations); got {summary!r}")
+    return summary
+
+
+def _over_rounds(content: dict[Any, Any], path: Path) -> bool:
+    over_rounds = content.get("over_rounds", False)
+    if not isinstance(over_rounds, bool):
+        raise ValueError(
+            f"over_rounds in {path} must be true or false, whether the mean of the last evaluations shows its deviation over them; "
+            f"got {over_rounds!r}"
+        )
+    return over_rounds
+
+
+def _against(content: dict[Any, Any], rows: Mapping[str, Part], path: Path) -> Mapping[str, str]:
+    """For each row the one it is compared with: the named one, or the first."""
+    given = content.get("against")
+    named = {str(row): str(other) for row, other in given.items()} if isinstance(given, dict) else {}
+    default = next(iter(rows)) if given is None or isinstance(given, dict) else str(given)
+    for name in [default, *named, *named.values()]:
+        if name not in rows:
+            raise ValueError(f"against in {path} must be a row, or rows with the row that each is compared with; got {name!r}")
+    return dict.fromkeys(rows, default) | named
+
+
+def _text(content: dict[Any, Any], key: str, path: Path) -> str:
+    value = content.get(key) or ""
+    if not isinstance(value, str):
+        raise ValueError(f"{key} in {path} must be a text; got {value!r}")
+    return value
+
+
+def _texts(content: dict[Any, Any], key: str, path: Path) -> tuple[str, ...]:
+    value = content.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{key} in {path} must be a list of texts; got {value!r}")
+    return tuple(value)

@@ -1,0 +1,71 @@
+"""What a table's YAML file says of seeds, comparisons and a paper, and what becomes of it in the runs' command lines."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flcog.commands.compare.plan import Table, cells, select
+from flcog.commands.compare.published import Figure
+from flcog.commands.compare.table_file import read_table
+
+ROWS = {"A": None, "B": None, "C": None}
+
+
+def table(folder: Path, **content: Any) -> Table:
+    path = folder / "table.yaml"
+    path.write_text(yaml.safe_dump({"rows": ROWS} | content))
+    return read_table(path)
+
+
+def test_what_is_not_said(tmp_path: Path) -> None:
+    plain = table(tmp_path)
+    assert plain.against == {"A": "A", "B": "A", "C": "A"}
+    assert (plain.seeds, plain.varies_split, plain.confidence, plain.summary, plain.last) == ((0,), False, 0.95, "best", 5)
+    assert (plain.over_rounds, plain.average, plain.reproduces, plain.deviations, plain.published) == (False, "", (), (), {})
+
+
+def test_published_figures(tmp_path: Path) -> None:
+    figures = {"A": {"x": 73, "all": [73.07, 0.08]}, "B": {"x": {"score": 5.5, "rounds": [12, 3], "seconds": 983, "bytes": 1e9}}}
+    figures |= {"C": {"x": {"rounds": "> 100"}}}
+    read = table(tmp_path, columns={"x": None}, average="all", published=figures).published
+    assert read["A"] == {"x": {"score": Figure(73)}, "all": {"score": Figure(73.07, 0.08)}}
+    assert read["B"]["x"] == {"score": Figure(5.5), "rounds": Figure(12, 3), "seconds": Figure(983), "bytes": Figure(1e9)}
+    assert read["C"]["x"] == {"rounds": Figure(100, beyond=True)}
+
+
+@pytest.mark.parametrize(
+    ("against", "expected"),
+    [
+        ("B", {"A": "B", "B": "B", "C": "B"}),
+        ({"C": "B"}, {"A": "A", "B": "A", "C": "B"}),
+    ],
+)
+def test_rows_are_compared_with_the_named_ones(against: Any, expected: dict[str, str], tmp_path: Path) -> None:
+    assert table(tmp_path, against=against).against == expected
+
+
+def test_a_seed_draws_the_split_where_it_is_to(tmp_path: Path) -> None:
+    plain = cells(table(tmp_path, seeds=[4]), tmp_path, ["--x", "1"])[0]
+    both = cells(table(tmp_path, seeds=[4], vary=["seed", "partition_seed"]), tmp_path, ["--x", "1"])[0]
+    assert plain.folder == both.folder
+    assert plain.arguments == ["fit", "--x", "1", "--seed_everything", "4", "--trainer.default_root_dir", str(plain.folder)]
+    assert both.arguments == [*plain.arguments[:5], "--data.partition_seed", "4", *plain.arguments[5:]]
+
+
+@pytest.mark.parametrize("extra", [["--data.partition_seed", "3"], ["--data.partition_seed=3"]])
+def test_a_split_that_the_seeds_draw_is_not_given_too(extra: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the table's seeds draw the split"):
+        cells(table(tmp_path, vary=["seed", "partition_seed"]), tmp_path, extra)
+    assert cells(table(tmp_path), tmp_path, extra)
+
+
+def test_part_of_a_table(tmp_path: Path) -> None:
+    """A row that is left out is compared with nothing, and a mean over some of the settings is not the paper's."""
+    figures = {"A": {"x": 1, "all": 2}, "C": {"y": 3}}
+    whole = table(tmp_path, columns={"x": None, "y": None}, average="all", against={"C": "B"}, published=figures)
+    assert select(whole, ["A", "C"]).against == {"A": "A", "C": "A"} and select(whole, ["B", "C"]).against == {"B": "B", "C": "B"}
+    assert select(whole, ["A", "C"]).average == "all"
+    part = select(whole, ["A", "x"])
+    assert part.average == "" and part.published == {"A": {"x": {"score": Figure(1)}}}
