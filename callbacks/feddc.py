@@ -1,15 +1,18 @@
 """FedDC: each client tracks how far its model drifts from the global one, and what it sends is corrected by that drift."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flcog.apply import Apply
+from flcog.callbacks.clip_gradient import clip
 from flcog.callbacks.fedprox import proximal_term
-from flcog.core.checks import at_least
+from flcog.callbacks.parts.relative_size import relative_size
+from flcog.core.checks import at_least, one_of
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,18 @@ class FedDC(Method):
     :class:`~flcog.callbacks.SCAFFOLD`). The mean is plain, not weighted by samples: a method listed later may set other weights,
     as FedDisco does. The authors' code scales alpha and g by the client's share of the samples, 1 for equal clients.
 
+    ``feddisco`` is the form that FedDisco's authors compare with and build on: drifts without the gradients' correction, which their
+    code computes and never adds, so here g is neither kept nor sent. With w_k the client's number of samples over the clients' mean
+    number, its gradient is that of the following, clipped to a norm of 10::
+
+        F_k(y) + alpha / (2 w_k) ||y - (x - h_k)||^2
+
     Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022,
-    https://arxiv.org/abs/2203.11751.
+    https://arxiv.org/abs/2203.11751; https://github.com/MediaBrain-SJTU/FedDisco.
 
     Args:
         alpha: strength of the pull to x - h_k, >= 0.
+        form: ``standard``, the paper's, or ``feddisco``.
         evaluate_mean: whether to evaluate mean_S y, as FedDisco's comparison does, instead of the server's x.
 
     Example:
@@ -41,42 +51,57 @@ class FedDC(Method):
     """
 
     alpha: float = 0.01
+    form: Literal["standard", "feddisco"] = "standard"
     evaluate_mean: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "alpha")
+        one_of(self, ("standard", "feddisco"), "form")
+
+    @property
+    def _corrects(self) -> bool:
+        return self.form == "standard"
 
     def init_server(self, params: Params) -> Slot:
-        return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}
+        slots = ("h", "g") if self._corrects else ("h",)
+        return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in slots}
 
     def init_client(self, params: Params, buffers: Params) -> Slot:
-        return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}
+        return self.init_server(params)
 
     def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)
 
     def broadcast(self, server: Slot) -> Slot:
-        return {"g": server["g"]}
+        return {"g": server["g"]} if self._corrects else {}
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {} if self._corrects else {"relative_size": relative_size(client)}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         anchor = {name: value - ctx.client["h"][name] for name, value in ctx.global_params.items()}
-        return self.alpha * proximal_term(params, anchor)
+        pull = self.alpha * proximal_term(params, anchor)
+        return pull if self._corrects else pull / ctx.draws["relative_size"]
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        if not self._corrects:
+            return clip(gradient, 10.0)
         return {name: value + ctx.server["g"][name] - ctx.client["g"][name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
-        change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
         # The drift is computed from the uploaded change, so that the server's h stays the mean of the clients' drifts.
         drift = {name: value + delta[name] for name, value in ctx.client["h"].items()}
+        if not self._corrects:
+            return Upload(delta, {"h": drift}, sum={"h": delta})
+        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
+        change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
         g = {name: value + change[name] for name, value in ctx.client["g"].items()}
-        return Upload(delta, {"h": drift, "g": g}, sum={"delta": delta, "change": change})
+        return Upload(delta, {"h": drift, "g": g}, sum={"h": delta, "g": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        sums = {"h": messages.sum["delta"], "g": messages.sum["change"]}
-        new = {s: {name: value + sums[s][name] / cohort.num_clients for name, value in server[s].items()} for s in ("h", "g")}
+        changes, n = messages.sum, cohort.num_clients
+        new = {slot: {name: value + changes[slot][name] / n for name, value in means.items()} for slot, means in server.items()}
         return {name: value + new["h"][name] for name, value in delta.items()}, new
 
     def evaluate_at(self, server: Slot, params: Params) -> Params:

@@ -1,15 +1,22 @@
 """FedDyn: a dynamic regulariser, linear and quadratic, under which the clients' optima agree with the server's."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flcog.apply import Apply
+from flcog.callbacks.clip_gradient import clip
 from flcog.callbacks.fedprox import proximal_term
-from flcog.core.checks import positive
+from flcog.callbacks.parts.relative_size import relative_size
+from flcog.core.checks import one_of, positive
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
+
+
+def _inner(left: Params, right: Params) -> Tensor:
+    return torch.stack([(left[name] * value).sum() for name, value in right.items()]).sum()
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,17 @@ class FedDyn(Method):
     All start at 0. The mean is plain, not weighted by samples: a method listed later may set other weights, as FedDisco does; one
     listed earlier is overruled. The authors' code scales alpha by the client's share of the samples, which the paper does not.
 
-    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
+    ``feddisco`` is the form that FedDisco's authors compare with and build on. With w_k the client's number of samples over the
+    clients' mean number, only the linear part is scaled; the quadratic one is a weight decay, added once the gradient is clipped::
+
+        gradient of F_k(y) - <g_k + alpha x, y> / w_k, clipped to a norm of 10, plus alpha y
+
+    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263;
+    https://github.com/MediaBrain-SJTU/FedDisco.
 
     Args:
         alpha: strength of both terms, > 0.
+        form: ``standard``, the paper's, or ``feddisco``.
         evaluate_mean: whether to evaluate mean_S y, as the paper's figures and the code of all who compare with it do, instead of
             the server's x.
 
@@ -40,11 +54,13 @@ class FedDyn(Method):
     """
 
     alpha: float = 0.01
+    form: Literal["standard", "feddisco"] = "standard"
     evaluate_mean: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "alpha")
+        one_of(self, ("standard", "feddisco"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -55,9 +71,19 @@ class FedDyn(Method):
     def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)
 
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"relative_size": relative_size(client)} if self.form == "feddisco" else {}
+
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        linear = torch.stack([(ctx.client["g"][name] * value).sum() for name, value in params.items()]).sum()
-        return self.alpha * proximal_term(params, ctx.global_params) - linear
+        if self.form == "feddisco":
+            along = {name: value + self.alpha * ctx.global_params[name] for name, value in ctx.client["g"].items()}
+            return -_inner(along, params) / ctx.draws["relative_size"]
+        return self.alpha * proximal_term(params, ctx.global_params) - _inner(ctx.client["g"], params)
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        if self.form == "standard":
+            return gradient
+        return {name: value + self.alpha * params[name] for name, value in clip(gradient, 10.0).items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         g = {name: ctx.client["g"][name] - self.alpha * (value - ctx.global_params[name]) for name, value in params.items()}

@@ -1,9 +1,11 @@
 """SCAFFOLD: control variates take the clients' differences out of their gradients."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from flcog.core.checks import one_of
 from flcog.core.types import Params, Slot
 from flcog.hooks import Cohort, Context, Messages, Method, Upload
 
@@ -24,11 +26,18 @@ class SCAFFOLD(Method):
     estimate means nothing for adaptive local optimisers such as Adam. c weighs all clients alike, as in the paper, so the optimum
     is that of the clients' plain mean, whatever weights average the models; list ``EqualWeights`` to average them alike too.
 
+    ``feddisco`` is the form of FedDisco's code, and NIID-Bench's: the correction moves the model after the optimiser's step, past its
+    momentum, and K is the number of steps as it is. c is then up to 1 / (1 - r) times a gradient, but momentum does not lengthen it
+    again: to first order the two forms are the same. It is meant for SGD, without dampening or Nesterov's step::
+
+        y <- y - lr (c - c_k)  after each step
+
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
-    https://arxiv.org/abs/1910.06378.
+    https://arxiv.org/abs/1910.06378; https://github.com/MediaBrain-SJTU/FedDisco.
 
     Args:
         server_lr: the server's step size (the paper's eta_g), > 0.
+        form: ``standard`` or ``feddisco``.
 
     Example:
         >>> SCAFFOLD(server_lr=0.5).init_server({"w": torch.ones(2)})
@@ -36,11 +45,13 @@ class SCAFFOLD(Method):
     """
 
     server_lr: float = 1.0
+    form: Literal["standard", "feddisco"] = "standard"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.server_lr <= 0:
             raise ValueError(f"SCAFFOLD: server_lr must be positive; got {self.server_lr}")
+        one_of(self, ("standard", "feddisco"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -52,10 +63,17 @@ class SCAFFOLD(Method):
         return server
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return {name: value - ctx.client["c"][name] + ctx.server["c"][name] for name, value in gradient.items()}
+        own, mean = ctx.client["c"], ctx.server["c"]
+        if self.form == "standard":
+            return {name: value - own[name] + mean[name] for name, value in gradient.items()}
+        # Momentum r turns the first step's correction into r times itself in the second step, and so on: what is added later makes
+        # the velocity's part of it c - c_k in every step, as if the step had been corrected.
+        added = 1 - ctx.optimisation.momentum * (ctx.step > 0)
+        return {name: value + added * (mean[name] - own[name]) for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
+        standard = self.form == "standard"
+        travelled = ctx.optimisation.lr * (ctx.optimisation.effective_steps(ctx.num_steps) if standard else ctx.num_steps)
         # From the parameters, not from ``delta``, which another method may have changed for the upload.
         change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["c"][name] for name, value in params.items()}
         new = {name: ctx.client["c"][name] + value for name, value in change.items()}

@@ -139,6 +139,15 @@ def dropout_network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Dropout(0.5), nn.Linear(8, 3))
 
 
+def steep_network() -> nn.Module:
+    """One whose gradients are longer than 10, where the codes of FedDyn and FedDC clip."""
+    network = MLP(NUM_FEATURES, (8,), NUM_CLASSES)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(20)
+    return network
+
+
 def classifier(
     optimizer: Callable[..., torch.optim.Optimizer] = SGD, network: Callable[[], nn.Module] | None = None
 ) -> flcog.Classifier:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contracts.case import Case, Refusals
-from harness import MOMENTUM, RAGGED, assert_close, fit, train
+from harness import MOMENTUM, RAGGED, assert_close, classifier, fit, steep_network, train
 from reference import feddc
 from torch import nn
 
@@ -22,12 +22,21 @@ pytestmark = pytest.mark.filterwarnings("error")
 CASES: dict[str, Case] = {
     "FedDC": Case(FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
     "FedDC-momentum": Case(FedDC(alpha=0.1), partial(feddc.run, alpha=0.1, momentum=0.9), optimizer=MOMENTUM, options=RAGGED),
+    "FedDC-feddisco": Case(
+        FedDC(alpha=0.3, form="feddisco"), partial(feddc.run_feddisco, alpha=0.3, mean_size=10), optimizer=MOMENTUM
+    ),
+    "FedDC-feddisco-clipped": Case(
+        FedDC(alpha=0.01, form="feddisco"),
+        partial(feddc.run_feddisco, alpha=0.01, mean_size=10),
+        module=partial(classifier, network=steep_network),
+    ),
 }
 
 
 REFUSED: Refusals = {
     FedDC: [
         ({"alpha": -0.1}, "alpha must be at least 0; got -0.1"),
+        ({"form": "code"}, "form must be standard or feddisco; got 'code'"),
     ],
 }
 
@@ -72,3 +81,8 @@ def test_feddc_sends_two_models_up_and_two_down() -> None:
         == trainer.run.ledger.up["model"]
         == trainer.run.ledger.down["model"]
     )
+
+
+def test_without_its_correction_it_sends_the_model_alone() -> None:
+    ledger = train(FedDC(form="feddisco"), rounds=1).run.ledger
+    assert ledger.up["FedDC"] == ledger.down["FedDC"] == 0 < ledger.up["model"]

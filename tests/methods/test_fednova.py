@@ -1,8 +1,8 @@
-"""FedNova against its paper, with and without momentum."""
+"""FedNova against its paper, with and without momentum, and in the form of FedDisco's code."""
 
 from functools import partial
 
-from contracts.case import Case
+from contracts.case import Case, Refusals
 from harness import MOMENTUM, RAGGED
 from reference import fednova
 
@@ -11,4 +11,18 @@ from flcog.callbacks import FedNova
 CASES: dict[str, Case] = {
     "FedNova": Case(FedNova(), fednova.run, options=RAGGED),
     "FedNova-momentum": Case(FedNova(), partial(fednova.run, momentum=0.9), optimizer=MOMENTUM, options=RAGGED),
+    "FedNova-feddisco": Case(
+        FedNova(form="feddisco", batch_size=4),
+        partial(fednova.run_feddisco, batch_size=4),
+        optimizer=MOMENTUM,
+        options=RAGGED,
+    ),
+}
+
+
+REFUSED: Refusals = {
+    FedNova: [
+        ({"form": "code"}, "form must be standard or feddisco; got 'code'"),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
+    ],
 }

@@ -13,11 +13,13 @@ CASES: dict[str, Case] = {
     "SCAFFOLD-momentum": Case(
         SCAFFOLD(server_lr=0.7), partial(scaffold.run, server_lr=0.7, momentum=0.9), optimizer=MOMENTUM, options=RAGGED
     ),
+    "SCAFFOLD-feddisco": Case(SCAFFOLD(form="feddisco"), scaffold.run_feddisco, optimizer=MOMENTUM, options=RAGGED),
 }
 
 
 REFUSED: Refusals = {
     SCAFFOLD: [
         ({"server_lr": 0.0}, "server_lr must be positive; got 0.0"),
+        ({"form": "code"}, "form must be standard or feddisco; got 'code'"),
     ],
 }

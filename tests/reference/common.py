@@ -42,8 +42,12 @@ def train(
     client: Client,
     penalty: Callable[[nn.Module], Tensor] | None = None,
     correct: Callable[[nn.Module], None] | None = None,
+    after: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
-    """A copy of ``model`` after the client's steps; ``penalty`` joins the loss, ``correct`` edits ``.grad`` before the step."""
+    """A copy of ``model`` after the client's steps.
+
+    ``penalty`` joins the loss, ``correct`` edits ``.grad`` before the optimiser's step, ``after`` the parameters after it.
+    """
     local = copy.deepcopy(model).train()
     optimizer = problem.optimizer(local.parameters())
     for inputs, targets in client.batches:
@@ -55,7 +59,14 @@ def train(
         if correct is not None:
             correct(local)
         optimizer.step()
+        if after is not None:
+            after(local)
     return local
+
+
+def clip(local: nn.Module) -> None:
+    """What the codes of FedDyn and FedDC do with every gradient."""
+    torch.nn.utils.clip_grad_norm_(local.parameters(), max_norm=10)
 
 
 def shares(clients: list[Client]) -> list[float]:

@@ -9,7 +9,7 @@ The gradient correction is a linear term of the loss. With local momentum r, K s
 import copy
 
 import torch
-from reference.common import Problem, State, Weights, average, equal, move, parameters, train
+from reference.common import Problem, State, Weights, average, clip, equal, move, parameters, train
 
 
 def run(problem: Problem, alpha: float, momentum: float = 0.0, weights: Weights = equal) -> State:
@@ -38,4 +38,24 @@ def run(problem: Problem, alpha: float, momentum: float = 0.0, weights: Weights 
         g = {name: value + change[name] / problem.num_clients for name, value in g.items()}
         model.load_state_dict(average(locals_, weights(clients)))
         move(model, {name: sum(drift[name] for drift in drift_of.values()) / problem.num_clients for name in x})
+    return model.state_dict()
+
+
+def run_feddisco(problem: Problem, alpha: float, mean_size: float, weights: Weights = equal) -> State:
+    """FedDisco's code: drifts alone, pulled by alpha / w_k, w_k being as in FedDyn's reference; the gradient is clipped, not corrected."""
+    model = copy.deepcopy(problem.model)
+    drifts = {k: {name: torch.zeros_like(value) for name, value in parameters(model).items()} for k in range(problem.num_clients)}
+    for clients in problem.rounds:
+        x, locals_ = parameters(model), []
+        for client in clients:
+            own = drifts[client.id]
+
+            def penalty(local, own=own, x=x, strength=alpha * mean_size / client.num_samples):
+                return strength / 2 * sum((y - (x[name] - own[name])).square().sum() for name, y in local.named_parameters())
+
+            local = train(problem, model, client, penalty=penalty, correct=clip)
+            drifts[client.id] = {name: own[name] + value - x[name] for name, value in parameters(local).items()}
+            locals_.append(local)
+        model.load_state_dict(average(locals_, weights(clients)))
+        move(model, {name: sum(drift[name] for drift in drifts.values()) / problem.num_clients for name in x})
     return model.state_dict()

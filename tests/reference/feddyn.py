@@ -4,9 +4,10 @@ Other ``weights`` take the place of the plain ones in the mean alone, as in FedD
 """
 
 import copy
+from dataclasses import replace
 
 import torch
-from reference.common import Problem, State, Weights, equal, mean_update, move, parameters, train
+from reference.common import Problem, State, Weights, average, clip, equal, mean_update, move, parameters, train
 
 
 def run(problem: Problem, alpha: float, weights: Weights = equal) -> State:
@@ -29,4 +30,34 @@ def run(problem: Problem, alpha: float, weights: Weights = equal) -> State:
         h = {n: h[n] - alpha * (1 / problem.num_clients) * sum(end[n] - x[n] for end in ends) for n in h}
         mean = mean_update(model, locals_, weights(clients))
         move(model, {name: value - h[name] / alpha for name, value in mean.items()})
+    return model.state_dict()
+
+
+def run_feddisco(problem: Problem, alpha: float, mean_size: float, weights: Weights = equal) -> State:
+    """FedDisco's code: l_k sums up a client's changes; alpha / w_k in the linear term, alpha + the optimiser's own as weight decay.
+
+    w_k is the client's number of samples over ``mean_size``, all clients' mean number.
+    """
+
+    def decayed(params):
+        optimizer = problem.optimizer(params)
+        for group in optimizer.param_groups:
+            group["weight_decay"] += alpha
+        return optimizer
+
+    model, decaying = copy.deepcopy(problem.model), replace(problem, optimizer=decayed)
+    l_of = {k: {name: torch.zeros_like(value) for name, value in parameters(model).items()} for k in range(problem.num_clients)}
+    for clients in problem.rounds:
+        x, locals_ = parameters(model), []
+        for client in clients:
+            l_k = l_of[client.id]
+
+            def penalty(local, l_k=l_k, x=x, strength=alpha * mean_size / client.num_samples):
+                return strength * sum((value * (l_k[name] - x[name])).sum() for name, value in local.named_parameters())
+
+            local = train(decaying, model, client, penalty=penalty, correct=clip)
+            l_of[client.id] = {name: l_k[name] + value - x[name] for name, value in parameters(local).items()}
+            locals_.append(local)
+        model.load_state_dict(average(locals_, weights(clients)))
+        move(model, {name: sum(l_k[name] for l_k in l_of.values()) / problem.num_clients for name in x})
     return model.state_dict()

@@ -21,3 +21,17 @@ def run(problem: Problem, momentum: float = 0.0, weights: Weights = shares) -> S
                 step[name] = step.get(name, 0) + p * (y[name] - x[name]) / a
         move(model, {name: effective * value for name, value in step.items()})
     return model.state_dict()
+
+
+def run_feddisco(problem: Problem, batch_size: int, weights: Weights = shares) -> State:
+    """FedDisco's code: full batches of one pass for steps, and the mean of models scaled about the old one."""
+    model = copy.deepcopy(problem.model)
+    for clients in problem.rounds:
+        x, p = parameters(model), weights(clients)
+        steps = [max(1, client.num_samples // batch_size) for client in clients]
+        effective = sum(p_k * a for p_k, a in zip(p, steps, strict=True))
+        factors = [p_k / a * effective for p_k, a in zip(p, steps, strict=True)]
+        ends = [parameters(train(problem, model, client)) for client in clients]
+        new = {n: (1 - sum(factors)) * x[n] + sum(f * end[n] for f, end in zip(factors, ends, strict=True)) for n in x}
+        move(model, {name: new[name] - x[name] for name in x})
+    return model.state_dict()

@@ -33,3 +33,26 @@ def run(problem: Problem, server_lr: float = 1.0, momentum: float = 0.0, weights
         move(model, {name: server_lr * value for name, value in update.items()})
         c = {name: value + sum(change[name] for change in changes) / problem.num_clients for name, value in c.items()}
     return model.state_dict()
+
+
+def run_feddisco(problem: Problem, weights: Weights = shares) -> State:
+    """FedDisco's code: the model is corrected after the optimiser's step, and K is the number of steps whatever the momentum."""
+    model = copy.deepcopy(problem.model)
+    c = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
+    c_of = {k: {name: torch.zeros_like(value) for name, value in c.items()} for k in range(problem.num_clients)}
+    for clients in problem.rounds:
+        x, locals_, total = parameters(model), [], dict.fromkeys(c, 0)
+        for client in clients:
+            c_k = c_of[client.id]
+
+            def after(local, c_k=c_k, c=c):
+                move(local, {name: -problem.lr * (c[name] - c_k[name]) for name in c})
+
+            local = train(problem, model, client, after=after)
+            locals_.append(local)
+            y, steps = parameters(local), len(client.batches)
+            c_of[client.id] = {name: c_k[name] - c[name] + (x[name] - y[name]) / (steps * problem.lr) for name in x}
+            total = {name: total[name] + c_of[client.id][name] - c_k[name] for name in x}
+        move(model, mean_update(model, locals_, weights(clients)))
+        c = {name: value + total[name] / problem.num_clients for name, value in c.items()}
+    return model.state_dict()
