@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from harness import ROOT
 
 from flcog.commands.compare.plan import Table, cells, select
 from flcog.commands.compare.published import Figure
@@ -69,3 +70,10 @@ def test_part_of_a_table(tmp_path: Path) -> None:
     assert select(whole, ["A", "C"]).average == "all"
     part = select(whole, ["A", "x"])
     assert part.average == "" and part.published == {"A": {"x": {"score": Figure(1)}}}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/tables").glob("*.yaml")), ids=lambda path: path.stem)
+def test_our_tables_fill_what_the_papers_have(path: Path) -> None:
+    papers = yaml.safe_load((ROOT / "configs/papers.yaml").read_text())
+    items = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
+    assert set(read_table(path).reproduces) <= items
