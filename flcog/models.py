@@ -184,7 +184,7 @@ class FedRepCNN(LeNet):
 
 
 class VGG11(FeatureModel):
-    """VGG-11 without normalisation for 32x32 images, as in Fedssyn and FedPVR: 9,750,922 parameters for 10 classes.
+    """VGG-11 without normalisation, as in Fedssyn and FedPVR: 9,750,922 parameters for 32x32 images of 10 classes.
 
     Its eight convolutions are the first 16 parameter tensors and its three fully connected layers the last six.
 
@@ -192,12 +192,15 @@ class VGG11(FeatureModel):
         num_classes: the number of outputs.
         in_channels: 1 for grey images, 3 for colour.
         dropout: probability to drop an input of each of the two hidden fully connected layers.
+        image_size: the images' height and width, at least 32; five poolings leave a 32nd of it, which the first fully connected
+            layer reads.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5) -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.5, image_size: int = 32) -> None:
         super().__init__()
         at_least(self, 1, num_classes=num_classes, in_channels=in_channels)
-        self.in_channels = in_channels
+        at_least(self, 32, image_size=image_size)
+        self.in_channels, self.image_size = in_channels, image_size
         layers: list[nn.Module] = []
         for before, after, pooled in [
             (in_channels, 64, True),
@@ -216,7 +219,7 @@ class VGG11(FeatureModel):
         self.num_features = 512
         self.hidden = nn.Sequential(
             Dropout(dropout),
-            nn.Linear(512, 512),
+            nn.Linear(512 * (image_size // 32) ** 2, 512),
             nn.ReLU(inplace=True),
             Dropout(dropout),
             nn.Linear(512, self.num_features),
@@ -225,7 +228,8 @@ class VGG11(FeatureModel):
         self.head = nn.Linear(self.num_features, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        self._check_input(x, self.in_channels, 32, 32, fix="set in_channels to the data's and resize the images to 32x32")
+        size = self.image_size
+        self._check_input(x, self.in_channels, size, size, fix="set in_channels and image_size to the data's")
         return self.hidden(self.convolutions(x).flatten(1))
 
 
