@@ -47,6 +47,35 @@ def test_rows_are_compared_with_the_named_ones(against: Any, expected: dict[str,
     assert table(tmp_path, against=against).against == expected
 
 
+def test_a_row_has_arguments_of_its_own_in_single_columns(tmp_path: Path) -> None:
+    """After the column's and the row's own, so that they count."""
+    columns = {"x": {"arguments": {"lr": 1}}, "y": None}
+    rows = {"A": None, "B": {"arguments": {"lr": 2}, "columns": {"x": {"lr": 3, "mu": 4}}}}
+    whole = table(tmp_path, rows=rows, columns=columns)
+    words = {(cell.row, cell.column): cell.arguments[1:-4] for cell in cells(whole, tmp_path, [])}
+    assert words == {
+        ("A", "x"): ["--lr", "1"],
+        ("B", "x"): ["--lr", "1", "--lr", "2", "--lr", "3", "--mu", "4"],
+        ("A", "y"): [],
+        ("B", "y"): ["--lr", "2"],
+    }
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({"rows": "table.yaml", "columns": {"x": None}}))
+    assert read_table(tmp_path / "other.yaml").rows == whole.rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"z": {"lr": 1}}, "row A in .* has columns z; the table has x"),
+        ({"x": [1]}, "arguments of row A, x in .* must be options of flcog fit"),
+        ([1], "columns of row A in .* must be columns with the row's arguments there"),
+    ],
+)
+def test_what_a_row_may_not_say_of_columns(columns: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        table(tmp_path, rows={"A": {"columns": columns}}, columns={"x": None})
+
+
 def test_a_seed_draws_the_split_where_it_is_to(tmp_path: Path) -> None:
     plain = cells(table(tmp_path, seeds=[4]), tmp_path, ["--x", "1"])[0]
     both = cells(table(tmp_path, seeds=[4], vary=["seed", "partition_seed"]), tmp_path, ["--x", "1"])[0]

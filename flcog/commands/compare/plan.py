@@ -22,10 +22,14 @@ Summary = Literal["best", "last", "mean"]
 
 @dataclass(frozen=True)
 class Part:
-    """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values."""
+    """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values.
+
+    A row may have further options in single columns, such as a step size that was tuned for each setting.
+    """
 
     configs: tuple[Path, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
         arguments = ["fit"]
         for part in (table.common, setting, arm):
             arguments += [word for config in part.configs for word in ("-c", str(config))]
-        for part in (table.common, setting, arm):
-            arguments += [word for key, value in part.arguments.items() for word in (f"--{key}", _word(value))]
+        for options in (table.common.arguments, setting.arguments, arm.arguments, arm.columns.get(column, {})):
+            arguments += [word for key, value in options.items() for word in (f"--{key}", _word(value))]
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
         result.append(Cell(row, column, seed, folder, arguments))
@@ -117,7 +121,8 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
 def _check_split_seed(table: Table, extra: Sequence[str]) -> None:
     """Complain of a split that is given where the seeds draw it."""
     parts = (table.common, *table.columns.values(), *table.rows.values())
-    words = [*(f"--{key}" for part in parts for key in part.arguments), *extra]
+    given = [options for part in parts for options in (part.arguments, *part.columns.values())]
+    words = [*(f"--{key}" for options in given for key in options), *extra]
     if table.varies_split and any(word.partition("=")[0] == f"--{SPLIT_SEED}" for word in words):
         raise ValueError(f"{SPLIT_SEED} is given, and the table's seeds draw the split: remove it, or set vary to [seed]")
 

@@ -13,8 +13,9 @@ from flcog.commands.compare.published import read_published
 KEYS = {
     "title": "what the table shows",
     "configs, arguments": "files and options of flcog fit that all runs get",
-    "rows": "the arms by name, each with its configs and arguments; or another table's file",
-    "columns": "the settings, likewise",
+    "rows": "the arms by name, each with its configs and arguments, and those that it has in single columns, "
+    "columns: {NAME: {option: value}}; or another table's file",
+    "columns": "the settings by name, with their configs and arguments; or another table's file",
     "seeds": "[0] by default",
     "vary": "what a seed draws: [seed], or [seed, partition_seed] where it draws the split too",
     "metric": "the column of metrics.csv that is compared; the task's main one by default",
@@ -57,9 +58,11 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
             raise ValueError(
                 f"{key} in {path} must be names with their configs or arguments, or another table's file; got {value!r}"
             )
-        return {str(name): _part(given, f"{key.removesuffix('s')} {name}", path) for name, given in value.items()}
+        return {str(name): _part(given, f"{key.removesuffix('s')} {name}", path, key) for name, given in value.items()}
 
     rows, columns = parts("rows"), parts("columns")
+    if not isinstance(content["rows"], str):
+        _check_columns(rows, columns, path)
     common = _part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table", path)
     average = _text(content, "average", path)
     if average and average in columns:
@@ -114,17 +117,35 @@ def _read_mapping(path: Path) -> dict[Any, Any]:
     return content
 
 
-def _part(value: Any, where: str, path: Path) -> Part:
+def _part(value: Any, where: str, path: Path, key: str = "") -> Part:
     """What a row, a column or the table itself adds, checked."""
-    value = value or {}
-    if not isinstance(value, dict) or set(value) - {"configs", "arguments"}:
-        raise ValueError(f"{where} in {path} may have configs (a list of files) and arguments (a mapping); got {value!r}")
-    names, arguments = value.get("configs") or [], value.get("arguments") or {}
+    value, in_rows = value or {}, ", and columns (a mapping of arguments for each)" if key == "rows" else ""
+    if not isinstance(value, dict) or set(value) - {"configs", "arguments", *(["columns"] if in_rows else [])}:
+        raise ValueError(
+            f"{where} in {path} may have configs (a list of files) and arguments (a mapping){in_rows}; got {value!r}"
+        )
+    names, columns = value.get("configs") or [], value.get("columns") or {}
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"configs of {where} in {path} must be a list of files; got {names!r}")
-    if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
-        raise ValueError(f"arguments of {where} in {path} must be options of flcog fit with their values; got {arguments!r}")
-    return Part(tuple(_config(name, where, path) for name in names), arguments)
+    if not isinstance(columns, dict):
+        raise ValueError(f"columns of {where} in {path} must be columns with the row's arguments there; got {columns!r}")
+    configs = tuple(_config(name, where, path) for name in names)
+    inside = {str(column): _arguments(given, f"{where}, {column}", path) for column, given in columns.items()}
+    return Part(configs, _arguments(value.get("arguments"), where, path), inside)
+
+
+def _arguments(value: Any, where: str, path: Path) -> Mapping[str, Any]:
+    value = value or {}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"arguments of {where} in {path} must be options of flcog fit with their values; got {value!r}")
+    return value
+
+
+def _check_columns(rows: Mapping[str, Part], columns: Mapping[str, Part], path: Path) -> None:
+    """Refuse rows with arguments in columns that the table does not have. (Rows of another table may know more.)"""
+    for name, row in rows.items():
+        if unknown := [column for column in row.columns if column not in columns]:
+            raise ValueError(f"row {name} in {path} has columns {', '.join(unknown)}; the table has {', '.join(columns)}")
 
 
 def _config(name: str, where: str, path: Path) -> Path:
