@@ -87,6 +87,7 @@ class DENSE(Method):
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    plain_batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

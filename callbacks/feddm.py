@@ -89,6 +89,7 @@ class FedDM(Method):
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    plain_batches: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
         "DENSE": "FedDM's clients send images, not the models whose outputs DENSE distils",
         "FedGen": "FedDM's clients send images, not the models that FedGen trains its generator against",

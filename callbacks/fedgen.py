@@ -15,6 +15,7 @@ from flcog.callbacks.parts.noise import draw_key, uniform
 from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
 from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
+from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -119,8 +120,9 @@ class FedGen(Method):
         noise = uniform(key, step, (self.batch_size, self.noise_dim), stream=0)
         labels = (uniform(key, step, (self.batch_size,), stream=1) * ctx.draws["counts"].shape[-1]).long()
         cross_entropy = F.cross_entropy(apply.head(params, features_of(generator, noise, labels)), labels)
-        noise = uniform(key, step, (len(batch.targets), self.noise_dim), stream=2)
-        teacher = log_probabilities(apply.head(params, features_of(generator, noise, batch.targets)).detach())
+        own = first_leaf(batch.targets)
+        noise = uniform(key, step, (len(own), self.noise_dim), stream=2)
+        teacher = log_probabilities(apply.head(params, features_of(generator, noise, own)).detach())
         student = log_probabilities(apply(params, batch.inputs))
         divergence = masked_mean((teacher.exp() * (teacher - student)).sum(1), batch.mask)
         return ctx.draws["scale"] * (step < self.guided_steps) * (self.alpha * cross_entropy + self.beta * divergence)

@@ -84,6 +84,7 @@ class FedReg(Method):
     steps: int = 10
 
     tasks = ("classification",)
+    plain_batches = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

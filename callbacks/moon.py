@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flcog.apply import Apply, masked_mean
 from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
+from flcog.core.trees import Tree, call
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Method, Upload
 from flcog.models import FeatureModel
@@ -44,8 +45,8 @@ class Projected(FeatureModel):
         self.body = body
         self.body.head = nn.Identity()
 
-    def features(self, x: Tensor) -> Tensor:
-        return self.projection(self.body.features(x))
+    def features(self, x: Tree) -> Tensor:
+        return self.projection(call(self.body.features, x))
 
 
 @dataclass(frozen=True)

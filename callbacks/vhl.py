@@ -97,6 +97,7 @@ class VHL(Method):
     seed: int = 0
 
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    plain_batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flcog.client import trains_itself
 from flcog.core.precision import number_dtype
+from flcog.core.trees import Tree, call, map_leaves
 from flcog.core.types import Batch, Params
 
 
@@ -67,7 +68,7 @@ class ModelFunction:
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
     @torch.no_grad()
-    def draws(self, sample: Tensor) -> bool:
+    def draws(self, sample: Tree) -> bool:
         """Whether its forward pass in training draws from torch's global stream, as ``nn.Dropout`` does.
 
         Args:
@@ -76,7 +77,7 @@ class ModelFunction:
         stream, buffers = torch.default_generator.get_state(), {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
             # Twice, for BatchNorm asks for more than one.
-            self.training(self.params, buffers, forward, torch.cat([sample, sample]))
+            self.training(self.params, buffers, forward, map_leaves(lambda leaf: torch.cat([leaf, leaf]), sample))
             return not torch.equal(torch.default_generator.get_state(), stream)
         finally:
             torch.default_generator.set_state(stream)
@@ -107,7 +108,7 @@ class Apply:
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
         self.model, self.buffers, self._live = model, buffers, live
-        self._seen: list[tuple[Params, Tensor, Tensor, Tensor]] = []
+        self._seen: list[tuple[Params, Tree, Tensor, Tensor]] = []
 
     def _call(self, params: Params, function: Callable[..., Any], *args: Any) -> Any:
         if self._live and params is self.model.params:
@@ -115,7 +116,7 @@ class Apply:
                 return function(self.model.module, *args)
         return self.model.training(params, self.buffers, function, *args)
 
-    def __call__(self, params: Params, inputs: Tensor) -> Tensor:
+    def __call__(self, params: Params, inputs: Tree) -> Tensor:
         if seen := self._recall(params, inputs):
             return seen[1]
         if not self.model.module.has_features:  # type: ignore[union-attr]
@@ -124,11 +125,11 @@ class Apply:
         self._seen.append((params, inputs, features, outputs))
         return outputs
 
-    def _recall(self, params: Params, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _recall(self, params: Params, inputs: Tree) -> tuple[Tensor, Tensor] | None:
         """Features and outputs of an earlier pass of this step over the very same tensors."""
         return next((seen[2:] for seen in self._seen if seen[0] is params and seen[1] is inputs), None)
 
-    def features(self, params: Params, inputs: Tensor) -> Tensor:
+    def features(self, params: Params, inputs: Tree) -> Tensor:
         """Penultimate activations."""
         if seen := self._recall(params, inputs):
             return seen[0]
@@ -172,12 +173,12 @@ class Frozen:
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._model.frozen(self._params, self._buffers, function, *args)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tensor:
         if not self._model.module.has_features:  # type: ignore[union-attr]
             return self._call(forward, inputs)
         return self._call(_features_and_outputs, inputs)[1]
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def features(self, inputs: Tree) -> Tensor:
         """Penultimate activations."""
         return self._call(_features, inputs)
 
@@ -202,7 +203,7 @@ class PlainApply(Apply):
         super().__init__(model, buffers, live)
         self.step = step
 
-    def __call__(self, params: Params, inputs: Tensor) -> Tensor:
+    def __call__(self, params: Params, inputs: Tree) -> Tensor:
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
@@ -220,7 +221,7 @@ class PlainFrozen(Frozen):
         super().__init__(model, params, buffers)
         self._step = step
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tensor:
         return self._call(forward, inputs)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -240,12 +241,13 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     return loss.reshape(())
 
 
-def forward(module: Any, inputs: Tensor) -> Tensor:
+def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs; for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
-    return module(inputs)
+    outputs: Tensor = call(module, inputs)
+    return outputs
 
 
-def _features(module: Any, inputs: Tensor) -> Tensor:
+def _features(module: Any, inputs: Tree) -> Tensor:
     return module.features(inputs)
 
 
@@ -253,12 +255,12 @@ def _head(module: Any, features: Tensor) -> Tensor:
     return module.head(features)
 
 
-def _features_and_outputs(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _features_and_outputs(module: Any, inputs: Tree) -> tuple[Tensor, Tensor]:
     features = module.features(inputs)
     return features, module.head(features)
 
 
-def call_step(module: Any, name: str, batch: tuple[Tensor, Tensor], index: int) -> Any:
+def call_step(module: Any, name: str, batch: tuple[Tree, Tree], index: int) -> Any:
     """Call a module's own ``training_step`` or ``test_step``; as in Lightning, it gets ``batch_idx`` if it has such a parameter."""
     step = getattr(module, name)
     return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)

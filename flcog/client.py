@@ -10,6 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from flcog.core.trees import Tree, call
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
 from flcog.schedules import Piecewise, Schedule
@@ -19,7 +20,8 @@ class ClientModule(L.LightningModule):
     """The LightningModule that every client trains. Subclasses say how outputs are scored; the engine masks and averages.
 
     Args:
-        model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method.
+        model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method. Inputs
+            that are a dict are passed by name where its forward has parameters of all these names, else as the dict they are.
         optimizer: the local optimiser, made anew for each client and round.
         lr_schedule: factor on the learning rate, by round.
     """
@@ -43,12 +45,14 @@ class ClientModule(L.LightningModule):
         self.optimizer = optimizer
         self.lr_schedule = lr_schedule
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.model(inputs)
+    def forward(self, inputs: Tree, /) -> Tensor:
+        outputs: Tensor = call(self.model, inputs)
+        return outputs
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def features(self, inputs: Tree, /) -> Tensor:
         """Penultimate activations."""
-        return self._feature_model.features(inputs)
+        features: Tensor = call(self._feature_model.features, inputs)
+        return features
 
     def head(self, features: Tensor) -> Tensor:
         """From penultimate activations to outputs."""

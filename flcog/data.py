@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from flcog.core import checks
 from flcog.core.files import replacing
 from flcog.core.labels import require_targets
+from flcog.core.trees import Tree, first_leaf, leaves, map_leaves, rows
 
 Task = Literal["classification", "multilabel", "regression"]
 
@@ -93,37 +94,59 @@ class Partition:
 class Samples:
     """A set of samples held as arrays. Images are stored channels-last, [N, H, W, C], as decoders write them and CPUs like them.
 
+    Inputs and targets may also be dicts, tuples or lists of such (a transformer's ``input_ids`` and ``attention_mask``). A network
+    gets a dict by name where its forward has parameters of all these names, any other inputs as its one argument.
+
     Args:
         inputs: a tensor (moved to the device once) or a memory-mapped array (read from disk batch by batch).
-        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32).
+        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Of several, the first is what
+            splits by label and label statistics go by.
         users: a natural owner for each sample, where the data set has one.
     """
 
-    inputs: Tensor | np.ndarray
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     users: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
-            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets: a set needs one target per input")
-        if len(self.inputs) == 0:
+        for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
+            counts = [len(leaf) for leaf in leaves(tree)]
+            if len(set(counts)) != 1:
+                raise ValueError(
+                    f"the {what} have {' and '.join(map(str, counts)) or 'no'} rows: every part needs one per sample"
+                )
+        if len(self) != len(self.labels):
+            raise ValueError(f"{len(self)} inputs but {len(self.labels)} targets: a set needs one target per input")
+        if len(self) == 0:
             raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(first_leaf(self.inputs))
 
-    def gather(self, indices: Tensor) -> Tensor:
+    @property
+    def labels(self) -> Tensor:
+        """The targets, or the first of several: what splits by label and label statistics go by."""
+        labels: Tensor = first_leaf(self.targets)
+        return labels
+
+    def gather(self, indices: Tensor) -> Tree:
         """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU)."""
-        if isinstance(self.inputs, Tensor):
-            return self.inputs.index_select(0, indices)
-        return torch.from_numpy(self.inputs[indices.cpu().numpy()])
+        return map_leaves(lambda leaf: _gathered(leaf, indices), self.inputs)
 
     def to(self, device: torch.device) -> "Samples":
-        inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs
-        return replace(self, inputs=inputs, targets=self.targets.to(device))
+        def moved(leaf: Any) -> Any:
+            return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+        return replace(self, inputs=map_leaves(moved, self.inputs), targets=map_leaves(moved, self.targets))
 
 
-Augment = Callable[[Tensor, np.ndarray], Tensor]
+def _gathered(leaf: Any, indices: Tensor) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf.index_select(0, indices)
+    return torch.from_numpy(leaf[indices.cpu().numpy()])
+
+
+Augment = Callable[[Tree, np.ndarray], Tree]
 """``augment(inputs [B, H, W, C] as stored, keys uint64 [B]) -> inputs``: one key per sample is all the randomness it gets."""
 
 
@@ -139,7 +162,7 @@ class Federation:
     partition: Partition
     task: Task
     num_classes: int
-    preprocess: Callable[[Tensor], Tensor]
+    preprocess: Callable[[Tree], Tree]
     val: Samples | None = None
     test: Samples | None = None
     client_val: Partition | None = None
@@ -154,18 +177,22 @@ class Federation:
         return self.partition.num_clients
 
     @property
+    def sets(self) -> dict[str, Samples]:
+        """The sets that there are, by what users call them."""
+        sets = {"training": self.train, "validation": self.val, "test": self.test}
+        return {name: samples for name, samples in sets.items() if samples is not None}
+
+    @property
     def split(self) -> Partition:
         """What papers cite and ``Saved`` loads: the partition with what is held out of it."""
         return self.whole or self.partition
 
-    def load(
-        self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
-        inputs = samples.gather(indices).to(device, non_blocking=True)
+        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), samples.gather(indices))
         if self.augment is not None and keys is not None:
             inputs = self.augment(inputs, keys)
-        return self.preprocess(inputs), samples.targets.index_select(0, indices)
+        return self.preprocess(inputs), map_leaves(lambda leaf: leaf.index_select(0, indices), samples.targets)
 
     def label_counts(self, k: int) -> Tensor:
         """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target.
@@ -180,7 +207,7 @@ class Federation:
         return self._count_labels(self.partition.indices)
 
     def _count_labels(self, indices: np.ndarray) -> Tensor:
-        everything = self.values if self.task == "regression" else self.train.targets
+        everything = self.values if self.task == "regression" else self.train.labels
         targets = everything[torch.from_numpy(indices).to(everything.device)]
         if self.task == "multilabel":
             return targets.double().sum(0).cpu()
@@ -191,7 +218,8 @@ class Federation:
     @property
     def values(self) -> Tensor:
         """A regression's targets as one number each: of a vector, its first coordinate."""
-        return self.train.targets if self.train.targets.ndim == 1 else self.train.targets[:, 0]
+        labels = self.train.labels
+        return labels if labels.ndim == 1 else labels[:, 0]
 
     @cached_property
     def bin_edges(self) -> Tensor:
@@ -203,7 +231,7 @@ class Federation:
         """
         quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
         # torch.quantile refuses more than 16 million values; numpy does not.
-        edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.targets)
+        edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.labels)
         return edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
 
 
@@ -239,7 +267,10 @@ class Preprocess:
         self.mean, self.std = mean, std
         self._affine: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tree:
+        return map_leaves(self._ready, inputs)
+
+    def _ready(self, inputs: Tensor) -> Tensor:
         if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
             return inputs  # token ids
         if self.mean is not None and len(self.mean) not in (1, inputs.shape[-1]):
@@ -284,7 +315,7 @@ class Partitioner(ABC):
         """Give each sample to one client, or to none where the split says so.
 
         Args:
-            samples: the training set; only ``targets`` and ``users`` are read.
+            samples: the training set; only ``labels`` and ``users`` are read.
             num_clients: how many clients to make. Splits whose clients the data decide say so, and ignore it.
             seed: fixes the split, >= 0. Equal arguments give equal partitions, whatever else has drawn random numbers.
         """
@@ -352,7 +383,7 @@ class FederatedDataModule(L.LightningDataModule):
         """The data set's splits, read from its files."""
         raise NotImplementedError(f"{type(self).__name__} must implement load()")
 
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
+    def preprocess(self) -> Callable[[Tree], Tree]:
         """From stored inputs to model inputs."""
         return Preprocess()
 
@@ -366,7 +397,7 @@ class FederatedDataModule(L.LightningDataModule):
         splits = self.load()
         for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
             if samples is not None:
-                require_targets(samples.targets, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
+                require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
         partition = (self.partitioner or IID())(splits.train, self.num_clients, self.partition_seed)
         whole = partition
         partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)
@@ -383,7 +414,7 @@ class FederatedDataModule(L.LightningDataModule):
                 raise ValueError(
                     f"test_like_clients goes by the classes of a test set; {type(self).__name__} has {what}: leave it out"
                 )
-            test = _with_shares_of(test, splits.train.targets[whole.indices], self.partition_seed)
+            test = _with_shares_of(test, splits.train.labels[whole.indices], self.partition_seed)
         self._federation = Federation(
             train=splits.train,
             partition=partition,
@@ -411,8 +442,8 @@ class FederatedDataModule(L.LightningDataModule):
 
 def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
     """The most samples whose classes have the same shares as in ``classes``; which samples of a class stay is random."""
-    length = 1 + int(torch.cat([classes, samples.targets]).max())
-    wanted, available = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.targets))
+    length = 1 + int(torch.cat([classes, samples.labels]).max())
+    wanted, available = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.labels))
     missing = np.flatnonzero((wanted > 0) & (available == 0))
     if len(missing):
         raise ValueError(
@@ -422,10 +453,10 @@ def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
     # The small number keeps a product like 500 * (1 / 500) from falling just under the integer that it is.
     sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)
     order = np.random.default_rng([seed, 2]).permutation(len(samples))
-    targets = samples.targets.numpy()[order]
+    targets = samples.labels.numpy()[order]
     kept = torch.from_numpy(np.sort(np.concatenate([order[targets == label][:size] for label, size in enumerate(sizes)])))
     users = samples.users[kept.numpy()] if samples.users is not None else None
-    return Samples(samples.gather(kept), samples.targets[kept], users)
+    return Samples(samples.gather(kept), rows(samples.targets, kept), users)
 
 
 def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -> tuple[Partition, Partition, Partition]:

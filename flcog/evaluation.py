@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flcog.apply import ModelFunction, call_step, captured_logs, forward
 from flcog.client import ClientModule
 from flcog.core.processes import Processes
+from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params
 from flcog.data import Partition, Samples
 from flcog.reading import Reader
@@ -34,7 +35,7 @@ class Evaluator:
             module.metrics(self.federation.num_classes).to(processes.device) if isinstance(module, ClientModule) else None
         )
 
-    def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
         for first in range(0, len(indices), self.batch_size):
             yield self.reader(samples, indices[first : first + self.batch_size])
 
@@ -72,7 +73,7 @@ class Evaluator:
                 logged.setdefault("loss", [float(result)])
             for name, values in logged.items():
                 name = name.split("/")[-1].removeprefix("test_").removeprefix("val_")
-                sums[name] = sums.get(name, 0.0) + values[-1] * len(targets)
+                sums[name] = sums.get(name, 0.0) + values[-1] * num_rows(targets)
         names = sorted(sums)
         totals = self.processes.total(
             torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.processes.device)
@@ -89,8 +90,8 @@ class Evaluator:
         for inputs, targets in self._batches(self.federation.train, parts.indices[rows]):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
-            sums += np.bincount(owner[rows[done : done + len(targets)]], scores.double().cpu().numpy(), parts.num_clients)
-            done += len(targets)
+            sums += np.bincount(owner[rows[done : done + len(scores)]], scores.double().cpu().numpy(), parts.num_clients)
+            done += len(scores)
         totals = self.processes.total(torch.from_numpy(sums).to(self.processes.device)).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
 
@@ -102,8 +103,9 @@ class Evaluator:
         for inputs, targets in self._batches(samples, self._mine(len(samples))):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
-            sums[0].index_add_(0, targets, scores.double())
-            sums[1].index_add_(0, targets, torch.ones_like(scores, dtype=torch.float64))
+            labels = first_leaf(targets)
+            sums[0].index_add_(0, labels, scores.double())
+            sums[1].index_add_(0, labels, torch.ones_like(scores, dtype=torch.float64))
         total, count = self.processes.total(sums).cpu()
         return total / count
 
@@ -117,7 +119,7 @@ class Evaluator:
             for norm in norms:
                 norm.momentum = None  # a plain mean over batches
             for inputs, _ in self._batches(self.federation.train, rows):
-                if len(inputs) > 1:
+                if num_rows(inputs) > 1:
                     self.model.training(params, fresh, forward, inputs)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):

@@ -379,6 +379,8 @@ class Method(Callback):
     """Needs single clients' uploads, so it cannot run under secure aggregation."""
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     """The kinds of label the method is defined for."""
+    plain_batches: ClassVar[bool] = False
+    """Makes or changes inputs, or reads labels, for which inputs and targets must be one tensor each, and no dict or tuple."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot run beside this one, by name, and why."""
 

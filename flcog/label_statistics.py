@@ -38,7 +38,7 @@ def kl_to_uniform(counts: sparse.csr_array) -> np.ndarray:
 
 def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions in ``indices`` and a label each; a multi-label sample comes once per label."""
-    targets = federation.train.targets.cpu()
+    targets = federation.train.labels.cpu()
     if federation.task == "multilabel":
         # In blocks: a copy of all rows at once would double what the targets of 1,628 labels take.
         rows = range(0, len(indices), 2**16)

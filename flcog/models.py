@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flcog.core.checks import all_at_least, at_least, one_of, within
 from flcog.core.randomness import GOLDEN, mix
+from flcog.core.trees import Tree, call
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +35,9 @@ class FeatureModel(nn.Module, ABC):
     def features(self, x: Tensor) -> Tensor:
         """What the head reads, [B, num_features]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+    def forward(self, inputs: Tree, /) -> Tensor:
+        outputs: Tensor = self.head(call(self.features, inputs))
+        return outputs
 
     def _check_input(self, x: Tensor, *shape: int, fix: str) -> None:
         # torch's own message would name two matrices that the user has never seen.

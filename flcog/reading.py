@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
 from flcog.data import Federation, Samples
 
 
@@ -23,15 +23,15 @@ class Reader:
         first, _ = self(federation.train, federation.partition.indices[:1])
         self.example = first
         """One input as the model takes it, [1, ...]."""
-        self.bytes_per_sample = first.numel() * first.element_size()
+        self.bytes_per_sample = num_bytes(first)
 
-    def __call__(self, samples: Samples, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, samples: Samples, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Inputs and targets of some samples; augmented where ``keys``, one per sample, are given."""
         chosen = torch.from_numpy(indices).to(self.device, non_blocking=True)
         inputs, targets = self.federation.load(samples, chosen, self.device, keys)
-        inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
-        return inputs if self._convolves else inputs.contiguous(), targets
+        inputs = floats_to(self._dtype, inputs)
+        return inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs), targets
 
-    def train(self, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """The same for the training set."""
         return self(self.federation.train, indices, keys)

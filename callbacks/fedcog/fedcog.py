@@ -84,6 +84,7 @@ class FedCOG(Method):
     batch_size: int = 64
 
     tasks = ("classification", "multilabel")
+    plain_batches = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

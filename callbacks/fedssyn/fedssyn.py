@@ -82,6 +82,11 @@ class Fedssyn(Method):
         """Only generators need classes."""
         return Method.tasks if self.share in ("real", "none") else ("classification",)
 
+    @property
+    def plain_batches(self) -> bool:  # type: ignore[override]
+        """Samples that are there may be of any kind."""
+        return self.share not in ("real", "none")
+
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         if self.start_round or self.stop_round is not None:
             raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
@@ -96,7 +101,7 @@ class Fedssyn(Method):
             kept, got = mix_real(federation.partition, fractions, shuffle)
             clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
             changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
-            size = num_bytes(changed.train.inputs, len(got.indices))
+            size = num_bytes(changed.train, len(got.indices))
             return SampleExchange(
                 changed, (size, size), digest_of(kept, got), before=federation.partition, own=kept, received=got, sent=got.sizes
             )
@@ -113,7 +118,7 @@ class Fedssyn(Method):
         else:
             received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), shuffle)
         changed, received = add_samples(federation, inputs, targets, received)
-        size = num_bytes(changed.train.inputs, 0 if self.share == "local" else int(sent.sum()))
+        size = num_bytes(changed.train, 0 if self.share == "local" else int(sent.sum()))
         return SampleExchange(
             changed,
             bytes_sent=(size, size),
@@ -143,7 +148,7 @@ class Fedssyn(Method):
                 assert privacy is not None
                 print(f"{self.name}: privacy spent on a client: {privacy.report(max(spent))}", flush=True)
                 run.trackers.log_figure("synthetic/epsilon", epsilon_figure(rows, privacy), run.round)
-        if run.federation.train.inputs.ndim == 4:
+        if Form.of(run.federation.train).images:
             figure = received_figure(run.federation, exchange)
             run.trackers.log_figure("synthetic/images", figure, run.round)
 

@@ -12,6 +12,7 @@ from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.client import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import fold, sample_without_replacement
+from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
 from flcog.hooks import Callback, Run
 
@@ -174,9 +175,10 @@ def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Momen
     model, buffers, device = run.model, run.buffers, run.processes.device
     params = {name: value.detach() for name, value in run.params.items()}
 
-    def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = model.frozen(params, buffers, forward, inputs[None])
-        return model.module.per_example_loss(outputs, targets[None]).sum()  # type: ignore[operator,union-attr]
+    def loss(params: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
+        inputs, targets = (map_leaves(lambda leaf: leaf[None], part) for part in (inputs, targets))
+        outputs = model.frozen(params, buffers, forward, inputs)
+        return model.module.per_example_loss(outputs, targets).sum()  # type: ignore[operator,union-attr]
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
 

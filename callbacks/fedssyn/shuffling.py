@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core import trees
 from flcog.data import Exchange, Federation, Partition, Samples
 
 
@@ -144,7 +145,7 @@ def mix_real(partition: Partition, fractions: np.ndarray, rng: np.random.Generat
     return Partition.from_clients(kept), Partition(pool, np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def num_bytes(inputs: Any, rows: int) -> int:
-    """What ``rows`` labelled samples take on the wire: inputs as stored, and eight bytes for a label."""
-    width = inputs[:1]
-    return rows * (int(np.prod(width.shape[1:])) * torch.as_tensor(width).element_size() + 8)
+def num_bytes(samples: Samples, count: int) -> int:
+    """What ``count`` labelled samples take on the wire: inputs as stored, and eight bytes for a label."""
+    first = samples.gather(torch.zeros(1, dtype=torch.int64, device=samples.labels.device))
+    return count * (trees.num_bytes(first) + 8)

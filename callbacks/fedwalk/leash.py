@@ -15,6 +15,7 @@ from flcog.apply import Apply
 from flcog.client import ClientModule
 from flcog.core.checks import one_of, positive
 from flcog.core.randomness import fold, fold_each, make_rng, seeded
+from flcog.core.trees import Tree, floats_to
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule
 from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
@@ -162,10 +163,10 @@ class Leash:
     def _num_outputs(self) -> int:
         return 1 if self.data.federation.task == "regression" else self.data.federation.num_classes
 
-    def _read(self, rows: Tensor, like: Tensor, keys: object = None) -> tuple[Tensor, Tensor]:
+    def _read(self, rows: Tensor, like: Tensor, keys: object = None) -> tuple[Tree, Tree]:
         federation = self.data.federation
         inputs, targets = federation.load(federation.train, rows, like.device, keys)  # type: ignore[arg-type]
-        return inputs.to(like.dtype) if inputs.is_floating_point() else inputs, targets.to(like.device)
+        return floats_to(like.dtype, inputs), targets.to(like.device)
 
     def _with_dropout(self, apply: Apply, key: int, device: torch.device) -> Apply:
         """The same model, whose ``flcog.models.Dropout`` draws this step's noise."""

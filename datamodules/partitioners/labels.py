@@ -17,7 +17,7 @@ def class_labels(samples: Samples) -> np.ndarray:
       (Sechidis et al. 2011, https://doi.org/10.1007/978-3-642-23808-6_10).
     - *Regression*: ten bins of equal mass. Repeated values stay in one bin, so heavily tied targets have fewer.
     """
-    targets = samples.targets.detach().cpu().numpy()
+    targets = samples.labels.detach().cpu().numpy()
     if targets.ndim == 2:
         labels = np.full(len(targets), targets.shape[1])
         # From the commonest to the rarest, which so has the last word.

@@ -44,5 +44,5 @@ class LongTail(Partitioner):
 
 def _without_inputs(samples: Samples, kept: np.ndarray) -> Samples:
     """The samples at ``kept`` as partitioners see them: indices stand in for inputs, which may be too large to copy."""
-    targets = samples.targets[torch.from_numpy(kept).to(samples.targets.device)]
+    targets = samples.labels[torch.from_numpy(kept).to(samples.labels.device)]
     return replace(samples, inputs=kept, targets=targets, users=None if samples.users is None else samples.users[kept])

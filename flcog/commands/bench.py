@@ -16,6 +16,7 @@ from flcog.apply import masked_mean
 from flcog.core.commands import TrainerCommand
 from flcog.core.fabric import num_cores
 from flcog.core.randomness import fold_each
+from flcog.core.trees import Tree, map_leaves, rows
 from flcog.data import Samples
 from flcog.engine.batching import BLOCK_BYTES, Batching
 
@@ -74,7 +75,7 @@ def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
 
     federation = trainer.run.federation
     samples = federation.train
-    if samples.inputs.ndim != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
+    if getattr(samples.inputs, "ndim", 0) != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
         return
     count = min(most, len(samples))
     size, batch_size = samples.inputs.shape[1], trainer.run.engine.batching.batch_size
@@ -137,7 +138,8 @@ class BareLoop:
         self.device = trainer.fabric.device
         federation, self.batching = trainer.run.federation, trainer.run.engine.batching
         everything = torch.arange(len(federation.train), device=self.device)
-        self.inputs, self.targets = (t.contiguous() for t in federation.load(federation.train, everything, self.device))
+        batch = federation.load(federation.train, everything, self.device)
+        self.inputs, self.targets = (map_leaves(Tensor.contiguous, part) for part in batch)
 
     def round(self, round: int) -> None:
         trainer, partition = self.trainer, self.trainer.run.federation.partition
@@ -150,15 +152,16 @@ class BareLoop:
             inputs, targets, starts, batch_sizes = self._shuffled(torch.from_numpy(partition.client(client)), size)
             for start, batch_size in zip(starts, batch_sizes, strict=True):
                 optimizer.zero_grad()
-                outputs = model(inputs[start : start + batch_size])
-                masked_mean(model.per_example_loss(outputs, targets[start : start + batch_size]), None).backward()
+                own = slice(start, start + batch_size)
+                outputs = model(rows(inputs, own))
+                masked_mean(model.per_example_loss(outputs, rows(targets, own)), None).backward()
                 optimizer.step()
             for name, value in model.state_dict().items():
                 total[name] += (value * (size / sum(sizes))).to(value.dtype)
         self.server.load_state_dict(total)
 
-    def _shuffled(self, indices: Tensor, size: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    def _shuffled(self, indices: Tensor, size: int) -> tuple[Tree, Tree, list[int], list[int]]:
         batching: Batching = self.batching
         starts, sizes, passes = batching.layout(size, batching.num_steps(size))
         order = torch.cat([indices[torch.randperm(size)] for _ in range(passes)])[: int(starts[-1] + sizes[-1])].to(self.device)
-        return self.inputs[order], self.targets[order], starts.tolist(), sizes.tolist()
+        return rows(self.inputs, order), rows(self.targets, order), starts.tolist(), sizes.tolist()

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from flcog.core.trees import Tree
+
 Params = dict[str, Tensor]
 """Named parameters (or gradients, deltas, control variates, ... shaped like them)."""
 
@@ -14,6 +16,6 @@ Slot = Any
 class Batch(NamedTuple):
     """One local step's samples. ``mask`` is None where every row counts, else [B] with 0 for padding (unequal clients under vmap)."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     mask: Tensor | None = None

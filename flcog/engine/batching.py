@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flcog.core.randomness import epoch_orders, fold, fold_each, hash64
+from flcog.core.trees import rows
 from flcog.core.types import Batch, Slot
 from flcog.data import Federation
 from flcog.reading import Reader
@@ -130,8 +131,8 @@ def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
         end = starts[step - 1] + sizes[step - 1]
         inputs, targets = reader.train(work.order[begin:end], None if work.keys is None else work.keys[begin:end])
         for s in range(first, step):
-            at = starts[s] - begin
-            yield Batch(inputs[at : at + sizes[s]], targets[at : at + sizes[s]])
+            own = slice(starts[s] - begin, starts[s] - begin + sizes[s])
+            yield Batch(rows(inputs, own), rows(targets, own))
 
 
 def stacked_positions(works: Sequence[ClientWork], first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -147,7 +148,7 @@ def stacked_positions(works: Sequence[ClientWork], first: int, last: int) -> tup
         alive = max(0, min(last, work.num_steps) - first)
         starts[k, :alive] = work.starts[first : first + alive]
         sizes[k, :alive] = work.sizes[first : first + alive]
-    rows = np.arange(width)
-    mask = rows < sizes[:, :, None]
-    positions = np.where(mask, starts[:, :, None] + rows, 0)
+    within = np.arange(width)
+    mask = within < sizes[:, :, None]
+    positions = np.where(mask, starts[:, :, None] + within, 0)
     return positions, None if mask.all() else mask

@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor
 
-from flcog.apply import ModelFunction
+from flcog.apply import ModelFunction, forward
 from flcog.client import ClientModule
 from flcog.core.randomness import seeded
+from flcog.core.trees import Tree, first_leaf
 from flcog.data import Federation
 
 
 @torch.no_grad()
-def check_outputs(model: ModelFunction, sample: Tensor, federation: Federation) -> None:
+def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
     """Refuse a model with fewer outputs than the training, validation or test set's labels take.
 
     Args:
@@ -21,14 +22,21 @@ def check_outputs(model: ModelFunction, sample: Tensor, federation: Federation) 
     module = model.module
     if not isinstance(module, ClientModule) or not _loss_is_known(type(module)):
         return
+    for part, samples in federation.sets.items():
+        if not isinstance(samples.targets, Tensor):
+            kind = type(samples.targets).__name__
+            raise ValueError(
+                f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {kind}: give one, or write "
+                "a subclass whose per_example_loss, per_example_score and metrics take them all"
+            )
     try:
-        with seeded(0, sample.device):
+        with seeded(0, first_leaf(sample).device):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
-            outputs = model.frozen(model.params, buffers, lambda module, inputs: module(inputs), sample)
+            outputs = model.frozen(model.params, buffers, forward, sample)
     except Exception:  # raised again, with its client and step, once a client trains
         return
-    for part, samples in (("training", federation.train), ("validation", federation.val), ("test", federation.test)):
-        if samples is not None and outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
+    for part, samples in federation.sets.items():
+        if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
             raise ValueError(
                 f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "
                 "num_classes"

@@ -21,6 +21,7 @@ from flcog.core.ledger import Ledger
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold, make_rng, seeded
+from flcog.core.trees import Tree
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.engine.batching import Batching
 from flcog.engine.executors.base import Executor
@@ -146,7 +147,9 @@ def set_up(
     federation = datamodule.federation
     federation = dataclasses.replace(federation, train=federation.train.to(processes.device))
     dtype = DTYPES[settings.precision]
-    check_outputs(function, Reader(federation, processes.device, dtype, function.convolves).example, federation)
+    example = Reader(federation, processes.device, dtype, function.convolves).example
+    _check_batches(methods, example, federation)
+    check_outputs(function, example, federation)
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
     reader = Reader(federation, processes.device, dtype, function.convolves)
     server.servers = {method.name: method.init_server(server.params) for method in methods}
@@ -211,6 +214,17 @@ def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> No
             f"{type(model).__name__} learns {model.task}, but {type(datamodule).__name__} holds {task} data: "
             "use Classifier, MultiLabelClassifier or Regressor accordingly"
         )
+
+
+def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:
+    """Refuse methods that make inputs or read labels where these are several tensors."""
+    for what, tree in (("inputs", example), ("targets", federation.train.targets)):
+        for method in methods:
+            if method.plain_batches and not isinstance(tree, Tensor):
+                raise ValueError(
+                    f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
+                    f"{type(tree).__name__}: remove it"
+                )
 
 
 def _with_method(

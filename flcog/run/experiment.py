@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flcog.core.arguments import constructor_arguments, digest, flat, plain
+from flcog.core.trees import leaves
 from flcog.data import FederatedDataModule
 from flcog.hooks import Method
 from flcog.settings import Settings
@@ -45,7 +46,7 @@ def describe(
         "clients": federation.num_clients,
         "partition": federation.split.hash,
         "trained_on": federation.partition.hash,
-        "targets": digest(federation.train.targets),
+        "targets": "-".join(map(digest, leaves(federation.train.targets))),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
         "settings": _by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
         "objects": _by_name(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from flcog.apply import ModelFunction
 from flcog.client import ClientModule
+from flcog.core.trees import Tree, first_leaf, num_bytes
 from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.threads import ThreadedLoop
@@ -44,7 +44,7 @@ class Job:
     model: ModelFunction
     optimizer: torch.optim.Optimizer
     methods: Sequence[Method]
-    sample: Tensor
+    sample: Tree
     batch_size: int
     largest_client: int
     clients: int
@@ -52,7 +52,12 @@ class Job:
 
     @property
     def on_cpu(self) -> bool:
-        return self.sample.device.type == "cpu"
+        return self.device.type == "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = first_leaf(self.sample).device
+        return device
 
 
 def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: list[Note]) -> Executor:
@@ -67,8 +72,7 @@ def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: li
     work = num_params * min(job.batch_size, job.largest_client)
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
-    sample_bytes = job.sample.numel() * job.sample.element_size()
-    bytes_per_client = 16 * num_params + 8 * sample_bytes * job.batch_size
+    bytes_per_client = 16 * num_params + 8 * num_bytes(job.sample) * job.batch_size
     chunk = job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, bytes_per_client)))
     if wanted == "auto":
         why = (
@@ -165,7 +169,7 @@ def _own_training_step(job: Job) -> str:
 def _obstacle_to_threads(job: Job) -> str:
     """Why clients cannot run side by side in this process, if they cannot."""
     if not job.on_cpu:
-        return f"threads share out the cores of a CPU; this run is on {job.sample.device.type}"
+        return f"threads share out the cores of a CPU; this run is on {job.device.type}"
     if job.model.trains_itself:
         kind = "a training_step of one's own" if isinstance(job.model.module, ClientModule) else "a plain LightningModule"
         return f"{kind} may keep what it likes between steps"

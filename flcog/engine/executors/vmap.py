@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.core.precision import number_dtype
+from flcog.core.trees import Tree, map_leaves, rows
 from flcog.core.types import Batch, Params, Slot
 from flcog.engine.batching import BLOCK_BYTES, ClientWork, stacked_positions
 from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
@@ -142,11 +143,11 @@ class VmapExecutor:
         width = min(largest, max(1, rows_per_pass(assignment) // len(works)))
         parts = []
         for first in range(0, largest, width):
-            rows = np.arange(first, min(first + width, largest))
-            mask = rows < np.array([work.num_samples for work in works])[:, None]
-            indices = np.stack([work.own[np.where(valid, rows, 0)] for work, valid in zip(works, mask, strict=True)])
-            inputs, targets = (t.unflatten(0, indices.shape) for t in assignment.reader.train(indices.ravel(), None))
-            weights = torch.from_numpy(mask).to(inputs.device, torch.get_default_dtype())
+            positions = np.arange(first, min(first + width, largest))
+            mask = positions < np.array([work.num_samples for work in works])[:, None]
+            indices = np.stack([work.own[np.where(valid, positions, 0)] for work, valid in zip(works, mask, strict=True)])
+            inputs, targets = _by_client(assignment.reader.train(indices.ravel(), None), indices.shape)
+            weights = torch.from_numpy(mask).to(assignment.reader.device, torch.get_default_dtype())
             values = torch.func.vmap(
                 lambda p, b, i, t, m, tensors: assignment.program.over_data(p, b, Batch(i, t, m), tensors), randomness="different"
             )(params, buffers, inputs, targets, weights, tensors)
@@ -156,7 +157,7 @@ class VmapExecutor:
 
     def _batches(
         self, assignment: Assignment, works: list[ClientWork], device: torch.device
-    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+    ) -> Iterator[tuple[int, Tree, Tree, Tensor | None]]:
         """Every step's stacked batches, [K, B, ...], reading several steps at a time."""
         num_steps, width = works[0].num_steps, max(int(work.sizes.max()) for work in works)
         per_block = max(1, BLOCK_BYTES // max(1, assignment.reader.bytes_per_sample * width * len(works)))
@@ -167,34 +168,40 @@ class VmapExecutor:
             last = min(num_steps, first + per_block)
             positions, mask = stacked_positions(works, first, last)
             flat = (positions + (np.cumsum(lengths) - lengths)[:, None, None]).ravel()
-            inputs, targets = assignment.reader.train(order[flat], keys[flat] if len(keys) else None)
-            inputs, targets = (t.unflatten(0, positions.shape) for t in (inputs, targets))
+            batches = assignment.reader.train(order[flat], keys[flat] if len(keys) else None)
+            inputs, targets = _by_client(batches, positions.shape)
             masks = None if mask is None else torch.from_numpy(mask).to(device)
             for s in range(last - first):
                 # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
-                rows = width if mask is None else int(mask[:, s].sum(1).max())
-                full = mask is None or mask[:, s, :rows].all()
-                counts = None if full or masks is None else masks[:, s, :rows].to(torch.get_default_dtype())
-                yield first + s, inputs[:, s, :rows], targets[:, s, :rows], counts
+                height = width if mask is None else int(mask[:, s].sum(1).max())
+                full, own = mask is None or mask[:, s, :height].all(), (slice(None), s, slice(height))
+                counts = None if full or masks is None else masks[own].to(torch.get_default_dtype())
+                yield first + s, rows(inputs, own), rows(targets, own), counts
 
 
 def _over_clients(program: Program, step: int) -> Any:
     """One local step's gradient, for stacked clients."""
 
     def gradient(
-        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tensor, targets: Tensor, mask: Tensor | None
+        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tree, targets: Tree, mask: Tensor | None
     ) -> Gradient:
         contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
         base = program.pure_gradient(differentiate_pure, buffers, contexts)
         return program.gradient(base, params, Batch(inputs, targets, mask), contexts)
 
     def mapped(
-        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tensor, targets: Tensor, mask: Tensor | None
+        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tree, targets: Tree, mask: Tensor | None
     ) -> Gradient:
         in_dims = (0, 0, 0, 0, 0, None if mask is None else 0)
         return torch.func.vmap(gradient, in_dims=in_dims, randomness="different")(params, buffers, tensors, inputs, targets, mask)
 
     return mapped
+
+
+def _by_client(batch: tuple[Tree, Tree], shape: tuple[int, ...]) -> tuple[Tree, Tree]:
+    """Inputs and targets whose first axis is the clients', steps' and rows' again."""
+    inputs, targets = (map_leaves(lambda leaf: leaf.unflatten(0, shape), part) for part in batch)
+    return inputs, targets
 
 
 def _repeat(value: Tensor, times: int) -> Tensor:

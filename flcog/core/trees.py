@@ -1,0 +1,88 @@
+"""Inputs and targets: a tensor, or a dict, tuple or list of such trees, whose tensors all have the samples as their first axis."""
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+Tree = Any
+"""A tensor or a dict, tuple or list of trees; what a data set stores may hold arrays in the place of tensors."""
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The tree with ``function`` of each leaf. One tensor, the usual case, costs nothing more than the call.
+
+    >>> map_leaves(len, {"words": torch.zeros(3, 7), "mask": torch.zeros(3)})
+    {'words': 3, 'mask': 3}
+    """
+    return function(tree) if isinstance(tree, Tensor) else pytree.tree_map(function, tree)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    return [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
+
+
+def first_leaf(tree: Tree) -> Any:
+    return tree if isinstance(tree, Tensor) else pytree.tree_leaves(tree)[0]
+
+
+def rows(tree: Tree, which: Any) -> Tree:
+    """Some samples' rows, by a slice or by indices."""
+    return tree[which] if isinstance(tree, Tensor) else pytree.tree_map(lambda leaf: leaf[which], tree)
+
+
+def num_rows(tree: Tree) -> int:
+    return len(first_leaf(tree))
+
+
+def num_bytes(tree: Tree) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
+    """The tree with its floating-point tensors in this dtype; whole numbers (token ids, masks) stay as they are."""
+    return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def call(network: Callable[..., Any], inputs: Tree) -> Any:
+    """``network(inputs)``; or, where they are a dict whose names are the parameters of the network's forward, ``network(**inputs)``.
+
+    >>> call(lambda words, mask=None: words, {"words": 1})
+    1
+    >>> call(lambda batch: sorted(batch), {"words": 1, "mask": 2})
+    ['mask', 'words']
+    >>> call(lambda words, mask=None: words, {"words": 1, "kind": 2})
+    Traceback (most recent call last):
+    ValueError: <lambda> takes words, mask, and the inputs are a dict of words, kind: leave out kind, or take the dict as one argument
+    """
+    if isinstance(inputs, dict) and _by_name(_function_of(network), tuple(inputs)):
+        return network(**inputs)
+    return network(inputs)
+
+
+def _function_of(network: Callable[..., Any]) -> Callable[..., Any]:
+    """What may be remembered of a network: its class's function, not a method bound to one of many copies."""
+    function = network.forward if isinstance(network, nn.Module) else network
+    return getattr(function, "__func__", function)
+
+
+@lru_cache(maxsize=256)
+def _by_name(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
+    """Whether inputs of these names are passed by name."""
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items() if name != "self"}
+    if inspect.Parameter.VAR_KEYWORD in kinds.values():
+        return True
+    known = [
+        name for name, kind in kinds.items() if kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    unknown = [name for name in names if name not in known]
+    if unknown and len(unknown) < len(names):
+        raise ValueError(
+            f"{getattr(function, '__qualname__', function)} takes {', '.join(known)}, and the inputs are a dict of "
+            f"{', '.join(names)}: leave out {', '.join(unknown)}, or take the dict as one argument"
+        )
+    return not unknown
