@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from flcog.commands.callback_options import reach_by_name, take_changes
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, complain, explain
 from flcog.core.commands import TrainerCommand
@@ -18,6 +19,9 @@ from flcog.trainer import FederatedTrainer
 
 class Parser(LightningArgumentParser):
     """Says what is wrong in one line, and what was probably meant."""
+
+    changes: Sequence[tuple[str, str]] = ()
+    """What the config in hand changes of callbacks that are listed before it."""
 
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
         # jsonargparse hands `--model.model.weights null` on to the class's own parser as Python writes it, `--weights=None`, which
@@ -30,6 +34,10 @@ class Parser(LightningArgumentParser):
         if Path(path).is_file():
             check_config(Path(path))
         return super().parse_path(path, *rest, **options)
+
+    def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+        content, self.changes = take_changes(content)
+        return super().parse_string(content, *rest, **options)
 
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *rest: Any, **options: Any) -> Any:
         if nested_key is None:
@@ -75,6 +83,7 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
         parser.add_lightning_class_args(self._model_class, "model", subclass_mode=True)
         parser.add_lightning_class_args(self._datamodule_class, "data", subclass_mode=True)
+        reach_by_name(parser)
         parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)
 
     def _parse_ckpt_path(self) -> None:

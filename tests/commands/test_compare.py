@@ -49,7 +49,11 @@ def test_every_table_of_ours_is_read(path: Path, tmp_path: Path) -> None:
 def configured(config: Any, key: str) -> Any:
     """What a run's config holds under the key of a command line's argument; the class path where that is a class."""
     for name in key.split("."):
-        config = config[-1] if isinstance(config, list) else config
+        if isinstance(config, list):
+            named = [each for each in config if each["class_path"].endswith(f".{name}")]
+            (config,) = named or [each for each in config if name in each["init_args"]]
+            if named:
+                continue
         config = config[name] if name in config else config["init_args"][name]
     return config["class_path"] if isinstance(config, dict) and "class_path" in config else config
 

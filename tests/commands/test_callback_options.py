@@ -1,0 +1,129 @@
+"""Options of a run's callbacks by name, on the command line, in a table's arguments and in configs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness import ROOT
+
+import flcog
+from flcog.commands.callback_options import find, take_changes
+from flcog.commands.cli import main
+from flcog.commands.compare.plan import cells
+from flcog.commands.compare.table_file import read_table
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+THREE = ["--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels", "--trainer.callbacks+=MOON"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
+    """The callbacks of a run with their options, in order."""
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["fit", "-c", QUICKSTART, *words, "--print_config"])
+    callbacks = yaml.safe_load(capsys.readouterr().out)["trainer"]["callbacks"]
+    return {each["class_path"].rpartition(".")[2]: each["init_args"] for each in callbacks}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["fit", "-c", QUICKSTART, "--trainer.logger=false", *words])
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line and not line.startswith("Seed set"))
+    return line
+
+
+def test_a_name_reaches_that_callback_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trainer.callbacks.FedProx.mu", "0.25", "--trainer.callbacks.LocalModels.start_round=3"]
+    found = listed(capsys, *THREE, *words, "--trainer.callbacks.temperature=0.1")
+    assert list(found) == ["FedProx", "LocalModels", "MOON"]
+    assert [found["FedProx"]["mu"], found["MOON"]["mu"], found["MOON"]["temperature"]] == [0.25, 1.0, 0.1]
+    assert [found[name]["start_round"] for name in found] == [0, 3, 0]
+
+
+def test_what_one_callback_has_needs_no_name_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``--trainer.callbacks.mu`` with an observer after FedProx, and an option of the data inside a method."""
+    leash = ["-c", str(ROOT / "configs/methods/fedwalk.yaml"), "--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels"]
+    found = listed(capsys, *leash, "--trainer.callbacks.mu=0.5", "--trainer.callbacks.leash.batch_size=7")
+    assert found["FedProx"]["mu"] == 0.5 and found["FedWalk"]["leash"]["init_args"]["batch_size"] == 7
+    found = listed(capsys, *leash, "--trainer.callbacks.FedWalk.leash.batch_size=8", "--trainer.callbacks.FedWalk.tau=0.75")
+    assert found["FedWalk"]["leash"]["init_args"]["batch_size"] == 8 and found["FedWalk"]["tau"] == 0.75
+
+
+MISTAKES = {
+    "--trainer.callbacks.start_round=1": "may mean FedProx and LocalModels and MOON, which all have 'start_round': name one, as in "
+    "--trainer.callbacks.MOON.start_round",
+    "--trainer.callbacks.mu=1": "may mean FedProx and MOON",
+    "--trainer.callbacks.FedPrix.mu=1": "listed before it are FedProx, LocalModels, MOON. Did you mean 'FedProx'?",
+    "--trainer.callbacks.temprature=1": "none of the callbacks has 'temprature'; they are FedProx,|Did you mean 'temperature'?",
+    "--trainer.callbacks.FedProx.nu=1": "trainer.callbacks (FedProx) has no option 'nu'. It has mu",
+    "--trainer.callbacks.FedProx.mu=lots": "FedProx: mu must be a number; got 'lots'",
+    "--trainer.callbacks.FedProx=1": "give one of its options, --trainer.callbacks.FedProx.OPTION",
+}
+
+
+@pytest.mark.parametrize("word", MISTAKES)
+def test_what_is_ambiguous_or_unknown_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, *THREE, word)
+    assert line.startswith("flcog: error: ") and all(part in line for part in MISTAKES[word].split("|")), line
+
+
+def test_twice_in_the_list_and_not_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ["--trainer.callbacks+=RoundsToTarget", "--trainer.callbacks+=RoundsToTarget"]
+    assert "may mean any of 2 that are listed" in refused(capsys, *twice, "--trainer.callbacks.RoundsToTarget.target=0.5")
+    assert "may mean RoundsToTarget and RoundsToTarget" in refused(capsys, *twice, "--trainer.callbacks.target=0.5")
+    early = ["--trainer.callbacks.FedProx.mu=1", "--trainer.callbacks+=FedProx"]
+    assert "the callbacks that are listed before it are none" in refused(capsys, *early)
+
+
+def test_a_config_changes_what_an_earlier_one_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "list.yaml").write_text("trainer: {callbacks: [FedProx, {class_path: MOON, init_args: {mu: 3}}]}")
+    (tmp_path / "change.yaml").write_text("trainer: {rounds: 7, callbacks: {FedProx: {mu: 1e-1}, temperature: 2}}")
+    found = listed(capsys, "-c", "list.yaml", "-c", "change.yaml", "--trainer.callbacks.FedProx.start_round=4")
+    assert found["FedProx"] == {"mu": 0.1, "start_round": 4, "stop_round": None}
+    assert (found["MOON"]["mu"], found["MOON"]["temperature"]) == (3.0, 2.0)
+    assert "listed before it are none" in refused(capsys, "-c", "change.yaml")
+
+
+def test_a_tables_arguments_name_callbacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "arms.yaml").write_text("trainer: {callbacks: [FedProx, MOON]}")
+    table = {"rows": {"A": {"configs": ["arms.yaml"], "arguments": {"trainer.callbacks.FedProx.start_round": 2}}}}
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(table))
+    (cell,) = cells(read_table(tmp_path / "table.yaml"), tmp_path, [])
+    found = listed(capsys, *cell.arguments[1:])
+    assert (found["FedProx"]["start_round"], found["MOON"]["start_round"]) == (2, 0)
+
+
+class Own(flcog.Callback):
+    """A user's observer with an argument of its base's."""
+
+    def __init__(self, depth: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+
+def test_whose_option_it_is() -> None:
+    own = {"class_path": f"{__name__}.Own"}
+    prox, rounds = {"class_path": "flcog.callbacks.FedProx"}, {"class_path": "flcog.callbacks.RoundsToTarget"}
+    assert find([own, prox, rounds], "depth") == (0, "depth")
+    assert find([own, prox, rounds], "init_args.mu") == (1, "init_args.mu")
+    assert find([own, prox, rounds], "RoundsToTarget.target") == (2, "target")
+    assert find([own, prox], "class_path") == (1, "class_path")
+    assert find([], "mu") == (-1, "mu")  # the parser says that there is nothing to change
+
+
+def test_only_a_mapping_of_names_is_taken_out_of_a_config() -> None:
+    assert take_changes("trainer: {callbacks: {A: {b: {c: 1, d: {class_path: E}}}, f: null}}\nmodel: {x: 1}\n") == (
+        "model:\n  x: 1\ntrainer: {}\n",
+        [("A.b.c", "1"), ("A.b.d", '{"class_path": "E"}'), ("f", "null")],
+    )
+    for text in (
+        "trainer: {callbacks: [A]}",
+        "trainer: {callbacks+: {class_path: A}}",
+        "trainer: {callbacks: {class_path: A}}",
+        "x",
+    ):
+        assert take_changes(text) == (text, [])
