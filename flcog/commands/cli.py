@@ -13,6 +13,7 @@ from flcog.commands.methods import METHODS
 from flcog.commands.partition import PARTITION
 from flcog.commands.refusals import refusal
 from flcog.commands.replay import REPLAY
+from flcog.commands.shipped_configs import CONFIGS
 from flcog.core import lost_processes
 from flcog.core.child_processes import end_with_parent
 from flcog.core.commands import Command, TrainerCommand
@@ -22,7 +23,7 @@ VERBS = tuple(
     TrainerCommand(verb.__name__, verb) for verb in (FederatedTrainer.fit, FederatedTrainer.validate, FederatedTrainer.test)
 )
 
-ALL = (*VERBS, PARTITION, BENCH, REPLAY, COMPARE, METHODS, *flcog.callbacks.COMMANDS)
+ALL = (*VERBS, PARTITION, BENCH, REPLAY, COMPARE, METHODS, CONFIGS, *flcog.callbacks.COMMANDS)
 
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 

@@ -15,6 +15,7 @@ import torch
 import flcog.callbacks
 import flcog.datamodules
 from flcog.client import ClientModule
+from flcog.commands import shipped_configs
 from flcog.data import FederatedDataModule
 from flcog.hooks import Callback, Method
 
@@ -203,7 +204,8 @@ def _unreadable(parser: Any, text: str, key: str) -> str:
 
 
 def _no_file(parser: Any, text: str, reason: str) -> str:
-    return f"-c takes a YAML file: {reason[0].lower()}{reason[1:]}"
+    near = guess(reason.strip("'").rpartition("/")[2], shipped_configs.names())
+    return f"-c takes a YAML file, or the name of a config that flcog configs lists: {reason[0].lower()}{reason[1:]}.{near}"
 
 
 def wanted(hint: Any) -> str:
@@ -294,7 +296,7 @@ RULES: tuple[tuple[str, Callable[..., str]], ...] = (
     (r"arguments are required: (.+)", _required),
     (r"Linked \"([\w.]+)\" must be given via \"(\w+)\"", _linked),
     (r"Parser key \"([\w.]+)\".*codec can't decode", _unreadable),
-    (r"Parser key \"config\": (Path .*)", _no_file),
+    (r"Parser key \"config\": ((?:Path|File) .*)", _no_file),
     (r"Parser key \"([\w.]+)\": Unable to load config ['\"](.*?)['\"] ", _no_mapping),
     (r"Parser key \"([\w.]+)\":.*(?:Got|Given) value:", _bad_value),
 )

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from flcog.commands.callback_options import reach_by_name, take_changes
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, complain, explain
+from flcog.commands.shipped_configs import with_paths
 from flcog.core.commands import TrainerCommand
 from flcog.data import FederatedDataModule
 from flcog.trainer import FederatedTrainer
@@ -27,7 +28,7 @@ class Parser(LightningArgumentParser):
         # jsonargparse hands `--model.model.weights null` on to the class's own parser as Python writes it, `--weights=None`, which
         # that reads as a string.
         if args is not None:
-            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
+            args = with_paths(re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args)
         return super().parse_args(args, *rest, **options)
 
     def parse_path(self, path: Any, *rest: Any, **options: Any) -> Any:

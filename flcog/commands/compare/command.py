@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flcog.commands import shipped_configs
 from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table, cells, seeds_run, select
 from flcog.commands.compare.runner import Runner, claim
 from flcog.commands.compare.table import check_metric, scores, summarise
@@ -33,6 +34,10 @@ def _number(text: str) -> int:
     return value
 
 
+def _table(text: str) -> Path:
+    return Path(shipped_configs.find(text, within="tables"))
+
+
 def compare(arguments: list[str]) -> None:
     """Fill a paper's table: every arm in every setting with every seed.
 
@@ -55,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = COMPARE.parser(
         epilog=f"{EXTRA}\n\nA table's YAML file may say:\n{keys}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", type=Path, help="the table's YAML file, e.g. configs/tables/digits.yaml")
+    parser.add_argument("table", type=_table, help="the table's YAML file, or the name of one that comes with flcog, e.g. digits")
     parser.add_argument("--out", type=Path, help="where the runs and the table go; runs/<name of the file> by default")
     parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
     parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")

@@ -1,0 +1,88 @@
+"""The configs that travel with the package, found by name: ``-c quickstart``, ``-c methods/fedprox``, ``flcog compare digits``."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import flcog
+from flcog.core.commands import Command
+
+OPTIONS = ("-c", "--config")
+
+
+def folder() -> Path:
+    """Where they lie: inside the installed package, or beside it in a clone."""
+    package = Path(flcog.__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def names() -> list[str]:
+    """Of every shipped config, as users give them."""
+    return sorted(path.relative_to(folder()).with_suffix("").as_posix() for path in folder().rglob("*.yaml"))
+
+
+def find(given: str, within: str = "") -> str:
+    """The path of the config that ``given`` names: a file of the user's before a shipped one; ``given`` itself where there is none.
+
+    Args:
+        given: a path, or a shipped config's name with or without ``configs/`` before and ``.yaml`` behind it.
+        within: a folder of configs that may be left out of the name.
+    """
+    if Path(given).exists():
+        return given
+    name = re.sub(r"\.yaml$", "", re.sub(r"^(\./)?configs/", "", given))
+    found = next((known for known in (name, f"{within}/{name}") if known in names()), None)
+    return given if found is None else str(folder() / f"{found}.yaml")
+
+
+def with_paths(arguments: Iterable[str]) -> list[str]:
+    """A command line on which the names of shipped configs are replaced by their paths."""
+    words, before = [], ""
+    for word in arguments:
+        option, sign, value = word.partition("=")
+        if before in OPTIONS:
+            words.append(find(word))
+        elif sign and option in OPTIONS:
+            words.append(f"{option}={find(value)}")
+        else:
+            words.append(word)
+        before = word
+    return words
+
+
+def configs(arguments: Sequence[str]) -> None:
+    """List the configs that come with flcog, which -c and compare take by name."""
+    parser = CONFIGS.parser(epilog="flcog configs methods/fedprox prints one, to read or to copy.")
+    parser.add_argument("name", nargs="?", help="a config to print, or a part of the names to list")
+    given = parser.parse_args(arguments).name
+    path = Path(find(given)) if given else folder()
+    if path.is_file():
+        print(path.read_text(encoding="utf-8"), end="")
+        return
+    listed = [name for name in names() if given is None or given in name]
+    if not listed:
+        raise ValueError(f"no config that comes with flcog has {given!r} in its name; flcog configs lists them all")
+    width = max(map(len, listed))
+    for name in listed:
+        print(f"{name:<{width}}  {summary(folder() / f'{name}.yaml')}".rstrip())
+
+
+def summary(path: Path) -> str:
+    """A config in one line: a table's title; or else the classes that it adds, and the first sentence below its command."""
+    text = path.read_text(encoding="utf-8")
+    if title := re.search(r"^title: (.+)$", text, re.MULTILINE):
+        return title[1].strip("\"'")
+    added, said = re.findall(r"class_path: flcog\.callbacks\.(\w+)$", text, re.MULTILINE), _first_sentence(text)
+    return ": ".join(filter(None, [", ".join(dict.fromkeys(added)), said]))
+
+
+def _first_sentence(text: str) -> str:
+    """Of the comment at the head of a config, which begins with the command that runs it."""
+    head = re.match(r"(?:#.*\n)*", text)
+    paragraphs = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).split("\n\n")
+    said = next((part for part in paragraphs if part.strip() and not part.startswith("flcog ")), "")
+    return re.split(r"[.:]\s(?=[A-Z])", " ".join(said.split()), maxsplit=1)[0].rstrip(".")
+
+
+CONFIGS = Command("configs", configs)
