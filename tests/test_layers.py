@@ -146,7 +146,10 @@ def test_observers_see_a_run_and_nothing_else() -> None:
 
 def test_every_folder_is_installed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert set(packages) == {module for module, path in modules().items() if path.name == "__init__.py"}
+    configs = {
+        f"flcog.{path.relative_to(ROOT).parent.as_posix().replace('/', '.')}" for path in (ROOT / "configs").rglob("*.yaml")
+    }
+    assert set(packages) == configs | {module for module, path in modules().items() if path.name == "__init__.py"}
 
 
 def test_contributing_prints_the_floors() -> None:
