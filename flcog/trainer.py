@@ -4,17 +4,15 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
-from weakref import WeakSet
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
 
 from flcog.core import lost_processes, signals
 from flcog.core.allocations import keep_allocations
-from flcog.core.fabric import launch, make_fabric, processes_of
+from flcog.core.fabric import launch, make_fabric
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.data import FederatedDataModule
@@ -22,19 +20,14 @@ from flcog.engine import rounds as engine_rounds
 from flcog.engine.aggregation import Aggregate
 from flcog.engine.evaluating import evaluate
 from flcog.engine.lightning_hooks import check_hooks
-from flcog.engine.setup import data_modules, set_up
-from flcog.hooks import Callback, Method, Note, check_methods
-from flcog.run import checkpoint, experiment
-from flcog.run.directory import LAST, find_checkpoint, next_command, run_of
+from flcog.engine.setup import data_modules
+from flcog.hooks import Callback, Method, check_methods
+from flcog.run.directory import LAST, next_command
 from flcog.run.observers.defaults import default_observers
-from flcog.run.opening import claim, go_on, make_directory
+from flcog.run.opening import Opening
 from flcog.run.session import Session
-from flcog.run.trackers import Trackers, check_environment
 from flcog.run.writer_lock import WriterLock
 from flcog.settings import Settings, require_one_of
-
-_trained: WeakSet[L.LightningModule] = WeakSet()
-"""Models that a fit was given: another fit does not start from new weights."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -205,7 +198,8 @@ class FederatedTrainer:
         stop = StopSignals(lambda text: signals.say(text) if self.fabric.is_global_zero else None)
         stop.listen()
         try:
-            run = self._session = self._open(model, datamodule, ckpt_path, lock)
+            opening = self._opening(model, datamodule)
+            run = self._session = opening.fit(ckpt_path, self.resume_changed, self.logger, lock)
             self._observe("on_fit_start")
             stop.rounds_begin(shared=run.processes.count > 1)
             while run.round < self.settings.rounds and not run.should_stop:
@@ -253,15 +247,7 @@ class FederatedTrainer:
             ckpt_path: a checkpoint from which rounds go on.
             keep_files: whether methods may keep, under ``default_root_dir``, what runs can share.
         """
-        self._start(model, datamodule)
-        found = self._find(ckpt_path)
-        saved = None if found is None else checkpoint.read(found)
-        self._read_data(datamodule)
-        run = self._session = self._make_session(model, datamodule, found=found, keep_files=keep_files)
-        if found is not None and saved is not None:
-            for change in run.check_resumable(found, saved):
-                print(f"other numbers than the run's: {change}")
-            run.restore(found, saved, resume=True)
+        self._session = self._opening(model, datamodule).rounds_by_hand(ckpt_path, keep_files)
 
     @_in_precision
     def train_round(self) -> dict[str, float]:
@@ -325,100 +311,26 @@ class FederatedTrainer:
         if self._session is not None:
             self.fabric.call(hook, self._session, *args)
 
-    # Before the first round -------------------------------------------------------------------------------------------------------
-
-    def _start(self, model: L.LightningModule, datamodule: FederatedDataModule) -> None:
-        """Start the processes, and refuse what no round could be made with."""
+    def _opening(self, model: L.LightningModule, datamodule: FederatedDataModule) -> Opening:
+        """What opens a session, once the processes have started. Refuses hooks that nobody would call."""
         if not self._launched:
             launch(self.fabric, self.num_nodes)
             self._launched = True
         keep_allocations()
         check_hooks(model, (datamodule, *data_modules(self.methods)), warn=self.fabric.is_global_zero)
-
-    def _find(self, ckpt_path: str | None) -> Path | None:
-        """The checkpoint that is meant, the same on every process."""
-        if ckpt_path is None:
-            return None
-        fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in self.methods])
-        return cast(Path, processes_of(self.fabric).agree(find_checkpoint(ckpt_path, self.default_root_dir, fits)))
-
-    def _read_data(self, datamodule: FederatedDataModule) -> None:
-        with self.fabric.rank_zero_first(local=True):
-            for module in (datamodule, *data_modules(self.methods)):
-                module.prepare_data()
-        datamodule.setup("fit")
-
-    def _open(
-        self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, lock: WriterLock
-    ) -> Session:
-        """A new run with its directory, or one that goes on in its own."""
-        self._start(model, datamodule)
-        check_environment(self.logger)
-        processes, found = processes_of(self.fabric), self._find(ckpt_path)
-        if found is not None and found.is_file():
-            claim(lock, run_of(found), processes)  # before anything is read, which another writer might be about to change
-        saved = None if found is None else checkpoint.read(found)
-        self._read_data(datamodule)
-        directory = run_of(found) if found is not None else make_directory(self.default_root_dir, lock, processes)
-        tracker_run = None if saved is None else saved["tracker_run"]
-        trackers = Trackers(self.logger, directory, tracker_run) if processes.is_first else Trackers()
-        run = self._make_session(model, datamodule, found, directory, trackers, keep_files=True)
-        if found is not None and saved is not None:
-            go_on(run, found, saved, self.resume_changed)
-        run.record()
-        if model in _trained and found is None:
-            text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
-            run.engine.notes.append(Note("note", text))
-        _trained.add(model)
-        return run
+        return Opening(
+            self.settings, self.methods, self.observers, self.fabric, self.default_root_dir, self.config, model, datamodule
+        )
 
     def _measure(
         self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, split: str
     ) -> dict[str, float]:
-        self._start(model, datamodule)
-        found = self._find(ckpt_path)
-        saved = None if found is None else checkpoint.read(found)
-        self._read_data(datamodule)
-        run = self._make_session(model, datamodule, found=found, keep_files=True)
-        if found is not None and saved is not None:
-            run.restore(found, saved, resume=False)
+        run = self._opening(model, datamodule).evaluation(ckpt_path)
         figures = evaluate(run.engine, run.server, run.clients)
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if not metrics:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
         return metrics
-
-    def _make_session(
-        self,
-        model: L.LightningModule,
-        datamodule: FederatedDataModule,
-        found: Path | None = None,
-        directory: Path | None = None,
-        trackers: Trackers | None = None,
-        keep_files: bool = False,
-    ) -> Session:
-        engine, server = set_up(
-            self.settings,
-            self.methods,
-            model,
-            datamodule,
-            processes_of(self.fabric),
-            self.fabric.autocast if self.settings.precision.endswith("mixed") else nullcontext,
-            Path(self.default_root_dir) if keep_files else None,
-        )
-        clients = found.resolve().parent if found else directory / "checkpoints" if directory else None
-        return Session(
-            engine,
-            server,
-            observers=self.observers,
-            experiment=experiment.describe(
-                self, self.settings, self.methods, engine.model.module, engine.optimizer, datamodule, self.config
-            ),
-            config=self.config,
-            directory=directory,
-            clients=None if clients is None else clients / "clients",
-            trackers=trackers,
-        )
 
     def _how_to_go_on(self) -> str:
         """What to do about a run that was cut off."""

@@ -25,7 +25,6 @@ WHERE_DATA_LIE = ("data_dir", "cache_dir", "directory", "path", "download", "eva
 
 
 def describe(
-    trainer: object,
     settings: Settings,
     methods: Iterable[Method],
     module: nn.Module,
@@ -40,8 +39,7 @@ def describe(
     federation = data.federation  # before methods exchange anything
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
-    arguments = dataclasses.asdict(settings) | constructor_arguments(trainer)
-    by_owner = {"trainer": {name: value for name, value in arguments.items() if name not in HOW_IT_RUNS}}
+    by_owner = {"trainer": {name: value for name, value in dataclasses.asdict(settings).items() if name not in HOW_IT_RUNS}}
     return {
         "clients": federation.num_clients,
         "partition": federation.split.hash,

@@ -16,7 +16,7 @@ from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
 from flcog.hooks import Callback, Kept, Method, Note, Uploads
-from flcog.run import checkpoint, experiment
+from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
 from flcog.run.description import describe
@@ -200,7 +200,7 @@ class Session:
                 self.clients.prune({*pinned, *self.state_files})
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
-        """Take over a checkpoint: the model alone to evaluate it, everything to go on.
+        """Take over a checkpoint of the same model: that model alone to evaluate it, everything to go on.
 
         Args:
             path: where it was read.
@@ -208,7 +208,8 @@ class Session:
             resume: whether rounds are to follow.
         """
         server = self.server
-        checkpoint.check_same_model(path, saved["params"] | saved["buffers"], server.params | server.buffers)
+        if resume and "exchanged" in saved:  # older checkpoints have none
+            checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         server.params = {name: saved["params"][name].to(value) for name, value in server.params.items()}
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
         names = [method.name for method in self.methods]
@@ -226,29 +227,6 @@ class Session:
         for name, observer in self._named_observers():
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(server.round)
-
-    def check_resumable(self, path: Path, saved: dict[str, Any]) -> list[str]:
-        """Refuse to go on from what is no run of this experiment. Returns the settings that were changed, a line each."""
-        names = [method.name for method in self.methods]
-        checkpoint.check_same_model(path, saved["params"] | saved["buffers"], self.params | self.buffers)
-        if saved["methods"] != names:
-            raise ValueError(
-                f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list"
-            )
-        if not saved["resumable"]:
-            raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
-        if saved["seed"] != self.engine.seed:
-            raise ValueError(
-                f"{path} was written by a run with seed {saved['seed']}; this one has {self.engine.seed}: use the same seed"
-            )
-        if "exchanged" in saved:  # older checkpoints have none
-            checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
-        if not saved.get("experiment"):
-            text = "this older checkpoint does not say what its run was: settings and partition are not compared"
-            self.engine.notes.append(Note("note", text))
-            return []
-        experiment.check_same(path, saved["experiment"], self.experiment)
-        return experiment.differences(saved["experiment"], self.experiment)
 
     def _named_observers(self) -> Iterator[tuple[str, Callback]]:
         """Observers by the key of their state: their class, numbered where several share one."""

@@ -1,5 +1,6 @@
 """A resume is of the same experiment: what was changed is refused or said, and what a run was stays on record."""
 
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,52 @@ def test_another_experiment_is_refused_whatever_the_user_says(tmp_path: Path, ot
         fit(tmp_path, *methods, module=module, data=data, ckpt_path=str(run), **options)
     assert "\n" not in str(error.value)
     assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@dataclass(frozen=True)
+class Exchanges(flcog.Method):
+    """Counts how often data are exchanged, which may take hours."""
+
+    times: list[int] = field(default_factory=list)
+
+    def prepare_data(self, federation: flcog.Federation, rng: torch.Generator, workspace: Path | None) -> flcog.Exchange:
+        self.times.append(1)
+        return flcog.Exchange(federation)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": TinyData(order=(1, 0, 2, 3, 4, 5, 6, 7))},
+        {"data": TinyData(client_test=0.2)},
+        {"data": OtherTargets()},
+        {"module": classifier(network=Tanh)},
+        {"methods": [SCAFFOLD()]},
+        {"seed": 3},
+        {"local_steps": 5},
+    ],
+)
+@pytest.mark.parametrize("verb", ["fit", "prepare"])
+def test_another_experiment_is_refused_before_methods_exchange_data(tmp_path: Path, other: dict[str, Any], verb: str) -> None:
+    run = begin(tmp_path, Exchanges(), module=classifier(network=Relu))
+    exchanges = Exchanges()
+    made = {"module": classifier(network=Relu), "data": TinyData(), "methods": []} | other
+    methods, module, data = (made.pop(name) for name in ("methods", "module", "data"))
+    trainer = make_trainer(tmp_path, exchanges, *methods, **(SETTINGS | made))
+    if (verb, other) == ("prepare", {"local_steps": 5}):
+        trainer.prepare(module, data, ckpt_path=str(run))  # by hand it is said, not refused
+        assert exchanges.times == [1]
+        return
+    with pytest.raises(ValueError, match=r"was written |holds another model"):
+        getattr(trainer, verb)(module, data, ckpt_path=str(run))
+    assert not exchanges.times
+
+
+def test_another_model_is_not_evaluated_after_an_exchange_of_data(tmp_path: Path) -> None:
+    run, exchanges = begin(tmp_path, Exchanges(), module=classifier()), Exchanges()
+    with pytest.raises(ValueError, match="holds another model"):
+        make_trainer(tmp_path, exchanges).test(classifier(network=lambda: nn.Linear(NUM_FEATURES, 3)), TinyData(), str(run))
+    assert not exchanges.times
 
 
 CHANGES: list[tuple[dict[str, Any], list[str]]] = [

@@ -1,0 +1,53 @@
+"""What a run that goes on from a checkpoint must share with the run that wrote it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flcog.core.types import Params
+from flcog.hooks import Method, Note
+from flcog.run import checkpoint, experiment
+from flcog.settings import Settings
+
+
+def check_resumable(
+    path: Path,
+    saved: dict[str, Any],
+    settings: Settings,
+    methods: Sequence[Method],
+    tensors: Params,
+    present: Mapping[str, Any],
+) -> list[Note]:
+    """Refuse to go on from what is no run of this experiment. Returns the settings that were changed, a note each.
+
+    Args:
+        path: where the checkpoint was read.
+        saved: what was in it.
+        settings, methods: of this run.
+        tensors: the parameters and shared buffers that it begins with.
+        present: what it is, as :func:`flcog.run.experiment.describe` says.
+    """
+    names = [method.name for method in methods]
+    checkpoint.check_same_model(path, saved["params"] | saved["buffers"], tensors)
+    if saved["methods"] != names:
+        raise ValueError(f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list")
+    if not saved["resumable"]:
+        raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
+    if saved["seed"] != settings.seed:
+        raise ValueError(
+            f"{path} was written by a run with seed {saved['seed']}; this one has {settings.seed}: use the same seed"
+        )
+    if not saved.get("experiment"):
+        return [Note("note", "this older checkpoint does not say what its run was: settings and partition are not compared")]
+    experiment.check_same(path, saved["experiment"], present)
+    return [Note("changed", change) for change in experiment.differences(saved["experiment"], present)]
+
+
+def check_meant(path: Path, notes: Sequence[Note]) -> None:
+    """Refuse settings that differ from the checkpoint's, where nobody said that they are meant to."""
+    changes = [note.text for note in notes if note.topic == "changed"]
+    if changes:
+        raise ValueError(
+            f"{path} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "
+            "or set trainer.resume_changed to true to go on with the changes"
+        )
