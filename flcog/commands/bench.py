@@ -1,9 +1,10 @@
 """The command ``flcog bench``: seconds per round of a config's run, against a bare PyTorch loop of the same SGD steps."""
 
 import copy
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,49 +22,86 @@ from flcog.data import Samples
 from flcog.engine.batching import BLOCK_BYTES, Batching
 
 
-def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5) -> None:
+def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5, seconds: float = 60.0) -> None:
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps.
 
     Evaluation, trackers and checkpoints are left out of both sides: what is compared is training. The bare loop is what one writes by
     hand: a deep copy of the model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
     of state dicts. It runs on every core of the machine, in one process; that freed memory is kept for reuse helps it as it helps us.
 
+    Both run in turn until the median of their ratio is known to 5 %, or until the time is up, which a noisy machine is told of.
+
     Images are also read for an epoch as the engine reads them, and by a ``DataLoader`` over torchvision's transforms.
 
     Args:
-        repeats: how often each is run, in turn; medians are compared.
+        repeats: how often each is run at least.
+        seconds: after so many, no further round begins.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")
     trainer.prepare(model, datamodule)
-    ours: list[float] = []
-    bare: list[float] = []
-    baseline = BareLoop(trainer) if trainer.run.processes.is_first else None
-    threads = torch.get_num_threads()
-    for repeat in range(repeats + 1):
+    processes, baseline = trainer.run.processes, BareLoop(trainer) if trainer.run.processes.is_first else None
+    _time_round(trainer, baseline, 0)  # to warm up
+    pairs: list[tuple[float, float]] = []
+    began, going_on = time.perf_counter(), True
+    while going_on:
+        pairs.append(_time_round(trainer, baseline, 1 + len(pairs)))
+        time_is_up = time.perf_counter() - began >= seconds
+        going_on = processes.agree(len(pairs) < repeats or not (time_is_up or _settled(pairs)))
+    if baseline is not None:
+        _print(trainer, pairs)
+        bench_reading(trainer, repeats)
+
+
+def _time_round(trainer: Any, baseline: "BareLoop | None", repeat: int) -> tuple[float, float]:
+    """Seconds of one round of ours, and of the bare loop's (0 where this process does not run it)."""
+    began = time.perf_counter()
+    trainer.train_round()
+    synchronise(trainer)
+    ours, bare = time.perf_counter() - began, 0.0
+    if baseline is not None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(num_cores())
         began = time.perf_counter()
-        trainer.train_round()
-        synchronise(trainer)
-        ours.append(time.perf_counter() - began)
-        if baseline is not None:
-            torch.set_num_threads(num_cores())
-            began = time.perf_counter()
-            baseline.round(repeat)
-            _wait_for_device(trainer)
-            bare.append(time.perf_counter() - began)
-            torch.set_num_threads(threads)
-        synchronise(trainer)
-    if baseline is None:
-        return
-    flcogs, bares = statistics.median(ours[1:]), statistics.median(bare[1:])  # the first is warm-up
-    print(
-        f"executor {trainer.run.engine.executor.name}, {trainer.run.processes.count} process(es), {threads} thread(s) each, "
-        f"{repeats} rounds"
-    )
-    print(f"flcog  {flcogs:.4f} s a round")
-    print(f"bare   {bares:.4f} s a round")
-    print(f"ratio  {flcogs / bares:.3f}")
-    bench_reading(trainer, repeats)
+        baseline.round(repeat)
+        _wait_for_device(trainer)
+        bare = time.perf_counter() - began
+        torch.set_num_threads(threads)
+    synchronise(trainer)
+    return ours, bare
+
+
+STABLE = 0.05
+"""How well the median of the ratio is to be known."""
+
+
+def uncertainty(values: Sequence[float]) -> float:
+    """Half of the interval within which the median lies, relative to it, by McGill, Tukey and Larsen, 1978: 1.57 times the quartiles'
+    distance, over the root of their number."""
+    if len(values) < 2:
+        return math.inf
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(1.57 * (high - low) / middle / len(values) ** 0.5)
+
+
+def _settled(pairs: Sequence[tuple[float, float]]) -> bool:
+    return uncertainty([ours / bare for ours, bare in pairs if bare]) <= STABLE
+
+
+def _print(trainer: Any, pairs: Sequence[tuple[float, float]]) -> None:
+    engine, ratios = trainer.run.engine, [ours / bare for ours, bare in pairs]
+    threads, doubt = torch.get_num_threads(), uncertainty(ratios)
+    print(f"executor {engine.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(pairs)} rounds")
+    ratio = statistics.median(ratios)
+    for name, value in (
+        ("flcog", statistics.median(ours for ours, _ in pairs)),
+        ("bare", statistics.median(b for _, b in pairs)),
+    ):
+        print(f"{name:<6} {value:.4f} s a round")
+    print(f"ratio  {ratio:.3f} +- {doubt * ratio:.3f}")
+    if doubt > STABLE:
+        spread = f"{len(ratios)} rounds lie between {min(ratios):.3f} and {max(ratios):.3f}"
+        print(f"this machine is noisy: {spread}; free it, or give more --seconds")
 
 
 BENCH = TrainerCommand("bench", bench)

@@ -7,6 +7,7 @@ import torch
 
 from flcog.commands.lightning_cli import FederatedCLI
 from flcog.core.commands import Command
+from flcog.core.files import short
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.engine import rounds
 from flcog.engine.executors.loop import LoopExecutor
@@ -42,19 +43,33 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
         round: the round, counted from 0.
         client: its number.
     """
-    candidates = [(checkpoint.read(path)["round"], path) for path in (run / "checkpoints").glob("*.ckpt") if path.stem != "best"]
-    before = [(done, path) for done, path in candidates if done <= round]
-    trainer.prepare(model, datamodule, str(max(before)[1]) if before else None)
-    if not 0 <= round < trainer.settings.rounds:
-        raise ValueError(f"the run has rounds 1 to {trainer.settings.rounds}; got --round {round + 1}")
+    checkpoints = [(checkpoint.read(path)["round"], path) for path in (run / "checkpoints").glob("*.ckpt") if path.stem != "best"]
+    done = max((done for done, _ in checkpoints), default=0)
+    last = min(done + 1, trainer.settings.rounds)  # the one in which it was stopped, or died, can be looked at too
+    if not 0 <= round < last:
+        raise ValueError(f"the run has done {done} rounds: --round must lie in 1 to {last}; got {round + 1}")
+    start, path = max(((done, path) for done, path in checkpoints if done <= round), default=(0, None))
+    trainer.prepare(model, datamodule, None if path is None else str(path))
     sampled = trainer.sample(round)
     if client not in sampled:
         raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {sampled}")
-    print(f"from round {trainer.run.round} of {max(before)[1]}" if before else "from the initial model: no earlier checkpoint")
+    print(
+        f"replaying client {client} in round {round + 1} of {short(run)}" + (", which was not finished" if round == done else "")
+    )
+    print(_way_there(start, round, path))
     while trainer.run.round < round:
         trainer.train_round()
     with default_dtype(DTYPES[trainer.settings.precision]):
         _train(trainer, sampled, client)
+
+
+def _way_there(start: int, round: int, path: Path | None) -> str:
+    """Where the replay begins, and which rounds come before the one that is wanted."""
+    origin = (
+        "the initial model, for no checkpoint is earlier" if path is None else f"the model after round {start}, {short(path)}"
+    )
+    between = {0: "", 1: f"; round {round} is run again first"}
+    return f"from {origin}" + between.get(round - start, f"; rounds {start + 1} to {round} are run again first")
 
 
 def _train(trainer: FederatedTrainer, sampled: list[int], client: int) -> None:

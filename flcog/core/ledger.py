@@ -25,10 +25,12 @@ class Ledger:
         return sum(self.down.values())
 
     def figures(self, before: "Ledger") -> dict[str, float]:
-        """This round's columns, given the ledger as it was before the round."""
+        """This round's columns, given the ledger as it was before the round: bytes of the round, then of the run so far."""
         return {
             "comm/up_bytes": self.total_up - before.total_up,
             "comm/down_bytes": self.total_down - before.total_down,
+            "comm/up_bytes_total": self.total_up,
+            "comm/down_bytes_total": self.total_down,
             "comm/total_bytes": self.total_up + self.total_down,
         }
 

@@ -24,11 +24,6 @@ def figure(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def label(metric: str) -> str:
-    """A metric as a short line shows it: the test set goes without saying, except for its loss."""
-    return metric.removeprefix("test/") if metric != "test/loss" else "test loss"
-
-
 def first_paragraph(documented: Any) -> str:
     """Of the docstring of a class or a function, in one line."""
     return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())

@@ -11,6 +11,7 @@ import yaml
 from harness import ROOT
 
 import flcog
+from flcog.commands.bench import uncertainty
 from flcog.commands.cli import main
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -85,9 +86,31 @@ def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> Non
     assert run("replay", run_dir, "--round", "2", "--client", cohort[1]) == 0
     printed = capsys.readouterr().out
     assert f"round 2, client {cohort[1]}" in printed and len(re.findall(r"step +\d+  task loss", printed)) == 3
-    assert "from the initial model" in printed  # last.ckpt lies after round 2 began
+    # last.ckpt lies after round 2 began
+    assert (
+        f"replaying client {cohort[1]} in round 2 of {run_dir}\nfrom the initial model, for no checkpoint is earlier;" in printed
+    )
+    assert "earlier; round 1 is run again first\n" in printed
+    assert run("replay", run_dir, "--round", "3", "--client", "0") == 2
+    assert "the run has done 2 rounds: --round must lie in 1 to 2; got 3" in capsys.readouterr().err
     assert run("replay", "nowhere", "--round", "1", "--client", "0") == 2
     assert "holds no config.yaml" in capsys.readouterr().err
+
+
+def test_replay_says_from_which_round_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_every_n_rounds", "1"]
+    assert run("fit", "-c", QUICKSTART, *SMALL, *config) == 0
+    died = yaml.safe_load((the_run() / "config.yaml").read_text())
+    died["trainer"]["rounds"] = 9
+    (the_run() / "config.yaml").write_text(yaml.safe_dump(died))
+    for round, start in (("2", "from the model after round 1, {}round-000001.ckpt\n"), ("3", "the model after round 2, {}")):
+        capsys.readouterr()
+        assert run("replay", str(the_run()), "--round", round, "--client", "0") == 0
+        printed = capsys.readouterr().out
+        assert start.format(f"{the_run()}/checkpoints/") in printed and f"\nround {round}, client 0: " in printed
+        assert (", which was not finished\n" in printed) == (round == "3")
+    assert run("replay", str(the_run()), "--round", "4", "--client", "0") == 2
+    assert "the run has done 2 rounds: --round must lie in 1 to 3; got 4" in capsys.readouterr().err
 
 
 def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,9 +119,16 @@ def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_compares_with_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "-c", QUICKSTART, *SMALL, "--repeats", "2") == 0
+    assert run("bench", "-c", QUICKSTART, *SMALL, "--repeats", "2", "--seconds", "0") == 0
     printed = capsys.readouterr().out
-    assert re.search(r"ratio +\d+\.\d+", printed) and "by a DataLoader" in printed and not Path("runs").exists()
+    assert re.search(r"ratio +\d+\.\d+ \+- \d+\.\d+", printed) and "by a DataLoader" in printed and not Path("runs").exists()
+
+
+def test_a_bench_is_settled_once_its_median_is_known_to_a_twentieth() -> None:
+    quiet, noisy = [1.0, 1.01, 0.99, 1.0, 1.02], [1.0, 2.0, 0.5, 1.5, 0.8]
+    assert uncertainty(quiet) < 0.05 < uncertainty(noisy)
+    assert uncertainty(noisy * 100) < 0.1 * uncertainty(noisy) * 1.01  # by the root of their number
+    assert uncertainty([1.0]) == float("inf")
 
 
 def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,8 @@ from flcog.run import checkpoint
 from flcog.run.description import describe_method as describe
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.defaults import default_observers
-from flcog.run.observers.progress import REFRESHES_PER_SECOND, ProgressBar
+from flcog.run.observers.progress import ProgressBar
+from flcog.run.observers.progress_displays import REFRESHES_PER_SECOND
 from flcog.run.observers.summary import Summary
 
 STANDSTILL = partial(torch.optim.SGD, lr=0.0)
@@ -331,7 +332,8 @@ def test_without_a_terminal_progress_is_a_few_plain_lines(tmp_path: Path, capsys
     assert 15 <= len(lines) <= 22
     assert lines[0].startswith("round  1/50  ") and lines[-1].startswith("round 50/50  ")
     row = trainer.history[-1]
-    assert f"  accuracy {row['test/accuracy']:.4f}  loss {row['train/loss']:.4f}  " in lines[-1]
+    scores = f"  test accuracy {row['test/accuracy']:.4f}, loss {row['test/loss']:.4f}  train loss {row['train/loss']:.4f}  "
+    assert scores in lines[-1]
     assert lines[-1].endswith("/round  0:00 left")
     assert not progress_lines_of_a_run_with(tmp_path, capsys, ProgressBar(enabled=False))
 
@@ -355,7 +357,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal of 80 columns is sent by the progress bar."""
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
-    monkeypatch.setattr("flcog.run.observers.progress.Console", console)
+    monkeypatch.setattr("flcog.run.observers.progress_displays.Console", console)
     return screen
 
 
@@ -367,10 +369,10 @@ def test_on_a_terminal_progress_is_one_live_line(
     took = time.perf_counter() - began
     drawn = re.findall(r"round \d+/100 [^\r\n]*? left", terminal.getvalue())
     row = trainer.history[-1]
-    assert (
-        drawn[-1].startswith("round 100/100 ")
-        and f"accuracy {row['test/accuracy']:.4f}  loss {row['train/loss']:.4f}" in drawn[-1]
+    scores = (
+        f"test accuracy {row['test/accuracy']:.4f}, loss {row['test/loss']:.4f}  train loss {row['train/loss']:.4f}  0:00 left"
     )
+    assert drawn[-1].startswith("round 100/100 ") and drawn[-1].endswith(scores)
     assert max(map(len, drawn)) <= 80
     assert len(drawn) <= took * REFRESHES_PER_SECOND + 3, "the line is drawn by the clock, not by the round"
     assert terminal.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"

@@ -3,23 +3,19 @@
 import math
 import time
 from collections import deque
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from collections.abc import Mapping
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import main_metric
-from flcog.core.text import clock, figure, label, seconds
+from flcog.core.text import clock, figure, seconds
 from flcog.hooks import Callback, Run
-
-REFRESHES_PER_SECOND = 5
-"""A thread draws the line this often, at 1 to 2 ms each, however short the rounds are."""
+from flcog.run.observers.progress_displays import Display, live_display
 
 
 class ProgressBar(Callback):
-    """Shows the round, the last test score, the training loss, seconds a round and the time left. Every run has one.
+    """Shows the round, the last test score and loss, the training loss, seconds a round and the time left. Every run has one.
 
-    One live line on a terminal; elsewhere (a CI log, ``nohup``, a notebook) some plain lines over the run.
+    One live line on a terminal or in a notebook; elsewhere (a CI log, ``nohup``) some plain lines over the run.
 
     Args:
         enabled: whether to show anything.
@@ -33,30 +29,22 @@ class ProgressBar(Callback):
     def __init__(self, enabled: bool = True, num_lines: int = 20) -> None:
         at_least(self, 1, num_lines=num_lines, hint="enabled=false shows nothing")
         self.enabled, self.num_lines = enabled, num_lines
-        self._live: Progress | None = None
+        self._live: Display | None = None
+        self._looked = False
+        """Whether it is known where to show it, which is asked once a run."""
 
     def on_fit_start(self, run: Run) -> None:
         self._stop()
-        self._score, self._began = "", time.perf_counter()
+        self._score, self._began, self._looked = "", time.perf_counter(), False
         self._durations: deque[float] = deque(maxlen=20)
 
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
         # Not before the first round: until then others may still print what the run is.
-        if self._live is None and self._shows(run) and (console := Console()).is_interactive:
-            self._live = Progress(
-                TextColumn("round {task.completed}/{task.total}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}"),
-                console=console,
-                expand=True,
-                refresh_per_second=REFRESHES_PER_SECOND,
-            )
-            self._task = self._live.add_task("", total=run.settings.rounds, completed=run.round, figures="")
-            self._live.start()
+        if not self._looked and self._shows(run):
+            self._live, self._looked = live_display(run.round, run.settings.rounds), True
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
-        name = main_metric(metrics)
-        self._score = "" if name is None else f"{label(name)} {figure(metrics[name])}"
+        self._score = score(metrics)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if not self._shows(run):
@@ -65,7 +53,7 @@ class ProgressBar(Callback):
         self._durations.append(now - self._began)
         self._began = now
         if self._live is not None:
-            self._live.update(self._task, completed=round, figures=self._figures(run, round, metrics))
+            self._live.update(round, self._figures(run, round, metrics, self._live.width))
             return
         every = math.ceil(run.settings.rounds / self.num_lines)
         if len(self._durations) == 1 or round % every == 0 or round == run.settings.rounds or run.should_stop:
@@ -81,13 +69,29 @@ class ProgressBar(Callback):
     def _shows(self, run: Run) -> bool:
         return self.enabled and run.processes.is_first
 
-    def _figures(self, run: Run, round: int, metrics: dict[str, float]) -> str:
+    def _figures(self, run: Run, round: int, metrics: dict[str, float], width: float = math.inf) -> str:
         pace = sum(self._durations) / len(self._durations)
-        loss = f"loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
-        left = clock(pace * (run.settings.rounds - round))
-        return "  ".join(part for part in (self._score, loss, f"{seconds(pace)}/round", f"{left} left") if part)
+        loss = f"train loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
+        parts = [self._score, loss, f"{seconds(pace)}/round", f"{clock(pace * (run.settings.rounds - round))} left"]
+        if len("  ".join(parts)) > width:
+            del parts[2]  # the time left tells as much
+        return "  ".join(filter(None, parts))
 
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def score(metrics: Mapping[str, float]) -> str:
+    """The score by which a run is judged, and the loss on the same set.
+
+    >>> score({"val/accuracy": 0.7, "val/loss": 0.9, "test/accuracy": 0.75, "test/loss": 0.8})
+    'test accuracy 0.7500, loss 0.8000'
+    """
+    name = main_metric(metrics)
+    if name is None:
+        return ""
+    split, measure = name.split("/")
+    text = f"{split} {measure} {figure(metrics[name])}"
+    return f"{text}, loss {figure(metrics[f'{split}/loss'])}" if measure != "loss" and f"{split}/loss" in metrics else text
