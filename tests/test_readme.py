@@ -1,4 +1,4 @@
-"""What the README shows works as it stands."""
+"""What the README and the pages under docs/ show works as it stands."""
 
 import re
 import sys
@@ -17,7 +17,11 @@ from flcog.core.text import markdown
 from flcog.datamodules import Digits
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+PAGES = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.S)
 
 
 def execute(block: str) -> dict[str, Any]:
@@ -31,16 +35,19 @@ def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_MODE", "disabled")
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(name, "0")  # seed_everything leaves them set
-    history = execute(BLOCKS[0].replace("local_steps=20", "local_steps=2"))["trainer"].history
+    history = execute(blocks(README)[0].replace("local_steps=20", "local_steps=2"))["trainer"].history
     assert [row["round"] for row in history] == [1, 2, 3, 4, 5] and "test/accuracy" in history[-1]
 
 
-def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = BLOCKS[1]
-    body = [line for line in block.splitlines() if line.strip()]
-    assert len(body) <= 20, "a method of twenty lines"
+@pytest.mark.parametrize(
+    ("block", "name", "lines"),
+    [(blocks(README)[1], "StayNear", 10), (blocks(PAGES["your-method"])[0], "FollowTheCrowd", 20)],
+    ids=["in the README", "with state at the server"],
+)
+def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len([line for line in block.splitlines() if line.strip()]) <= lines
     monkeypatch.setitem(sys.modules, "readme", type(sys)("readme"))  # dataclasses look their module up
-    method = execute(block)["FollowTheCrowd"]
+    method = execute(block)[name]
 
     def params(executor: Any, *callbacks: Any) -> Any:
         trainer = flcog.FederatedTrainer(
@@ -57,23 +64,25 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_command_names_files_that_exist() -> None:
-    for text in (README, *(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))):
+    for text in (README, *PAGES.values(), *(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))):
         for path in re.findall(r"configs/[\w/-]+\.yaml", text):
             assert (ROOT / path).is_file(), path
 
 
 def test_it_lists_every_table() -> None:
-    listed = README.split("| `configs/tables/` |")[1].split("\n\n")[0]
+    listed = PAGES["comparison"].split("| `configs/tables/` |")[1].split("\n\n")[0]
     assert sorted(re.findall(r"`([\w-]+)`", listed)) == sorted(path.stem for path in (ROOT / "configs/tables").glob("*.yaml"))
 
 
-def between(name: str) -> str:
-    return README.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+def between(page: str, name: str) -> str:
+    return PAGES[page].split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
 
 
 def test_the_table_of_methods_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     main(["methods", "--markdown"])
-    assert between("methods") == capsys.readouterr().out.strip(), "run `flcog methods --markdown` and paste what it prints"
+    assert between("methods", "methods") == capsys.readouterr().out.strip(), (
+        "run `flcog methods --markdown` and paste what it prints"
+    )
 
 
 def test_the_table_of_data_is_current() -> None:
@@ -81,4 +90,15 @@ def test_the_table_of_data_is_current() -> None:
     modules = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, flcog.FederatedDataModule)]
     # A task that depends on the files is a property, which the class itself cannot tell.
     rows = [(f"`{cls.__name__}`", cls.task if isinstance(cls.task, str) else "any", first_paragraph(cls)) for cls in modules]
-    assert between("data") == markdown(["data module", "task", "what it reads"], rows)
+    assert between("data-sets", "data") == markdown(["data module", "task", "what it reads"], rows)
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len(README.splitlines()) <= 110
+
+
+def test_links_lead_somewhere() -> None:
+    pages = {ROOT / "README.md": README, **{ROOT / "docs" / f"{name}.md": text for name, text in PAGES.items()}}
+    for path, text in pages.items():
+        for target in re.findall(r"\]\((?!http)([^)#]+)", text):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -14,7 +14,7 @@ from flcog.commands.cli import main
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 SMALL = ["--trainer.rounds", "2", "--trainer.local_steps", "1", "--data.num_clients", "3", "--trainer.logger", "false"]
-SECTION = (ROOT / "README.md").read_text().split("## Your own method")[1]
+SECTION = (ROOT / "docs/your-method.md").read_text()
 
 
 @pytest.fixture
