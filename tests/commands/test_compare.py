@@ -68,7 +68,8 @@ def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, ca
     for cell in cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
         # For the sake of the tests' time, each name of an argument once, not each of its values.
         column, row = plan.columns[cell.column], plan.rows[cell.row]
-        names = (column.configs, *column.arguments, row.configs if row.arguments else (), *row.arguments)
+        inside = row.columns.get(cell.column, {})
+        names = (column.configs, *column.arguments, row.configs if row.arguments else (), *row.arguments, *inside)
         if names in seen or (cell.row != last_row and cell.column != last_column):
             continue
         seen.add(names)
@@ -76,8 +77,8 @@ def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, ca
             main([*cell.arguments, "--print_config"])
         config = yaml.safe_load(capsys.readouterr().out)
         arguments: dict[str, Any] = {}
-        for part in (plan.common, plan.columns[cell.column], plan.rows[cell.row]):
-            arguments |= part.arguments
+        for options in (plan.common.arguments, column.arguments, row.arguments, inside):
+            arguments |= options
         for key, value in arguments.items():
             assert configured(config, key) == value, (cell.name, key)
 
