@@ -1,5 +1,6 @@
 """Federated methods and observers, to be listed in ``FederatedTrainer(callbacks=[...])`` in the order in which they act."""
 
+from flcog.callbacks.centralized import Centralized
 from flcog.callbacks.client_dropout import ClientDropout
 from flcog.callbacks.clip_gradient import ClipGradient
 from flcog.callbacks.dense import DENSE
@@ -37,6 +38,7 @@ from flcog.callbacks.fedwalk.fedwalk import FedWalk
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.callbacks.fine_tune import FineTune
 from flcog.callbacks.gradient_noise import GradientNoise
+from flcog.callbacks.local import Local
 from flcog.callbacks.moon import MOON
 from flcog.callbacks.observers.class_accuracy import ClassAccuracy
 from flcog.callbacks.observers.client_fairness import ClientFairness
@@ -59,6 +61,7 @@ __all__ = [
     "SCAFFOLD",
     "VHL",
     "BetaVAE",
+    "Centralized",
     "Checkpoint",
     "ClassAccuracy",
     "ClientDropout",
@@ -94,6 +97,7 @@ __all__ = [
     "GradientHeterogeneity",
     "GradientNoise",
     "LeashPretraining",
+    "Local",
     "LocalModels",
     "PrivateTraining",
     "ProgressBar",

@@ -10,8 +10,10 @@ PAPERS = {
         *("FedCOG", "FedAvgM", "FedProx", "SCAFFOLD", "MOON", "FedSAM", "VHL", "FedExP", "FedDecorr", "FedReg", "FedGen"),
         *("FineTune", "FedRep", "Ditto", "LocalModels"),
     ),
-    # Figure 3 (its five algorithms), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
-    "Fedssyn": ("Fedssyn", "FedProx", "SCAFFOLD", "FedDyn", "FedPVR", "FedGen", "DENSE", "FedDM", "GradientNoise"),
+    # Figure 3 (its five algorithms, and lines), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
+    "Fedssyn": (
+        *("Fedssyn", "FedProx", "SCAFFOLD", "FedDyn", "FedPVR", "FedGen", "DENSE", "FedDM", "GradientNoise", "Centralized"),
+    ),
     # Table 2, section 5.3 (pre-training); its algorithm 1 takes the clients' plain mean.
     "FedWalk": ("FedWalk", "FedProx", "SCAFFOLD", "FedNova", "LeashPretraining", "EqualWeights"),
     # Tables 1 and 2 (its eight baselines), 13 (equal weights), B.7 (stragglers).

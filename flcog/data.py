@@ -240,7 +240,8 @@ class Exchange:
     """What a method's exchange of data before round 1 results in. A method derives a class of it to leave more for its hooks and observers.
 
     Args:
-        federation: the data from now on.
+        federation: the data from now on. Where its clients are fewer than those of its ``split``, each of them does in a round the
+            work of those that it was made of.
         bytes_sent: by all clients together, up and down; None where nothing was exchanged.
         digest: fixes the new data where the settings alone do not; a checkpoint keeps it, so that no run goes on with other data.
         folder: where what was exchanged is kept, if it is.

@@ -383,6 +383,9 @@ class Method(Callback):
     """Makes or changes inputs, or reads labels, for which inputs and targets must be one tensor each, and no dict or tuple."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot run beside this one, by name, and why."""
+    communicates: ClassVar[bool] = True
+    """Whether clients and server send each other anything. Where not, no bytes of the model are counted, methods that act at the
+    server are refused, and if it keeps personal models these are all there is: they are measured in the global model's place."""
 
     @property
     def kept_parameters(self) -> str | None:
@@ -535,6 +538,7 @@ HOOKS = [
 ]
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
 EXCLUSIVE_HOOKS = ("personal",)
+SERVER_HOOKS = ("report", "weights", "broadcast", "server_step")
 CLIENT_HOOKS = ("client_inputs", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")
 
 
@@ -548,6 +552,13 @@ def check_methods(methods: Sequence[Method]) -> None:
         for name in names:
             if name in method.excludes:
                 raise ValueError(f"{method.name} and {name} cannot be combined: {method.excludes[name]}. Remove one of them")
+    for method in methods:
+        for other in methods if not method.communicates else ():
+            if other.individual_uploads or any(map(other.overrides, SERVER_HOOKS)):
+                raise ValueError(
+                    f"{method.name} and {other.name} cannot be combined: with {method.name} nothing is sent to a server, where "
+                    f"{other.name} acts. Remove one of them"
+                )
     for hook in EXCLUSIVE_HOOKS:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:

@@ -2,7 +2,7 @@
 
 from flcog.client import ClientModule
 from flcog.core.types import Params
-from flcog.engine.personal import evaluate_personal
+from flcog.engine.personal import evaluate_personal, mean_over_clients, only_personal
 from flcog.engine.setup import Engine
 from flcog.engine.state import ClientStates, ServerState
 from flcog.evaluation import spread
@@ -18,18 +18,26 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
 
 
 def evaluate(engine: Engine, server: ServerState, clients: ClientStates) -> dict[str, float]:
-    """The global model on the central sets, and its spread over the clients' own held-out parts."""
+    """The global model on the central sets, and its spread over the clients' own held-out parts.
+
+    Where clients have their own models only, the central sets' figures are means over these.
+    """
     params, federation = evaluated_params(engine, server), engine.federation
     metrics: dict[str, float] = {}
+    alone = only_personal(engine, server)
     for split, samples in (("val", federation.val), ("test", federation.test)):
         if samples is not None:
-            figures = engine.evaluator.on_set(params, server.buffers, samples)
+            if alone is None:
+                figures = engine.evaluator.on_set(params, server.buffers, samples)
+            else:
+                figures = mean_over_clients(engine, server, clients, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
     module = engine.model.module
     if isinstance(module, ClientModule):
         for split, parts in (("val", federation.client_val), ("test", federation.client_test)):
             if parts is not None:
-                scores = engine.evaluator.on_clients(params, server.buffers, parts)
-                metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
+                if alone is None:
+                    scores = engine.evaluator.on_clients(params, server.buffers, parts)
+                    metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
                 metrics |= evaluate_personal(engine, server, clients, params, parts, split)
     return metrics

@@ -1,12 +1,13 @@
-"""Measuring each client's own model on its own held-out part, where a method keeps one."""
+"""Measuring each client's own model, where a method keeps one: on the client's own held-out part, or on a central set."""
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from flcog.client import ClientModule
 from flcog.core.randomness import fold
 from flcog.core.types import Params
-from flcog.data import Partition
+from flcog.data import Partition, Samples
 from flcog.engine.batching import make_work
 from flcog.engine.executors.base import Assignment
 from flcog.engine.executors.loop import LoopExecutor
@@ -36,12 +37,49 @@ def evaluate_personal(
     assert isinstance(module, ClientModule)
     scores = torch.zeros(parts.num_clients, dtype=torch.float64)
     for client in np.flatnonzero(parts.sizes).tolist():
-        if clients.owner.get(client, client % engine.processes.count) == engine.processes.rank:
+        if _is_mine(engine, clients, client):
             own, buffers = personal_model(engine, server, clients, method, params, client)
             scores[client] = engine.evaluator.on_rows(own, buffers, parts.client(client))
     scores = engine.processes.total(scores.to(engine.processes.device)).cpu()
     scores[torch.from_numpy(parts.sizes == 0)] = torch.nan
     return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+
+
+def only_personal(engine: Engine, server: ServerState) -> Method | None:
+    """The method whose personal models are all there is, since nothing is sent to make a global one of."""
+    acting = engine.active(max(0, server.round - 1))
+    return next((method for method in acting if not method.communicates and method.overrides("personal")), None)
+
+
+def mean_over_clients(
+    engine: Engine, server: ServerState, clients: ClientStates, method: Method, params: Params, samples: Samples
+) -> dict[str, float]:
+    """The figures of every client's own model on a central set, their mean over the clients.
+
+    Args:
+        engine, server, clients: the run as it stands.
+        method: which keeps the models.
+        params: the global model's, for what it does with them.
+        samples: the set.
+    """
+    totals: dict[str, float] = {}
+    for client in range(engine.federation.num_clients):
+        # All processes measure each model, of which its owner tells the others.
+        model = (server.params, server.buffers)
+        if _is_mine(engine, clients, client):
+            model = personal_model(engine, server, clients, method, params, client)
+        elif engine.processes.count > 1:
+            model = pytree.tree_map(torch.zeros_like, model)
+        if engine.processes.count > 1:
+            model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
+        for name, value in engine.evaluator.on_set(*model, samples).items():
+            totals[name] = totals.get(name, 0.0) + value
+    return {name: total / engine.federation.num_clients for name, total in totals.items()}
+
+
+def _is_mine(engine: Engine, clients: ClientStates, client: int) -> bool:
+    """Whether this process has the client's state; one that has none yet is dealt to some process."""
+    return clients.owner.get(client, client % engine.processes.count) == engine.processes.rank
 
 
 def personal_model(

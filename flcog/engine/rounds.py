@@ -219,6 +219,8 @@ def count_bytes(server: ServerState, methods: Sequence[Method], num_clients: int
     """Count in the ledger what was sent down to so many clients, and up by those that were not dropped."""
     for method, count in zip(methods, aggregate.down_bytes, strict=True):
         server.ledger.add(method.name, down=num_clients * count)
+    if not all(method.communicates for method in methods):
+        return
     # Parameters that clients keep to themselves are not sent up, and after the first round not sent down either.
     sent = {name: server.params[name] for name in aggregate.sent} if server.round else {}
     server.ledger.add("model", down=num_clients * model_bytes(sent or server.params, server.buffers))

@@ -78,7 +78,7 @@ class Engine:
     @property
     def cohort_size(self) -> int:
         """How many clients are sampled in a round."""
-        return self.settings.cohort_size(self.federation.num_clients)
+        return _cohort_size(self.settings, self.federation)
 
     def active(self, round: int) -> list[Method]:
         """The methods that act in a round, counted from 0."""
@@ -145,7 +145,7 @@ def set_up(
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
     reader = Reader(federation, processes.device, dtype, function.convolves)
     server.servers = {method.name: method.init_server(server.params) for method in methods}
-    batching = Batching(datamodule.batch_size, settings.local_steps, settings.local_epochs, datamodule.drop_last)
+    batching = _batching(settings, datamodule, federation)
     job = Job(
         model=function,
         optimizer=optimizer,
@@ -153,7 +153,7 @@ def set_up(
         sample=reader.example,
         batch_size=batching.batch_size,
         largest_client=int(federation.partition.sizes.max()),
-        clients=-(-settings.cohort_size(federation.num_clients) // processes.count),
+        clients=-(-_cohort_size(settings, federation) // processes.count),
         chunk_size=settings.chunk_size,
     )
     engine = Engine(
@@ -173,6 +173,24 @@ def set_up(
         notes=notes,
     )
     return engine, server
+
+
+def _cohort_size(settings: Settings, federation: Federation) -> int:
+    """The clients of a round: as many as were asked for, of whatever clients methods have left."""
+    return min(settings.cohort_size(federation.split.num_clients), federation.num_clients)
+
+
+def _batching(settings: Settings, datamodule: FederatedDataModule, federation: Federation) -> Batching:
+    """How samples become steps. Where a method has put clients together, a round's work stays that of the clients asked for."""
+    asked, clients = settings.cohort_size(federation.split.num_clients), _cohort_size(settings, federation)
+    steps, epochs = settings.local_steps, settings.local_epochs
+    share = (asked / federation.split.num_clients) / (clients / federation.num_clients)
+    return Batching(
+        datamodule.batch_size,
+        None if steps is None else steps * asked // clients,
+        None if epochs is None else epochs * share,
+        datamodule.drop_last,
+    )
 
 
 def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:

@@ -12,6 +12,7 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
 from flcog.engine.evaluating import evaluated_params
+from flcog.engine.personal import only_personal
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
@@ -218,6 +219,8 @@ class Session:
             server.servers = self.engine.to_device(saved["servers"])
         server.round = saved["round"]
         if not resume:
+            if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
+                raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
             if saved["methods"] == names and saved["resumable"]:
                 self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
             return

@@ -44,8 +44,24 @@ EXCLUSIVE = {
     ("FedGen", "FedRep"): "FedRep's clients keep their heads, against which FedGen trains its generator",
     ("FedRep", "LocalModels"): "FedRep's clients keep their heads, without which LocalModels has no models to measure",
     ("MOON", "MOON-projected"): "MOON is listed 2 times in callbacks",
+    ("Ditto", "Local"): "both define 'personal', of which a run can have one",
+    ("FedRep", "Local"): "both define 'personal', of which a run can have one",
+    ("FineTune", "Local"): "both define 'personal', of which a run can have one",
 }
 """Pairs that no order makes possible, and why."""
+EXCLUSIVE |= {
+    ("Centralized", name): "the pooled data are one client's, so that nobody else has a model of its own"
+    for name in ("Ditto", "FedRep", "FineTune", "Local")
+}
+AT_THE_SERVER = (
+    *("DENSE", "EqualWeights", "FedAdagrad", "FedAdam", "FedAvgM", "FedDC", "FedDisco", "FedDM", "FedDyn", "FedExP", "FedGen"),
+    *("FedNova", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD"),
+)
+EXCLUSIVE |= {
+    tuple(sorted((bound, name), key=str.lower)): f"with {bound} nothing is sent to a server, where {name} acts"
+    for bound in ("Centralized", "Local")
+    for name in AT_THE_SERVER
+}
 
 REFUSED_ORDERS = {("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it"}
 """Pairs that run only the other way round."""

@@ -69,7 +69,7 @@ def test_against_the_paper(case: Case) -> None:
 def test_executors_agree(case: Case) -> None:
     loop, _ = as_listed(case)
     threads = run(case, case.method, chunk_size=2)
-    assert isinstance(threads.executor, ThreadedLoop)
+    assert isinstance(threads.executor, ThreadedLoop) or len(loop.works[0]) == 1
     assert_close(threads.state, loop.state, 0)
     assert_close(client_states(threads), client_states(loop), 0)
     assert threads.rows == loop.rows

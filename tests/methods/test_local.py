@@ -1,0 +1,145 @@
+"""Local: every client for itself, measured on the global test set and on its own part."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case
+from harness import (
+    MOMENTUM,
+    NUM_CLASSES,
+    NUM_FEATURES,
+    ODD_BATCHES,
+    RAGGED,
+    TESTS,
+    BatchNormMLP,
+    TinyData,
+    assert_close,
+    classifier,
+    fit,
+    make_trainer,
+    problem_of,
+    slots,
+    train,
+    without_times,
+)
+from reference import local
+from torch import nn
+
+from flcog.callbacks import Ditto, FedAvgM, LocalModels
+from flcog.callbacks.local import Local
+from flcog.run.metrics_rows import read_rows
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+CASES: dict[str, Case] = {
+    "Local": Case(Local(), local.run),
+    "Local-momentum": Case(Local(), local.run, optimizer=MOMENTUM, data=ODD_BATCHES, options=RAGGED),
+}
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_every_client_trains_for_itself(executor: str) -> None:
+    setting: dict[str, Any] = {"data": ODD_BATCHES(client_test=0.2), "executor": executor} | RAGGED
+    trainer = train(Local(), module=classifier(MOMENTUM), **setting)
+    problem = problem_of(trainer, classifier(MOMENTUM), MOMENTUM)
+    own, start = local.solve(problem), local.run(problem)
+    kept = slots(trainer, "Local", "params")
+    assert kept.keys() == own.keys() and len(own) > 5
+    for client, state in own.items():
+        assert_close(kept[client], state)
+    assert (trainer.ledger.total_up, trainer.ledger.total_down) == (0, 0)
+
+    federation, figures = trainer.federation, trainer.evaluate()
+    assert federation.test is not None and federation.client_test is not None
+    accuracies, losses, own_accuracies = [], [], []
+    for client in range(8):
+        problem.model.load_state_dict(own.get(client, start))
+        outputs = problem.model.eval()(federation.test.inputs.double()).detach()
+        accuracies.append(float((outputs.argmax(1) == federation.test.targets).double().mean()))
+        losses.append(float(nn.functional.cross_entropy(outputs, federation.test.targets)))
+        rows = federation.client_test.client(client)
+        outputs = problem.model(federation.train.inputs[rows].double())
+        own_accuracies.append(float((outputs.argmax(1) == federation.train.targets[rows]).double().mean()))
+    assert figures["test/accuracy"] == pytest.approx(np.mean(accuracies))
+    assert figures["test/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert figures["test/personal_accuracy_mean"] == pytest.approx(np.mean(own_accuracies))
+    assert not any(name.startswith("test/client_") for name in figures)  # the initial model's, of no use to anybody
+
+
+def test_its_models_are_dittos_that_nothing_pulls() -> None:
+    """With everybody there from the first round on, Ditto's own models begin at the initial one too."""
+    ours, theirs = (
+        slots(train(method, clients_per_round=8), method.name, key)
+        for method, key in ((Local(), "params"), (Ditto(lambda_prox=0.0), "personal"))
+    )
+    assert ours.keys() == theirs.keys() == set(range(8))
+    for client in ours:
+        assert_close(ours[client], theirs[client], 1e-12)
+
+
+def test_statistics_are_of_the_clients_own_samples() -> None:
+    network = lambda: nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_CLASSES))  # noqa: E731
+    trainer, seen = train(Local(), module=classifier(network=network)), []
+    original = trainer.run.evaluator.on_set
+    trainer.run.evaluator.on_set = lambda params, buffers, *rest: seen.append(buffers) or original(params, buffers, *rest)  # type: ignore[method-assign]
+    trainer.evaluate()
+    for client, buffers in enumerate(seen):
+        own = trainer.federation.train.inputs[trainer.federation.partition.client(client)].double()
+        torch.testing.assert_close(buffers["model.0.running_mean"], own.mean(0))
+    assert len(seen) == 8
+
+
+def test_a_whole_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    def run(rounds: int, **options: Any) -> Any:
+        module, data = classifier(MOMENTUM, BatchNormMLP), TinyData(client_test=0.2)
+        return fit(tmp_path, Local(), module=module, data=data, rounds=rounds, eval_every=1, **options)
+
+    whole, half = run(4), run(2)
+    resumed = run(4, ckpt_path=str(half.run_dir))
+    assert without_times(resumed.rows) == without_times(whole.rows)
+    assert len({row["test/accuracy"] for row in whole.rows}) > 1
+
+
+def test_its_models_are_not_in_the_best_checkpoint(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Local(), eval_every=1)
+    assert trainer.run_dir is not None
+    (last,) = {row["test/accuracy"] for row in trainer.rows[-1:]}
+    assert make_trainer(tmp_path, Local()).test(classifier(), TinyData(), str(trainer.run_dir))["test/accuracy"] == last
+    with pytest.raises(ValueError, match=r"best\.ckpt holds a global model alone, and Local has none: give last.ckpt beside it"):
+        make_trainer(tmp_path, Local()).test(classifier(), TinyData(), "best")
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from methods.test_local import measure
+measure({root!r}, devices=2)
+"""
+
+
+def measure(root: Path | str, **options: Any) -> list[dict[str, float]]:
+    module = classifier(network=BatchNormMLP)
+    return fit(Path(root), Local(), module=module, data=TinyData(client_test=0.3), eval_every=1, **options).history
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(TESTS), root=str(tmp_path)))
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=200)
+    (table,) = tmp_path.glob("*/metrics.csv")
+    pairs = zip(read_rows(table)[0], measure(tmp_path / "one"), strict=True)
+    assert all(without_times([ours]) == [pytest.approx(*without_times([row]), rel=1e-6)] for ours, row in pairs)
+
+
+@pytest.mark.parametrize("other", [FedAvgM(), LocalModels()], ids=lambda method: method.name)
+def test_nothing_is_sent_to_those_who_act_at_the_server(other: Any) -> None:
+    with pytest.raises(ValueError, match=f"Local and {other.name} cannot be combined: with Local nothing is sent to a server"):
+        train(other, Local())
