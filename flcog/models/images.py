@@ -1,83 +1,20 @@
-"""The networks of the federated-learning literature, each split into features and a head, and a dropout any executor can run."""
+"""The convolutional networks of the federated-learning literature, each split into features and a head."""
 
 import logging
-import math
 import textwrap
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.core.checks import all_at_least, at_least, one_of, within
-from flcog.core.randomness import GOLDEN, mix
-from flcog.core.trees import Tree, call
+from flcog.core.checks import all_at_least, at_least, one_of
+from flcog.models.base import Dropout, FeatureModel, fully_connected
 
 _log = logging.getLogger(__name__)
-
-
-class FeatureModel(nn.Module, ABC):
-    """A network whose last step is ``head(features(x))``.
-
-    Methods that look inside a model ask for no more than this: MOON and FedDecorr read the features, FedRep keeps the head
-    at home, FedWalk and VHL replace it by another.
-    """
-
-    head: nn.Module
-    num_features: int
-
-    @abstractmethod
-    def features(self, x: Tensor) -> Tensor:
-        """What the head reads, [B, num_features]."""
-
-    def forward(self, inputs: Tree, /) -> Tensor:
-        outputs: Tensor = self.head(call(self.features, inputs))
-        return outputs
-
-    def _check_input(self, x: Tensor, *shape: int, fix: str) -> None:
-        # torch's own message would name two matrices that the user has never seen.
-        if x.shape[1:] != shape:
-            raise ValueError(f"{type(self).__name__} takes inputs of shape {shape}, got {tuple(x.shape[1:])}: {fix}")
-
-
-class Dropout(nn.Module):
-    """Dropout whose noise is a function of a key, not of a random stream: loop, vmap and a resumed run drop the same elements.
-
-    Element i of a [B, ...] input, counted row by row, is kept where a hash of (key, i) falls into the upper 1 - p of its range,
-    and scaled by 1 / (1 - p). Rows added at the end as padding leave the others' masks alone. Each forward in training mode
-    moves the key on in place, as BatchNorm does with ``num_batches_tracked``, so the next one drops others. The engine
-    sets ``dropout_key`` for every round, client and layer; layers left at the same key drop the same elements.
-
-    Args:
-        p: the probability to drop an element, in [0, 1).
-    """
-
-    dropout_key: Tensor
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        within(self, "[0, 1)", p=p)
-        self.p = p
-        # The hash is read as a signed integer: its range starts at -2**63.
-        self._first_kept = math.floor(p * 2**64) - 2**63
-        self.register_buffer("dropout_key", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        position = torch.arange(x.numel(), device=x.device).view(x.shape)
-        # The key is mixed before the positions join, or the masks of neighbouring keys would be shifted copies.
-        bits = mix(mix(self.dropout_key + GOLDEN) + position * GOLDEN)
-        self.dropout_key.add_(1)
-        return torch.where(bits >= self._first_kept, x / (1 - self.p), 0.0)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
 
 
 class LeNet(FeatureModel):
@@ -121,7 +58,7 @@ class LeNet(FeatureModel):
             # ReLU and max-pooling commute; after the pooling ReLU has a quarter of the work.
             convolutions += [nn.Conv2d(before, after, kernel_size), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
         self.convolutions = nn.Sequential(*convolutions)
-        self.hidden = _fully_connected([channels[-1] * size * size, *hidden])
+        self.hidden = fully_connected([channels[-1] * size * size, *hidden])
         self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.num_features = hidden[-1]
         self.head = nn.Linear(self.num_features, num_classes)
@@ -316,100 +253,6 @@ class ResNet18(FeatureModel):
         except RuntimeError as error:
             reason = textwrap.shorten(str(error), 300)
             raise ValueError(f"{weights} holds another network: set stem, norm and in_channels to its own; {reason}") from None
-
-
-class TextCNN(FeatureModel):
-    """Kim's convolutional network for sentences (https://arxiv.org/abs/1408.5882), on token ids of which 0 is padding.
-
-    Widths and dropout are Kim's. The embedding is trained from scratch and has FedDisco's 32 dimensions rather than word2vec's
-    300: with a vocabulary of 100,000 words almost all of the model, and so of what a round sends, is the embedding.
-
-    Args:
-        vocab_size: the number of token ids, padding included.
-        embedding_dim: dimensions of a token's embedding.
-        num_classes: the number of outputs.
-        kernel_sizes: tokens that a filter spans, for each group of filters.
-        num_filters: filters in a group.
-        dropout: probability to drop a feature before the head.
-    """
-
-    def __init__(
-        self,
-        vocab_size: int,
-        embedding_dim: int = 32,
-        num_classes: int = 4,
-        kernel_sizes: Sequence[int] = (3, 4, 5),
-        num_filters: int = 100,
-        dropout: float = 0.5,
-    ) -> None:
-        super().__init__()
-        at_least(self, 1, vocab_size=vocab_size, embedding_dim=embedding_dim, num_classes=num_classes, num_filters=num_filters)
-        all_at_least(self, 1, kernel_sizes=kernel_sizes)
-        self.embedding = nn.Embedding(vocab_size, embedding_dim, padding_idx=0)
-        self.convolutions = nn.ModuleList(nn.Conv1d(embedding_dim, num_filters, size) for size in kernel_sizes)
-        self.shortest = max(kernel_sizes)
-        self.dropout = Dropout(dropout)
-        self.num_features = num_filters * len(kernel_sizes)
-        self.head = nn.Linear(self.num_features, num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        if x.shape[1] < self.shortest:
-            x = F.pad(x, (0, self.shortest - x.shape[1]))
-        embedded = self.embedding(x).transpose(1, 2)
-        # ReLU and the maximum over time commute, and after it there is one value in place of L.
-        strongest = torch.cat([convolution(embedded).amax(-1) for convolution in self.convolutions], 1)
-        return self.dropout(strongest.relu())
-
-
-class SoftmaxRegression(FeatureModel):
-    """A linear classifier on the flattened input, which is also its features: the convex model of the theory papers.
-
-    Args:
-        in_features: values per sample, channels x height x width for images.
-        num_classes: the number of outputs.
-    """
-
-    def __init__(self, in_features: int = 784, num_classes: int = 10) -> None:
-        super().__init__()
-        at_least(self, 1, in_features=in_features, num_classes=num_classes)
-        self.num_features = in_features
-        self.head = nn.Linear(in_features, num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        self._check_input(x, self.num_features, fix="set in_features to the number of values per sample")
-        return x
-
-
-class MLP(FeatureModel):
-    """Fully connected layers with ReLU, for tables; the outputs keep their axis, [B, num_outputs].
-
-    Args:
-        in_features: values per sample; 53 in Facebook's comment volumes.
-        hidden: widths of the hidden layers; with none the model is linear.
-        num_outputs: 1 for regression, the number of classes otherwise.
-    """
-
-    def __init__(self, in_features: int = 53, hidden: Sequence[int] = (64, 64), num_outputs: int = 1) -> None:
-        super().__init__()
-        at_least(self, 1, in_features=in_features, num_outputs=num_outputs)
-        all_at_least(self, 1, hidden=hidden or None)
-        self.in_features = in_features
-        self.hidden = _fully_connected([in_features, *hidden])
-        self.num_features = hidden[-1] if hidden else in_features
-        self.head = nn.Linear(self.num_features, num_outputs)
-
-    def features(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        self._check_input(x, self.in_features, fix="set in_features to the number of values per sample")
-        return self.hidden(x)
-
-
-def _fully_connected(widths: Sequence[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers)
 
 
 def _imagenet_state() -> dict[str, Tensor]:

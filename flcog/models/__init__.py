@@ -1,0 +1,20 @@
+"""Networks, each split into features and a head: those of the field's literature."""
+
+from flcog.models.base import Dropout, FeatureModel
+from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet, ResNet18, SimpleCNN
+from flcog.models.vectors import MLP, SoftmaxRegression, TextCNN
+
+__all__ = [
+    "CIFAR100CNN",
+    "MLP",
+    "VGG11",
+    "Dropout",
+    "FeatureModel",
+    "FedDynCNN",
+    "FedRepCNN",
+    "LeNet",
+    "ResNet18",
+    "SimpleCNN",
+    "SoftmaxRegression",
+    "TextCNN",
+]
