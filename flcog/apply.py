@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import lightning as L
 import torch
@@ -14,6 +14,8 @@ from flcog.client import trains_itself
 from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree, call, map_leaves
 from flcog.core.types import Batch, Params
+
+Copied = TypeVar("Copied")
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -49,18 +51,24 @@ class ModelFunction:
         """Whether the user's module has a ``training_step`` of its own, which alone knows the loss."""
         self.autocast = autocast
         self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.buffers: Params = dict(module.named_buffers())
+        self.constants: Params = _constants(module)
+        """What no client changes: never averaged, never sent, and the same tensors in every copy of the module."""
+        self.buffers: Params = {name: buffer for name, buffer in module.named_buffers() if name not in self.constants}
         persistent = set(module.state_dict(keep_vars=True))
         self.shared_buffers = [name for name in self.buffers if name in persistent]
         """Buffers that clients upload and the server averages; the others are a client's scratch (dropout keys)."""
-        self.eval_module = copy.deepcopy(module).eval().requires_grad_(False)
+        self.eval_module = self.copy_of(module).eval().requires_grad_(False)
         self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
         self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
+
+    def copy_of(self, tree: Copied) -> Copied:
+        """A deep copy of something that holds the module, or of the module itself, with the same constants."""
+        return copy.deepcopy(tree, {id(constant): constant for constant in self.constants.values()})
 
     @property
     def mixes_rows(self) -> bool:
         """Whether one row's output depends on the others in training (BatchNorm), so that padding rows would be felt."""
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.module.modules())
 
     @property
     def convolves(self) -> bool:
@@ -94,6 +102,13 @@ class ModelFunction:
         state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
         with self.autocast():
             return torch.func.functional_call(dispatch, state, (function, *args))
+
+
+def _constants(module: nn.Module) -> Params:
+    """Frozen parameters (``requires_grad`` is False), and the buffers of layers that stay in evaluation mode while the module trains."""
+    still = {name for name, layer in module.named_modules() if not layer.training}
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] in still}
+    return {name: p for name, p in module.named_parameters() if not p.requires_grad} | buffers
 
 
 class Apply:

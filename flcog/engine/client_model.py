@@ -151,6 +151,8 @@ def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
         raise ValueError(
             f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}"
         )
+    for group in configured.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     if inspect.signature(type(configured).step).parameters["closure"].default is inspect.Parameter.empty:
         raise ValueError(f"{type(configured).__name__} asks for the loss again within a step, which no client gives: use another")
     return configured

@@ -1,7 +1,8 @@
-"""Networks, each split into features and a head: those of the field's literature."""
+"""Networks, each split into features and a head: those of the literature, and LoRA, which fine-tunes any of them."""
 
 from flcog.models.base import Dropout, FeatureModel
 from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet, ResNet18, SimpleCNN
+from flcog.models.lora import LoRA
 from flcog.models.vectors import MLP, SoftmaxRegression, TextCNN
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "FedDynCNN",
     "FedRepCNN",
     "LeNet",
+    "LoRA",
     "ResNet18",
     "SimpleCNN",
     "SoftmaxRegression",

@@ -10,7 +10,7 @@ import torch
 from flcog.core.files import RUN_REMEDY, replacing, short
 from flcog.data import Exchange
 from flcog.hooks import Callback
-from flcog.run.checkpoint_contents import check_run, check_states
+from flcog.run.checkpoint_contents import check_frozen, check_run, check_states
 
 FORMAT = 1
 
@@ -42,6 +42,17 @@ def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, d
     if absent:
         raise ValueError(f"{path} holds no state of client {absent[0]}, as a checkpoint beside it says: use another of its run")
     return payload["clients"]
+
+
+def read_frozen(path: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The frozen weights in a file that a checkpoint names."""
+    if not path.is_file():
+        raise ValueError(
+            f"{checkpoint} was trained beside other frozen weights than the model's: give it those, or put back {path}"
+        )
+    payload = _load(path)
+    check_frozen(path, payload)
+    return dict(payload["params"])
 
 
 def load_observer(path: Path, name: str, observer: Callback, state: dict[str, Any]) -> None:

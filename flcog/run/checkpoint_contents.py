@@ -25,6 +25,11 @@ def check_states(path: Path, payload: dict[str, Any]) -> None:
     _check_entries(path, payload, STATES)
 
 
+def check_frozen(path: Path, payload: dict[str, Any]) -> None:
+    """Refuse a file of frozen weights that holds anything else."""
+    _check_entries(path, payload, {"params": RUN["params"]})
+
+
 def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> None:
     for name, (what, fits) in entries.items():
         if name not in payload and name in LATER:
@@ -136,6 +141,7 @@ RUN: Entries = {
     "seed": ("a whole number", _is_whole),
     "params": ("tensors by name", _by(_is_text, _is_tensor)),
     "buffers": ("tensors by name", _by(_is_text, _is_tensor)),
+    "frozen": ("the name of a file, or empty", lambda value: value == "" or _is_file_name(value)),
     "methods": ("a list of names", _list_of(_is_text)),
     "servers": ("each method's state", _by(_is_text, _is_state)),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
@@ -146,7 +152,7 @@ RUN: Entries = {
     "tracker_run": ("a tracker's name of the run, or None", lambda value: value is None or _is_text(value)),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"exchanged", "experiment"}
+LATER = {"exchanged", "experiment", "frozen"}
 """Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

@@ -16,6 +16,8 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     federation, module, settings = engine.federation, engine.model.module, engine.settings
     network = module.model if isinstance(module, ClientModule) else module
     num_parameters = sum(p.numel() for p in server.params.values())
+    num_constants = sum(constant.numel() for constant in engine.model.constants.values())
+    frozen = f" trained, {num_constants:,} frozen" if num_constants else ""
     tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
     classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
     has_executor = any(note.topic == "executor" for note in engine.notes)
@@ -24,7 +26,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     going_on = f", going on after round {server.round}" if server.round else ""
     return [
         Note("task", f"{federation.task}{classes}"),
-        Note("model", f"{type(network).__name__}, {num_parameters:,} parameters"),
+        Note("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
         Note("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
         Note("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
         Note("local work", f"{_local_work(engine.batching)}, batches of {engine.batching.batch_size}"),

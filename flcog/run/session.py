@@ -22,6 +22,7 @@ from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
 from flcog.run.description import describe
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
+from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
 from flcog.settings import Settings
@@ -59,6 +60,7 @@ class Session:
         self.clients = SavedClientStates(clients, engine.processes.rank, self._receive)
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self._directory = directory
+        self._frozen = FrozenWeights(engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
 
@@ -151,6 +153,7 @@ class Session:
             "methods": [repr(method) for method in engine.methods],
             "model": type(getattr(module, "model", module)).__name__,
             "num_parameters": sum(p.numel() for p in self.params.values()),
+            "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),
             "data": engine.data_name,
             "num_clients": self.federation.num_clients,
             "partition": (numbers := partition_report(self.federation)[1]),
@@ -180,6 +183,7 @@ class Session:
             "experiment": self.experiment,
             "params": server.params,
             "buffers": server.buffers,
+            "frozen": self._frozen.name,
             "methods": [method.name for method in self.methods],
             "servers": server.servers,
             "reported": {name: sorted(clients) for name, clients in server.reported.items()},
@@ -196,6 +200,7 @@ class Session:
                     self.clients.files |= part
             payload["clients"] = self.clients.files
         if self.processes.is_first:
+            self._frozen.write(path.parent)
             checkpoint.write(path, payload)
             if pinned is not None:
                 self.clients.prune({*pinned, *self.state_files})
@@ -213,6 +218,7 @@ class Session:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         server.params = {name: saved["params"][name].to(value) for name, value in server.params.items()}
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
+        self._frozen.restore(path, saved.get("frozen", ""))
         names = [method.name for method in self.methods]
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)

@@ -69,7 +69,8 @@ def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: li
             warnings.warn(f"executor=vmap falls back to loop: {obstacles}", stacklevel=2)
         return loop(job, notes, obstacles)
     num_params = sum(p.numel() for p in job.model.params.values())
-    work = num_params * min(job.batch_size, job.largest_client)
+    constants = sum(constant.numel() for constant in job.model.constants.values())
+    work = (num_params + constants) * min(job.batch_size, job.largest_client)
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
     bytes_per_client = 16 * num_params + 8 * num_bytes(job.sample) * job.batch_size

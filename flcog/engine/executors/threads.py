@@ -1,6 +1,5 @@
 """The loop on threads: several clients at a time in one process, each with a copy of the model."""
 
-import copy
 import dataclasses
 import itertools
 import threading
@@ -48,7 +47,7 @@ class ThreadedLoop(LoopExecutor):
 
     def _copy(self) -> LoopExecutor:
         # Together, so that the copied optimiser's parameters are the copied module's.
-        module, optimizer = copy.deepcopy((self.model.module, self.optimizer))
+        module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
         return LoopExecutor(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:

@@ -1,0 +1,47 @@
+"""Every method trains LoRA's adapters as it trains a whole model: under both executors, and nothing else travels or changes."""
+
+import copy
+
+import pytest
+import torch
+from harness import NUM_CLASSES, NUM_FEATURES, SGD, TinyData, assert_close, train
+
+import flcog
+from contracts.registry import client_states
+from contracts.test_composition import FORMS, NAMES
+from flcog.models import MLP, LoRA
+from flcog.models.lora import adapters
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+DATA = TinyData(order=(1, 2, 3, 5))
+
+
+def adapted() -> flcog.Classifier:
+    torch.manual_seed(0)
+    network = LoRA(MLP(NUM_FEATURES, (8,), NUM_CLASSES), rank=2, alpha=1)
+    for _, adapter in adapters(network):
+        torch.nn.init.normal_(adapter.B, std=0.1)
+    return flcog.Classifier(network, optimizer=SGD)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_adapters(name: str) -> None:
+    modules = [adapted(), adapted()]
+    before = copy.deepcopy(modules[0]).double().state_dict()
+    options = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "data": DATA}
+    loop, vmap = (
+        train(FORMS[name], module=module, executor=executor, **options)
+        for module, executor in zip(modules, ("loop", "vmap"), strict=True)
+    )
+    assert (loop.executor.name, vmap.executor.name) == ("loop", "vmap")
+    assert_close(vmap.state, loop.state, 1e-9)
+    assert_close(client_states(vmap), client_states(loop), 1e-9)
+    frozen = ("hidden.0.layer.weight", "hidden.0.layer.bias")
+    assert not any(part.endswith(frozen) for part in loop.state) and any(part.endswith("hidden.0.B") for part in loop.state)
+    for module in modules:
+        layer = module.state_dict()  # a method may have put the network into another, which gives it another name
+        assert all(
+            any(torch.equal(value, before[f"model.{part}"]) for n, value in layer.items() if n.endswith(part)) for part in frozen
+        )
+    assert all(torch.isfinite(value).all() for value in loop.state.values())

@@ -1,0 +1,134 @@
+"""Parameters that do not require gradients: held once, never averaged, never sent, written once, and the same after a resume."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from harness import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    SGD,
+    BatchNormFeatures,
+    TinyData,
+    assert_close,
+    fit,
+    make_trainer,
+    train,
+    without_times,
+)
+from torch import Tensor, nn
+
+import flcog
+from flcog.callbacks import SCAFFOLD
+from flcog.engine.executors.threads import ThreadedLoop
+from flcog.models import MLP, LoRA
+
+EXECUTORS: list[dict[str, Any]] = [{"executor": "loop"}, {"chunk_size": 2}, {"executor": "vmap"}]
+
+
+def adapted(seed: int = 0) -> flcog.Classifier:
+    torch.manual_seed(seed)
+    return flcog.Classifier(LoRA(MLP(NUM_FEATURES, (32,), NUM_CLASSES), rank=2), optimizer=SGD)
+
+
+def test_they_are_held_once_and_left_as_they_were() -> None:
+    module = adapted()
+    frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
+    before = {name: value.detach().double() for name, value in frozen.items()}
+    trainer = train(module=module, **EXECUTORS[1])
+    model, executor = trainer.run.model, trainer.executor
+    assert list(model.constants) == list(frozen) == ["model.hidden.0.layer.weight", "model.hidden.0.layer.bias"]
+    assert isinstance(executor, ThreadedLoop)
+    functions = [model, *(loop.model for loop in executor._loops)]
+    for copied in [module for function in functions for module in (function.module, function.eval_module)]:
+        assert all(value is dict(copied.named_parameters())[name] for name, value in frozen.items())
+    assert all(torch.equal(value, before[name]) for name, value in frozen.items())
+
+
+@pytest.mark.parametrize("options", EXECUTORS, ids=str)
+def test_only_the_others_travel(options: dict[str, Any]) -> None:
+    trainer = train(module=adapted(), rounds=2, **options)
+    sent = 2 * NUM_FEATURES + 32 * 2 + 32 * NUM_CLASSES + NUM_CLASSES
+    assert list(trainer.params) == ["model.hidden.0.A", "model.hidden.0.B", "model.head.weight", "model.head.bias"]
+    assert trainer.ledger.up["model"] == trainer.ledger.down["model"] == 2 * 5 * 8 * sent
+    assert_close(trainer.params, train(module=adapted(), rounds=2).params, 1e-12)
+
+
+def test_statistics_of_a_frozen_batchnorm_neither_move_nor_travel() -> None:
+    network = LoRA(BatchNormFeatures(), rank=2)
+    trainer = train(module=flcog.Classifier(network, SGD), executor="vmap")
+    assert not trainer.buffers and not trainer.run.model.mixes_rows
+    assert "model.body.1.layer.running_mean" in trainer.run.model.constants
+    assert float(network.body[1].layer.num_batches_tracked) == 0
+
+
+class Half(L.LightningModule):
+    """A user's own module that freezes its first layer and gives all its parameters to the optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = MLP(NUM_FEATURES, (8,), NUM_CLASSES)
+        self.net.hidden.requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
+
+
+def test_an_optimiser_may_be_given_all_parameters() -> None:
+    trainer = train(module=Half())
+    assert list(trainer.params) == ["net.head.weight", "net.head.bias"]
+    torch.manual_seed(0)
+    network = MLP(NUM_FEATURES, (8,), NUM_CLASSES)
+    network.hidden.requires_grad_(False)
+    ours = train(module=flcog.Classifier(network, lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=0.1)))
+    assert_close({n.removeprefix("net."): v for n, v in trainer.params.items()}, ours.state, 0)
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_names_one_file_with_them(tmp_path: Path) -> None:
+    folder = fit(tmp_path, module=adapted(), rounds=2, eval_every=1).run_dir / "checkpoints"  # type: ignore[operator]
+    saved = torch.load(folder / "last.ckpt", weights_only=True)
+    assert "model.hidden.0.layer.weight" not in saved["params"]
+    assert [path.name for path in folder.glob("frozen-*")] == [saved["frozen"]]
+    assert torch.load(folder / "best.ckpt", weights_only=True)["frozen"] == saved["frozen"]
+    weights = torch.load(folder / saved["frozen"], weights_only=True)["params"]
+    assert_close(weights, {n: v.detach().double() for n, v in adapted().named_parameters() if not v.requires_grad}, 0)
+    plain = fit(tmp_path, rounds=1, eval_every=1).run_dir
+    assert not list(plain.glob("checkpoints/frozen-*"))  # type: ignore[union-attr]
+
+
+def test_a_resume_beside_other_frozen_weights_takes_the_runs_own(tmp_path: Path) -> None:
+    whole = fit(tmp_path, SCAFFOLD(), module=adapted(), rounds=4, eval_every=1)
+    half = fit(tmp_path, SCAFFOLD(), module=adapted(), rounds=2, eval_every=1)
+    other = adapted(seed=5)
+    resumed = fit(tmp_path, SCAFFOLD(), module=other, rounds=4, eval_every=1, ckpt_path=str(half.run_dir))
+    assert_close(resumed.state, whole.state, 0)
+    assert without_times(resumed.rows) == without_times(whole.rows)
+    assert_close(dict(other.model.state_dict()), dict(whole.run.model.module.model.state_dict()), 0)
+    measured = make_trainer(tmp_path, SCAFFOLD(), eval_every=1).test(adapted(seed=6), TinyData(), str(whole.run_dir))
+    assert measured["test/loss"] == whole.rows[-1]["test/loss"]
+
+
+def test_without_the_file_only_the_same_weights_will_do(tmp_path: Path) -> None:
+    run = fit(tmp_path, module=adapted(), rounds=1, eval_every=1).run_dir
+    (frozen,) = run.glob("checkpoints/frozen-*")  # type: ignore[union-attr]
+    content = frozen.read_bytes()
+    frozen.unlink()
+    fit(tmp_path, module=adapted(), rounds=2, eval_every=1, ckpt_path=str(run))
+    assert frozen.read_bytes() == content
+    frozen.write_bytes(content[:-100])
+    with pytest.raises(ValueError, match=rf"{frozen.name} is no readable flcog checkpoint"):
+        fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))
+    frozen.unlink()
+    with pytest.raises(
+        ValueError, match=rf"last.ckpt was trained beside other frozen weights than the model's: .*{frozen.name}$"
+    ):
+        fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))
