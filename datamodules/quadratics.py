@@ -20,7 +20,7 @@ class Quadratics(FederatedDataModule):
         f(x) = 1/n sum_i f_i(x),   f_i(x) = 1/(2 n_i) sum_j || A_ij x - b_ij ||^2,   A_ij = i I_d,   i = 1 ... n
         mu_i ~ N(0, zeta^2 (i d)^-2 I_d),   b_ij ~ N(mu_i, sigma^2 (i d)^-2 I_d)
 
-    Section 2.3 and A.3.2 of Fedssyn (https://arxiv.org/abs/2306.13263), after Koloskova et al. 2020
+    Section 2.3 and A.3.2 of Li et al. 2024 (https://arxiv.org/abs/2306.13263), after Koloskova et al. 2020
     (https://arxiv.org/abs/2003.10422). A sample is the pair of i, as input [1], and b_ij, as target [d], so a linear map from
     1 to d without bias, trained as :class:`LeastSquares`, has x as its weight.
 

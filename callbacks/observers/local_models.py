@@ -23,9 +23,9 @@ class LocalModels(Method):
 
     each with ``mean``, ``std``, ``worst_decile`` (of which the distance's is the farthest) and quantiles ``q10``, ``q50``, ``q90``;
     other tasks have their own score in accuracy's place, and none that is reweighted. The first three are Figure 2 of FedCOG
-    (ICLR 2024), https://arxiv.org/abs/2312.05966, whose "personalized test dataset" the authors' code makes by reweighting, which
-    takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds by ``start_round`` and
-    ``stop_round``.
+    (Ye et al., ICLR 2024), https://arxiv.org/abs/2312.05966, whose "personalized test dataset" the authors' code makes by
+    reweighting, which takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds by
+    ``start_round`` and ``stop_round``.
 
     It looks at single clients' models, so no secure aggregation can be simulated beside it.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import flcog.callbacks
 from flcog.commands.bench import BENCH
+from flcog.commands.cite import CITE
 from flcog.commands.compare.command import COMPARE
 from flcog.commands.errors import complain, guess
 from flcog.commands.lightning_cli import FederatedCLI
@@ -13,6 +14,7 @@ from flcog.commands.methods import METHODS
 from flcog.commands.partition import PARTITION
 from flcog.commands.refusals import refusal
 from flcog.commands.replay import REPLAY
+from flcog.commands.report.command import REPORT
 from flcog.commands.shipped_configs import CONFIGS
 from flcog.core import lost_processes
 from flcog.core.child_processes import end_with_parent
@@ -23,17 +25,17 @@ VERBS = tuple(
     TrainerCommand(verb.__name__, verb) for verb in (FederatedTrainer.fit, FederatedTrainer.validate, FederatedTrainer.test)
 )
 
-ALL = (*VERBS, PARTITION, BENCH, REPLAY, COMPARE, METHODS, CONFIGS, *flcog.callbacks.COMMANDS)
+ALL = (*VERBS, PARTITION, BENCH, REPLAY, REPORT, COMPARE, METHODS, CITE, CONFIGS, *flcog.callbacks.COMMANDS)
 
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
 
+@lost_processes.fails_for_all()
 def main(argv: list[str] | None = None) -> None:
     """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
     end_with_parent()
     try:
-        with lost_processes.fails_for_all():
-            _run(sys.argv[1:] if argv is None else argv, argv)
+        _run(sys.argv[1:] if argv is None else argv, argv)
     except Exception as error:
         reason = refusal(error)
         if reason is None:

@@ -62,7 +62,7 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None, command: TrainerCommand | None = None) -> None:
         self.command = command
-        _find_modules_here()
+        find_modules_here()
         super().__init__(
             datamodule_class=FederatedDataModule,
             subclass_mode_data=True,
@@ -121,7 +121,7 @@ def _trainer_with(command: TrainerCommand | None) -> type:
     return FederatedTrainer if command is None else type("Trainer", (FederatedTrainer,), {command.name: command.run})
 
 
-def _find_modules_here() -> None:
+def find_modules_here() -> None:
     """Let class paths name modules in the working directory, as ``python -m flcog`` does and an installed script does not.
 
     Last on the path: a file called random.py or torch.py there must not stand in for the module that everybody else means.

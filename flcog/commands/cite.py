@@ -1,0 +1,133 @@
+"""The command ``flcog cite``: BibTeX of what a run used. A docstring's address names the paper, ``references.bib`` holds its entry."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from flcog.commands.lightning_cli import find_modules_here
+from flcog.core.commands import Command
+
+ADDRESS = re.compile(r"https?://[^\s,;)]*[^\s,;).:]")
+
+
+def cite(arguments: list[str]) -> None:
+    """Print the BibTeX of a run's methods and data, and flcog's own."""
+    parser = CITE.parser()
+    parser.add_argument("run", type=Path, help="the run's directory")
+    run = parser.parse_args(arguments).run
+    if not (run / "run.yaml").is_file():
+        raise ValueError(f"{run} holds no run.yaml: give the directory of a run, such as runs/20260131-120000")
+    used = parts_of(_yaml(run / "run.yaml"), _yaml(run / "config.yaml"))
+    print(bibliography(used))
+
+
+CITE = Command("cite", cite)
+
+
+class Entry(NamedTuple):
+    """One entry of BibTeX."""
+
+    key: str
+    text: str
+
+    def field(self, name: str) -> str:
+        found = re.search(rf"\b{name} = {{(.*)}}", self.text)
+        return found[1] if found else ""
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """Those that flcog knows, by their keys."""
+    text = resources.files("flcog.commands").joinpath("references.bib").read_text(encoding="utf-8")
+    found = re.findall(r"^(@\w+{(\w+),.*?^})", text, flags=re.MULTILINE | re.DOTALL)
+    return {key: Entry(key, entry) for entry, key in found}
+
+
+def citations(cls: type) -> list[Entry]:
+    """The papers that a class's docstring cites for itself: those whose first author it names before the address.
+
+    >>> from flcog.callbacks import FedProx
+    >>> [entry.key for entry in citations(FedProx)]
+    ['li2020fedprox']
+    """
+    text, known, cited, end = " ".join((inspect.getdoc(cls) or "").split()), entries().values(), [], 0
+    for match in ADDRESS.finditer(text):
+        before, end = text[max(end, match.start() - 250) : match.start()], match.end()
+        entry = next((one for one in known if one.field("url") == match[0]), None)
+        if entry is None:
+            entry = _made_of(before, match[0])
+        elif entry.field("author").partition(",")[0] not in before:
+            entry = None
+        cited += [entry] if entry is not None and entry not in cited else []
+    return cited
+
+
+def _made_of(before: str, address: str) -> Entry | None:
+    """An entry of a sentence like "Doe et al., A Title, ICML 2030, https://...", which a user's own method may have."""
+    found = re.search(r"([A-Z][\w'-]+)(?: et al\.| and ([A-Z][\w'-]+))?, ([^.]+?), (?:([\w ]+?) )?((?:19|20)\d\d), $", before)
+    if found is None:
+        return None
+    first, second, title, place, year = found.groups()
+    fields = {"author": f"{first} and {second or 'others'}", "title": title, "howpublished": place, "year": year, "url": address}
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    key = f"{first.lower()}{year}"
+    return Entry(key, "\n".join([f"@misc{{{key},", *lines, "}"]))
+
+
+def parts_of(setting: dict[str, Any], config: dict[str, Any]) -> dict[str, type | None]:
+    """What a run was made of, by name: its methods and data with all that these hold; None for a class that is not found."""
+    names = [text.partition("(")[0] for text in setting.get("methods") or []]
+    callbacks = (config.get("trainer") or {}).get("callbacks") or []
+    paths = [path for one in callbacks if one["class_path"].split(".")[-1] in names for path in _class_paths(one)]
+    paths += list(_class_paths(config.get("data")))
+    paths += [name for name in (*names, setting.get("data")) if name and name not in {path.split(".")[-1] for path in paths}]
+    return {path.split(".")[-1]: _find(path) for path in paths}
+
+
+def _class_paths(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "class_path" in value:
+            yield value["class_path"]
+        for part in value.values():
+            yield from _class_paths(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _class_paths(part)
+
+
+def _find(path: str) -> type | None:
+    find_modules_here()
+    module, _, name = path.rpartition(".")
+    places = [module] if module else ["flcog.callbacks", "flcog.datamodules"]
+    for place in places:
+        try:
+            return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
+def bibliography(used: dict[str, type | None]) -> str:
+    """The entries, each once, below who needs it; and who has none."""
+    needs: dict[Entry, list[str]] = {entries()["flcog"]: [], entries()["mcmahan2017"]: ["the rounds themselves, FedAvg"]}
+    silent = []
+    for name, cls in used.items():
+        cited = citations(cls) if cls is not None else []
+        for entry in cited:
+            needs.setdefault(entry, []).append(name)
+        silent += [] if cited else [name]
+    blocks = ["\n".join([f"% {', '.join(names)}", entry.text] if names else [entry.text]) for entry, names in needs.items()]
+    if silent:
+        blocks.append(f"% No paper is named by {', '.join(silent)}")
+    return "\n\n".join(blocks)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}

@@ -1,0 +1,84 @@
+"""The command itself: reads the runs, writes the page."""
+
+import html
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from flcog.commands.report import curves, evidence, overview
+from flcog.commands.report.run_files import RunFiles, read_run
+from flcog.core.commands import Command
+from flcog.core.files import replacing, short
+
+
+def report(arguments: list[str]) -> None:
+    """Write one self-contained HTML page about one or several runs: curves, clients, bytes, partition, pictures, settings.
+
+    The page needs no network. It shows what the runs' directories hold, single clients' figures included: mind whom you give it to.
+    """
+    parser = REPORT.parser()
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory; several are laid side by side")
+    parser.add_argument(
+        "--output", type=Path, help="the page; report.html in the run's directory, or here for several, by default"
+    )
+    parser.add_argument("--title", help="its heading")
+    options = parser.parse_args(arguments)
+    runs = [read_run(directory) for directory in options.runs]
+    doubled = {run.directory.resolve() for run in runs}
+    if len(doubled) < len(runs):
+        raise ValueError("a run is given twice: give each once")
+    output = options.output or (runs[0].directory / "report.html" if len(runs) == 1 else Path("report.html"))
+    with replacing(output, "w") as file:
+        file.write(page(runs, options.title))
+    print(short(output))
+
+
+REPORT = Command("report", report)
+
+
+def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
+    """The whole page."""
+    names = overview.labels(runs)
+    title = title or _title(runs, names)
+    sections = {
+        "Results": overview.results(runs, names),
+        "Curves": curves.scores(runs, names),
+        "Clients": curves.clients(runs, names),
+        "Bytes": curves.bytes_sent(runs, names),
+        "Pictures": evidence.pictures(runs, names),
+        "Partition": evidence.partitions(runs, names),
+        "Further measurements": curves.others(runs, names),
+        "Configuration": evidence.configuration(runs, names),
+    }
+    body = "".join(
+        f'<section id="{_id(name)}"><h2>{name}</h2>{content}</section>' for name, content in sections.items() if content
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_file('page.css')}</style></head><body>"
+        f'<a class="skip" href="#results">Skip to the results</a><header><h1>{html.escape(title)}</h1><p>{_about(runs)}</p></header>'
+        f"<main>{body}</main><footer><p>Written by flcog report.</p></footer><script>{_file('page.js')}</script></body></html>\n"
+    )
+
+
+def _title(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    data = {run.setting.get("data") for run in runs}
+    where = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
+    return (", ".join(names) if len(names) <= 4 else f"{len(names)} runs") + where
+
+
+def _about(runs: Sequence[RunFiles]) -> str:
+    """What was trained on what, where all runs have that in common."""
+    what = {"model": "{}", "num_parameters": "{:,} parameters", "num_clients": "{:,} clients", "git_commit": "commit {:.10}"}
+    values = {key: {run.setting.get(key) for run in runs} for key in what}
+    common = [what[key].format(*found) for key, found in values.items() if len(found) == 1 and None not in found]
+    return html.escape(", ".join(common))
+
+
+def _id(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _file(name: str) -> str:
+    return resources.files("flcog.commands.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,102 @@
+"""flcog cite: every paper that a run rests on, by the one list of entries."""
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+import flcog.callbacks
+import flcog.datamodules
+from flcog.commands.cite import ADDRESS, citations, entries
+from flcog.commands.cli import main
+from flcog.data import FederatedDataModule
+from flcog.hooks import Method
+
+pytestmark = pytest.mark.usefixtures("command_line")
+
+WITHOUT = {"ArrayData"}
+"""Classes of no data or method of anybody's."""
+
+CITED = [
+    cls
+    for package in (flcog.callbacks, flcog.datamodules)
+    for name in package.__all__
+    if isinstance(cls := getattr(package, name), type)
+    and issubclass(cls, Method | FederatedDataModule)
+    and ADDRESS.search(cls.__doc__ or "")
+]
+
+
+@pytest.mark.parametrize("cls", CITED, ids=lambda cls: cls.__name__)
+def test_whoever_names_a_paper_has_its_entry(cls: type) -> None:
+    assert bool(citations(cls)) != (cls.__name__ in WITHOUT)
+
+
+def test_entries_say_what_docstrings_say() -> None:
+    """Title, year and place of a method's paper stand in both; they must not drift apart."""
+    text = " ".join(" ".join((inspect.getdoc(cls) or "").split()) for cls in CITED)
+    for authors, title, place, year, address in re.findall(
+        r"([A-Z]\w+) et al\., ([A-Z][^.]*?), (?:(\w+) )?(20\d\d), (https://arxiv\.org/abs/[\d.]+\d)", text
+    ):
+        entry = next(entry for entry in entries().values() if entry.field("url") == address)
+        assert entry.field("author").startswith(f"{authors},") and entry.field("year") == year
+        assert entry.field("title").lower().startswith(title.lower())
+        assert entry.field("booktitle") == place or entry.text.startswith("@misc")
+
+
+def test_entries_are_well_formed() -> None:
+    for entry in entries().values():
+        assert (
+            entry.text.count("{") == entry.text.count("}")
+            and entry.field("author")
+            and entry.field("title")
+            and entry.field("year")
+        )
+    addresses = Counter(entry.field("url") for entry in entries().values())
+    assert max(addresses.values()) == 1 and len(entries()) > 40
+
+
+def make_run(folder: Path, methods: list[str], callbacks: list[str], data: object) -> None:
+    (folder / "run.yaml").write_text(yaml.safe_dump({"methods": methods, "data": "Digits"}))
+    paths = [{"class_path": path, "init_args": {}} for path in callbacks]
+    (folder / "config.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": paths}, "data": data}))
+
+
+def keys(printed: str) -> list[str]:
+    return re.findall(r"^@\w+{(\w+),$", printed, flags=re.MULTILINE)
+
+
+def test_a_run_is_cited_with_its_split_and_ones_own_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_to_cite.py").write_text(
+        'class Mine:\n    """A method.\n\n    Doe et al., A Title of\n    Ours, ICML 2030, https://arxiv.org/abs/3001.00001.\n    """\n'
+    )
+    split = {"class_path": "flcog.datamodules.Dirichlet", "init_args": {"beta": 0.1}}
+    data = {"class_path": "flcog.datamodules.Digits", "init_args": {"partitioner": split}}
+    paths = ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedProx", "flcog.callbacks.ClassAccuracy", "mine_to_cite.Mine"]
+    make_run(tmp_path, ["SCAFFOLD()", "FedProx(mu=0.1)", "Mine()", "Gone(x=1)"], paths, data)
+    main(["cite", "."])
+    printed = capsys.readouterr().out
+    expected = ["flcog", "mcmahan2017", "karimireddy2020", "li2020fedprox", "doe2030", "alpaydin1998", "yurochkin2019"]
+    assert keys(printed)[:7] == expected
+    assert "% FedProx\n@inproceedings{li2020fedprox,\n  author = {Li, Tian and Sahu" in printed
+    assert (
+        "@misc{doe2030,\n  author = {Doe and others},\n  title = {A Title of Ours},\n  howpublished = {ICML},\n  year = {2030}"
+        in printed
+    )
+    assert printed.endswith("% No paper is named by Gone\n")
+
+
+def test_a_run_made_in_python_has_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path, ["FedSAM(rho=0.1)"], [], None)
+    (tmp_path / "config.yaml").unlink()
+    main(["cite", str(tmp_path)])
+    assert keys(capsys.readouterr().out) == ["flcog", "mcmahan2017", "qu2022", "caldarola2022", "alpaydin1998"]
+    with pytest.raises(SystemExit):
+        main(["cite", str(tmp_path / "nowhere")])
+    assert "holds no run.yaml" in capsys.readouterr().err

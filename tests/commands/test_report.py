@@ -1,0 +1,217 @@
+"""flcog report: what the page says is what the run's files hold, and it needs nothing but itself."""
+
+import base64
+import csv
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from flcog.commands.cli import main
+from flcog.commands.report.charts import Axis, Series, line_chart
+
+VOID = {"meta", "img", "br", "line", "circle", "polyline", "polygon"}
+
+
+class Page(HTMLParser):
+    """The page's tables, headings, addresses and scripts, and whether every tag is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.headings: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.charts: dict[str, Any] = {}
+        self.feed(text)
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href", "data", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "td" in self.open or "th" in self.open:
+            self.tables[-1][-1][-1] += data
+        elif self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+        elif self.open[-2:] == ["figure", "script"]:
+            self.charts[self.headings[-1]] = json.loads(data)
+
+    def row(self, name: str) -> list[str]:
+        """The cells of the first row that begins so."""
+        return next(row for table in self.tables for row in table if row and row[0] == name)
+
+
+def make_run(root: Path, name: str, methods: list[str], accuracy: list[float], **columns: Any) -> Path:
+    """A run's directory, made by hand."""
+    directory = root / name
+    (directory / "figures").mkdir(parents=True)
+    with (directory / "metrics.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", "test/accuracy", "train/loss", "comm/up_bytes", "comm/down_bytes", "time/round", *columns])
+        for number, value in enumerate(accuracy, start=1):
+            further = [column if np.isscalar(column) else column[number - 1] for column in columns.values()]
+            writer.writerow([number, value, 1 / number, 1024, 2048, 0.25, *further])
+    setting = {"methods": methods, "data": "Digits", "seed": 0, "partition": {"hash": "ab12cd34", "clients": 10, "size/min": 3}}
+    (directory / "run.yaml").write_text(yaml.safe_dump(setting))
+    config = {"trainer": {"rounds": len(accuracy), "callbacks": methods}, "data": {"hf_token": "hunter2", "num_clients": 10}}
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    Image.new("RGB", (4, 3), (200, 10, 10)).save(directory / "figures" / "partition-000000.png")
+    return directory
+
+
+def written(*arguments: object) -> Page:
+    main(["report", *map(str, arguments)])
+    return Page(Path(str(arguments[-1])).read_text())
+
+
+def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spread = {f"test/client_accuracy_{part}": [0.1, 0.2, 0.3] for part in ("q10", "q50", "q90", "worst_decile")}
+    run = make_run(tmp_path, "a", ["FedProx(mu=0.01)"], [0.25, 0.75, 0.5], **spread)
+    for number in range(1, 8):
+        Image.new("RGB", (5, 5), (0, 0, number)).save(run / "figures" / f"generated_images-{number:06d}.png")
+    page = written(run, "--output", tmp_path / "page.html")
+    assert page.row("FedProx")[1:5] == ["test/accuracy", "75 %, round 2", "50 %", "3"]
+    assert page.row("FedProx")[5:] == ["3.0 KiB", "6.0 KiB", "0.25 s", "FedProx(mu=0.01)"]
+    curve = page.charts["test/accuracy (%)"]
+    assert [point[2:] for point in curve["series"][0]["points"]] == [["1", "25"], ["2", "75"], ["3", "50"]]
+    (x1, y1, *_), (x2, y2, *_), (x3, y3, *_) = curve["series"][0]["points"]
+    assert x2 - x1 == pytest.approx(x3 - x2) and y1 - y3 == pytest.approx(y3 - y2) and y2 < y3 < y1  # up is less in SVG
+    assert [point[3] for point in page.charts["Sent up"]["series"][0]["points"]] == ["1 KiB", "2 KiB", "3 KiB"]
+    assert {"Clients", "Pictures", "Partition", "Configuration"} <= set(page.headings)
+    text = (tmp_path / "page.html").read_text()
+    assert "picked by test/accuracy, on the test set itself, which flatters" in text
+    pictures = [base64.b64decode(address.partition(",")[2]) for address in page.addresses if address.startswith("data:image/png")]
+    files = [run / "figures" / f"{name}.png" for name in ("generated_images-000001", "generated_images-000004")]
+    files += [run / "figures" / f"{name}.png" for name in ("generated_images-000007", "partition-000000")]
+    assert pictures == [file.read_bytes() for file in files]
+    main(["report", str(run)])
+    assert (run / "report.html").read_text() == text
+
+
+def test_it_loads_nothing_and_shows_no_secrets(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", ["<script>alert(1)</script>(mu='</script>')"], [0.25, 0.5])
+    page = written(run, "--output", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert {address.partition(":")[0] for address in page.addresses} <= {"data", "#results"}
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "hunter2" not in text and "hf_token: '***'" in html.unescape(text)
+    assert "<script>alert" not in text and text.count("<script>") == 1
+
+
+def test_several_runs_side_by_side(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, "a", [], [0.25, 0.5], **{"val/accuracy": [0.6, 0.3]}),
+        make_run(tmp_path, "b", ["FedProx(mu=0.01)"], [0.5, 0.75, float("nan")], **{"val/accuracy": [0.3, 0.6, 0.1]}),
+        make_run(tmp_path, "c", ["FedProx(mu=0.1)"], [0.5]),
+    ]
+    page = written(*runs, "--title", "Ours & theirs", "--output", tmp_path / "page.html")
+    assert page.headings[0] == "Ours & theirs"
+    assert [row[0] for row in page.tables[0][1:]] == ["FedAvg, a", "FedProx, b", "FedProx, c"]
+    assert page.row("FedAvg, a")[2] == "25 %, round 1", "the validation set chooses, the test score of that round is shown"
+    series = page.charts["test/accuracy (%)"]["series"]
+    assert [one["label"] for one in series] == ["FedAvg, a", "FedProx, b", "FedProx, c"]
+    assert [len(one["points"]) for one in series] == [2, 2, 1], "NaN is not drawn"
+    assert page.row("trainer.rounds")[1:] == ["2", "3", "1"]
+    assert not any(row and row[0] == "data.num_clients" for table in page.tables for row in table), "only what differs"
+
+
+def test_long_runs_are_thinned_but_end_where_they_end() -> None:
+    points = [(round, round / 5000) for round in range(1, 5001)]
+    drawn = Series("", points).drawn
+    assert len(drawn) <= 601 and drawn[0] == points[0] and drawn[-1] == points[-1]
+    assert line_chart("nothing", Axis("round"), Axis("loss"), [Series("a", [(1, float("inf"))])]) == ""
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5], [0.0, 0.0], [-3e-9, 2e-9], [1e12, 2e12]])
+def test_any_values_can_be_drawn(values: list[float]) -> None:
+    chart = line_chart("loss", Axis("round"), Axis("loss"), [Series("a", list(enumerate(values, start=1)))])
+    numbers = [float(number) for number in re.findall(r'(?:[xy][12]?|c[xy])="(-?[\d.]+)"', chart)]
+    assert numbers and all(0 <= number <= 520 for number in numbers)
+
+
+REFUSED = {
+    "nowhere": "nowhere holds no metrics.csv: give the directory of a run",
+    "a a": "a run is given twice: give each once",
+    "empty": "empty/metrics.csv has no rows to report on",
+    "broken": "broken/run.yaml cannot be read",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_mistake_gets_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "empty", "broken"):
+        make_run(tmp_path, name, [], [0.5])
+    (tmp_path / "empty" / "metrics.csv").write_text("round\n")
+    (tmp_path / "broken" / "run.yaml").write_text("a: [")
+    with pytest.raises(SystemExit):
+        main(["report", *words.split()])
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"flcog: error: {REFUSED[words]}") and len(shown.splitlines()) == 1
+
+
+PROBE = """<script>
+  const chart = document.querySelector("figure.chart > svg"), box = chart.getBoundingClientRect();
+  chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 8, clientY: box.top + 50 }));
+  document.title = JSON.stringify({
+    overflow: document.documentElement.scrollWidth - innerWidth, width: innerWidth,
+    reading: document.querySelector(".reading").textContent, drawn: box.height > 100,
+    pictures: [...document.images].every((image) => image.complete && image.naturalWidth > 0),
+    background: getComputedStyle(document.body).backgroundColor,
+  });
+</script>"""
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [500, 1280])
+def test_in_a_browser(width: int, tmp_path: Path) -> None:
+    """Nothing sticks out, pictures load, the pointer reads values, with no network at all."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    spread = {f"test/client_accuracy_{part}": 0.25 for part in ("q10", "q50", "q90", "worst_decile")}
+    runs = [make_run(tmp_path, name, ["FedCOG(" + "x" * 300 + ")"], [0.2, 0.5, 0.75], **spread) for name in ("a", "b")]
+    main(["report", *map(str, runs), "--output", str(tmp_path / "page.html")])
+    probed = (tmp_path / "page.html").read_text().replace("</body>", PROBE + "</body>")
+    (tmp_path / "page.html").write_text(probed)
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+        f"--window-size={width},900",
+    ]
+    offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=3000", "--dump-dom"]
+    command = [browser, *options, *offline, (tmp_path / "page.html").as_uri()]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = json.loads(re.search(r"<title>(.*?)</title>", page)[1].replace("&quot;", '"'))  # type: ignore[index]
+    assert found["overflow"] <= 0 and found["drawn"] and found["pictures"], found
+    assert found["reading"] == "round 3: FedCOG, a 75, FedCOG, b 75"
