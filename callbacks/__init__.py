@@ -36,7 +36,9 @@ from flcog.callbacks.fedssyn.shuffling_study import SHUFFLING_STUDY
 from flcog.callbacks.fedwalk.command import LEASH
 from flcog.callbacks.fedwalk.fedwalk import FedWalk
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
+from flcog.callbacks.ffa_lora import FFALoRA
 from flcog.callbacks.fine_tune import FineTune
+from flcog.callbacks.flex_lora import FlexLoRA
 from flcog.callbacks.gradient_noise import GradientNoise
 from flcog.callbacks.local import Local
 from flcog.callbacks.moon import MOON
@@ -71,6 +73,7 @@ __all__ = [
     "Ditto",
     "EarlyStopping",
     "EqualWeights",
+    "FFALoRA",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -92,6 +95,7 @@ __all__ = [
     "FedYogi",
     "Fedssyn",
     "FineTune",
+    "FlexLoRA",
     "GeneratedImages",
     "GenerationTime",
     "GradientHeterogeneity",

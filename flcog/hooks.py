@@ -87,6 +87,7 @@ class Upload(NamedTuple):
         client: its new slot, which stays with the client.
         mean: message whose weighted mean the server receives.
         sum: message whose plain sum over the cohort the server receives.
+        left_out: bytes of the model that this client neither received nor sends, as its own model is a part of the global one.
 
     Bytes are counted once per tensor: a message that *is* the delta costs nothing more.
     """
@@ -95,6 +96,7 @@ class Upload(NamedTuple):
     client: Slot
     mean: Mapping[str, Tensor | Params] = {}
     sum: Mapping[str, Tensor | Params] = {}
+    left_out: Tensor | float = 0
 
 
 class ClientUpload(NamedTuple):
@@ -381,6 +383,8 @@ class Method(Callback):
     """The kinds of label the method is defined for."""
     plain_batches: ClassVar[bool] = False
     """Makes or changes inputs, or reads labels, for which inputs and targets must be one tensor each, and no dict or tuple."""
+    needs_adapters: ClassVar[bool] = False
+    """Trains LoRA's adapters, so that it needs a model that has some."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot run beside this one, by name, and why."""
     communicates: ClassVar[bool] = True

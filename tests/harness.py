@@ -20,7 +20,8 @@ from flcog.datamodules import Natural
 from flcog.engine.batching import ClientWork, batches
 from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.hooks import Callback, Params
-from flcog.models import MLP, Dropout, FeatureModel
+from flcog.models import MLP, Dropout, FeatureModel, LoRA
+from flcog.models.lora import adapters
 from flcog.run.client_states import SavedClientStates
 
 TESTS = Path(__file__).parent
@@ -154,6 +155,14 @@ def classifier(
     """The same client for the same arguments."""
     torch.manual_seed(0)
     return flcog.Classifier(network() if network else MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=optimizer)
+
+
+def adapted(optimizer: Callable[..., torch.optim.Optimizer] = SGD, rank: int = 4) -> flcog.Classifier:
+    """The same with LoRA's adapters, which change something from the start."""
+    module = classifier(optimizer, lambda: LoRA(MLP(NUM_FEATURES, (8,), NUM_CLASSES), rank, alpha=2))
+    for _, adapter in adapters(module):
+        nn.init.normal_(adapter.B, std=0.1)
+    return module
 
 
 class Recording:

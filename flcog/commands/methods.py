@@ -1,6 +1,7 @@
 """The command ``flcog methods``: a table of what each method does, the bytes it sends (measured), and where it works."""
 
 import dataclasses
+import functools
 import re
 import shutil
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from flcog.core.commands import Command
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.hooks import Method
-from flcog.models import MLP, SimpleCNN
+from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 
 
@@ -86,12 +87,13 @@ class Traffic(NamedTuple):
     once_down: int = 0
 
 
-def bytes_of_a_round(*methods: Method) -> Traffic:
-    """Bytes up and down in one round of SimpleCNN, apart from those that are sent only once."""
+def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
+    """Bytes up and down in one round of SimpleCNN, or of LoRA's adapters of it, apart from those that are sent only once."""
+    adapters = adapters or any(method.needs_adapters for method in methods)
     trainer = FederatedTrainer(
         rounds=10**6, local_steps=1, callbacks=list(methods), logger=False, accelerator="cpu", executor="loop"
     )
-    trainer.prepare(_client("classification"), Probe())
+    trainer.prepare(_client("classification", adapters), Probe())
     round = max((method.start_round for method in methods), default=0)
     trainer.collect(round)
     first = trainer.run.ledger.copy()
@@ -100,17 +102,18 @@ def bytes_of_a_round(*methods: Method) -> Traffic:
     return Traffic(up, down, first.total_up - up, first.total_down - down)
 
 
-def _client(task: str) -> ClientModule:
+def _client(task: str, adapters: bool = False) -> ClientModule:
     if task == "regression":
         return Regressor(MLP(784, (8,), 1))
-    return (Classifier if task == "classification" else MultiLabelClassifier)(SimpleCNN(1, 10))
+    network = LoRA(SimpleCNN(1, 10)) if adapters else SimpleCNN(1, 10)
+    return (Classifier if task == "classification" else MultiLabelClassifier)(network)
 
 
 def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
     """One row per method, at its defaults."""
-    plain = bytes_of_a_round()
     rows = []
     for method in methods:
+        plain = _plain_bytes(method.needs_adapters)
         traffic = bytes_of_a_round(_brief(method))
         documentation = " ".join((type(method).__doc__ or "").split())
         year = re.search(r"\b((?:19|20)\d\d)\b(?:(?!https?:).)*https?://", documentation)
@@ -130,6 +133,12 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
             )
         )
     return rows
+
+
+@functools.cache
+def _plain_bytes(adapters: bool) -> Traffic:
+    """FedAvg's bytes on the same model."""
+    return bytes_of_a_round(adapters=adapters)
 
 
 def _relative(bytes_: int, once: int, plain: int) -> str:

@@ -62,6 +62,8 @@ class Aggregate:
         """What the clients sent: the model, then by method."""
         self.down_bytes: list[int] = [0] * len(methods)
         """What one client got beside the model, by method."""
+        self.left_out = 0
+        """Bytes of the model that clients neither received nor sent, all added up."""
         self._methods, self._directions, self._on_bad_update = methods, directions, on_bad_update
 
     def add(self, result: Result, global_buffers: Params, round: int) -> None:
@@ -96,6 +98,7 @@ class Aggregate:
                 self.individual[i] += _individual(result, result.mean[i], result.sum[i])
         for i, count in enumerate(result.up_bytes):
             self.up_bytes[i] += count * len(result.works)
+        self.left_out += int(result.left_out.sum())
         for k, work in enumerate(result.works):
             self.slots[work.client] = _of_client(result.slots, k)
 
@@ -148,8 +151,8 @@ class Aggregate:
         vector = processes.total(torch.cat([leaf.reshape(-1) for leaf in leaves]))
         parts = vector.split([leaf.numel() for leaf in leaves])
         self.sums = pytree.tree_unflatten([p.view(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)], spec)
-        counts = torch.tensor(self.up_bytes, dtype=torch.int64, device=processes.device)
-        self.up_bytes = processes.total(counts).tolist()
+        counts = torch.tensor([*self.up_bytes, self.left_out], dtype=torch.int64, device=processes.device)
+        *self.up_bytes, self.left_out = processes.total(counts).tolist()
         if any(method.individual_uploads for method in self._methods):
             gathered = processes.gather(self.individual)
             self.individual = [[upload for part in gathered for upload in part[i]] for i in range(len(self.individual))]

@@ -19,6 +19,7 @@ from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.engine.lightning_hooks import written_hooks
 from flcog.hooks import CLIENT_HOOKS, Method, Note
+from flcog.models.lora import adapters
 from flcog.settings import Settings
 
 
@@ -101,6 +102,11 @@ def _with_method(
     """The module with what one method adds to it."""
     if federation.task not in method.tasks:
         raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
+    if method.needs_adapters and next(adapters(model), None) is None:
+        network = model.model if isinstance(model, ClientModule) else model
+        raise ValueError(
+            f"{method.name} trains LoRA's adapters, and {type(network).__name__} has none: wrap it in flcog.models.LoRA"
+        )
     if not method.overrides("configure_model"):
         return model
     if not isinstance(model, ClientModule):

@@ -187,6 +187,11 @@ class Program:
         return counts
 
 
+def left_out(uploads: Sequence[Upload]) -> Tensor | float:
+    """Bytes of the model that this client neither received nor sends."""
+    return sum(upload.left_out for upload in uploads)
+
+
 def num_bytes(value: Tensor | float) -> int:
     """The bytes of a tensor, or of one number sent as a float32, as it is sent."""
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 4

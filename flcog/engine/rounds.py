@@ -223,7 +223,8 @@ def count_bytes(server: ServerState, methods: Sequence[Method], num_clients: int
         return
     # Parameters that clients keep to themselves are not sent up, and after the first round not sent down either.
     sent = {name: server.params[name] for name in aggregate.sent} if server.round else {}
-    server.ledger.add("model", down=num_clients * model_bytes(sent or server.params, server.buffers))
+    model = num_clients * model_bytes(sent or server.params, server.buffers)
+    server.ledger.add("model", up=-aggregate.left_out, down=model - aggregate.left_out)
     for name, count in zip(["model", *(method.name for method in methods)], aggregate.up_bytes, strict=True):
         server.ledger.add(name, up=count)
 

@@ -4,25 +4,14 @@ import copy
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, SGD, TinyData, assert_close, train
+from harness import TinyData, adapted, assert_close, train
 
-import flcog
 from contracts.registry import client_states
 from contracts.test_composition import FORMS, NAMES
-from flcog.models import MLP, LoRA
-from flcog.models.lora import adapters
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 DATA = TinyData(order=(1, 2, 3, 5))
-
-
-def adapted() -> flcog.Classifier:
-    torch.manual_seed(0)
-    network = LoRA(MLP(NUM_FEATURES, (8,), NUM_CLASSES), rank=2, alpha=1)
-    for _, adapter in adapters(network):
-        torch.nn.init.normal_(adapter.B, std=0.1)
-    return flcog.Classifier(network, optimizer=SGD)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SGD, TinyData, assert_close, classifier, distance, problem_of, train
+from harness import SGD, TinyData, adapted, assert_close, classifier, distance, problem_of, train
 from reference import fedavgm, feddc, feddisco, feddyn, fednova, fedprox, moon, scaffold
 from reference.common import State
 
@@ -43,6 +43,8 @@ EXCLUSIVE = {
     ("DENSE", "FedRep"): "FedRep's clients keep their heads, without which DENSE has no models to distil",
     ("FedGen", "FedRep"): "FedRep's clients keep their heads, against which FedGen trains its generator",
     ("FedRep", "LocalModels"): "FedRep's clients keep their heads, without which LocalModels has no models to measure",
+    ("FedDM", "FlexLoRA"): "FedDM's clients send images, not the adapters that FlexLoRA averages",
+    ("FFALoRA", "FlexLoRA"): "FFALoRA freezes the matrices A that FlexLoRA's server makes anew",
     ("MOON", "MOON-projected"): "MOON is listed 2 times in callbacks",
     ("Ditto", "Local"): "both define 'personal', of which a run can have one",
     ("FedRep", "Local"): "both define 'personal', of which a run can have one",
@@ -54,7 +56,20 @@ EXCLUSIVE |= {
     for name in ("Ditto", "FedRep", "FineTune", "Local")
 }
 AT_THE_SERVER = (
-    *("DENSE", "EqualWeights", "FedAdagrad", "FedAdam", "FedAvgM", "FedDC", "FedDisco", "FedDM", "FedDyn", "FedExP", "FedGen"),
+    *(
+        "DENSE",
+        "EqualWeights",
+        "FedAdagrad",
+        "FedAdam",
+        "FedAvgM",
+        "FedDC",
+        "FedDisco",
+        "FedDM",
+        "FedDyn",
+        "FedExP",
+        "FedGen",
+        "FlexLoRA",
+    ),
     *("FedNova", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD"),
 )
 EXCLUSIVE |= {
@@ -100,7 +115,8 @@ def excluded(a: str, b: str) -> bool:
 @functools.cache
 def outcome(names: tuple[str, ...], executor: str) -> tuple[Params, Params, list[dict[str, float]]]:
     """The global model, the clients' states and the figures after two rounds of two steps."""
-    options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "data": DATA, "module": classifier()}
+    module = adapted() if any(FORMS[name].needs_adapters for name in names) else classifier()
+    options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "data": DATA, "module": module}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer = train(*(FORMS[name] for name in names), executor=executor, **options)

@@ -15,7 +15,7 @@ from types import ModuleType
 import jsonargparse
 import pytest
 import torch
-from harness import ROOT, RecordingTrainer, TinyData, assert_close, distance, fit, problem_of, train, without_times
+from harness import ROOT, RecordingTrainer, TinyData, adapted, assert_close, distance, fit, problem_of, train, without_times
 
 import flcog
 import flcog.callbacks
@@ -197,7 +197,8 @@ def test_its_config_runs(path: Path) -> None:
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     methods = parser.instantiate(parser.parse_args([f"--config={path}"])).trainer.callbacks
-    assert len(train(*methods, rounds=1).recorded) == 1
+    module = adapted(rank=8) if any(method.needs_adapters for method in methods) else None
+    assert len(train(*methods, module=module, rounds=1).recorded) == 1
 
 
 def test_few_configs_are_excused() -> None:

@@ -31,6 +31,8 @@ class Result(NamedTuple):
     """Mean task loss over each client's local steps."""
     up_bytes: list[int]
     """Bytes each client sends, by method; the model itself comes first."""
+    left_out: Tensor
+    """Bytes of the model that each client neither received nor sends."""
 
 
 class Stopped(Exception):

@@ -25,7 +25,7 @@ from flcog.engine.executors.base import (
     set_rates,
 )
 from flcog.engine.executors.sgd import stepper
-from flcog.engine.program import ClientTensors, Program, differentiate_eager
+from flcog.engine.program import ClientTensors, Program, differentiate_eager, left_out
 from flcog.hooks import Gradient
 
 
@@ -136,6 +136,7 @@ class LoopExecutor:
             sum=[_with_axis(message.sum) for message in messages],
             losses=(total / work.num_steps).unsqueeze(0),
             up_bytes=program.up_bytes(delta, messages),
+            left_out=_with_axis(left_out(messages)),
         )
         return result._replace(
             **{part: self._owned(getattr(result, part)) for part in ("delta", "buffers", "slots", "mean", "sum")}

@@ -17,7 +17,7 @@ from flcog.engine.batching import BLOCK_BYTES, ClientWork, stacked_positions
 from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
 from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.sgd import stepper
-from flcog.engine.program import ClientTensors, Program, differentiate_pure
+from flcog.engine.program import ClientTensors, Program, differentiate_pure, left_out
 from flcog.hooks import Gradient
 
 
@@ -116,14 +116,14 @@ class VmapExecutor:
             final, slots, messages = program.finish(delta, params, buffers, tensors, measured)
             up_bytes[:] = program.up_bytes(final, messages)
             values = [pytree.tree_map(torch.as_tensor, part) for m in messages for part in (dict(m.mean), dict(m.sum))]
-            return final or {}, slots, values
+            return final or {}, slots, values, torch.as_tensor(left_out(messages))
 
         # Parameters are leaves with gradients attached; what is kept of a client must not drag those along.
         values = {name: value.detach() for name, value in params.items()}
         measured = (
             self._measure(assignment, works, values, buffers, tensors) if program.measurers else [{} for _ in program.methods]
         )
-        delta, slots, messages = torch.func.vmap(finish, randomness="different")(values, buffers, tensors, measured)
+        delta, slots, messages, unsent = torch.func.vmap(finish, randomness="different")(values, buffers, tensors, measured)
         return Result(
             works=works,
             delta=delta or None,
@@ -133,6 +133,7 @@ class VmapExecutor:
             sum=messages[1::2],
             losses=total / tensors.num_steps,
             up_bytes=up_bytes,
+            left_out=unsent,
         )
 
     def _measure(

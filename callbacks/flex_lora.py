@@ -1,0 +1,131 @@
+"""FlexLoRA: clients train adapters of different ranks, and the server averages the products of their matrices."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcog.core.checks import all_at_least
+from flcog.core.types import Params, Slot
+from flcog.hooks import ClientUpload, ClientView, Cohort, Context, Messages, Method, Upload
+
+
+def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tuple[Tensor, Tensor]:
+    """``U S`` and ``V^T`` of ``sum_k p_k B_k A_k = U S V^T``, cut to the rank of ``old``; rows of A beyond the sum's rank stay as they are.
+
+    The sum itself is never formed: it is a product of two thin matrices, whose triangular parts hold its singular values.
+
+    Args:
+        changes: p_k, B_k and A_k of each client.
+        old: A as the round began with it.
+
+    >>> b, a = factors([(0.5, torch.tensor([[2.0], [0.0]]), torch.tensor([[0.0, 3.0]]))], torch.ones(2, 2))
+    >>> b @ a, a[1]
+    (tensor([[0., 3.],
+            [0., 0.]]), tensor([1., 1.]))
+    """
+    left = torch.cat([weight * b.double() for weight, b, _ in changes], 1)
+    right = torch.cat([a.double() for _, _, a in changes])
+    (outer, upper), (inner, lower) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    u, singular, v = torch.linalg.svd(upper @ lower.T, full_matrices=False)
+    rank = min(len(old), int((singular > 1e-12 * singular[0]).sum()))
+    b, a = (outer @ u * singular)[:, :rank], (v @ inner.T)[:rank]
+    # A singular vector's sign is any: that of the largest entry of A's row is positive.
+    sign = a.gather(1, a.abs().argmax(1, keepdim=True)).sign()
+    full = old.new_zeros(len(b), len(old))
+    full[:, :rank] = b * sign.T
+    return full, torch.cat([(a * sign).to(old), old[rank:]])
+
+
+@dataclass(frozen=True)
+class FlexLoRA(Method):
+    """Gives each client adapters of the rank that it can afford, and averages the changes that these amount to, not their matrices.
+
+    Client k of rank r_k trains B_k (its columns) and A_k (its rows); the server takes the singular value decomposition of the mean
+    change and sends each client as much of it as its rank holds::
+
+        W = sum_k p_k B_k A_k = U S V^T        B_k <- U[:, :r_k] S[:r_k]        A_k <- V[:, :r_k]^T
+
+    The global model has the model's own rank. In the first round a client begins with the first r_k rows of the A that was drawn. Clients
+    neither receive nor send what lies beyond their rank, nor does the ledger count it. Everything else is averaged as ever.
+
+    Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources, NeurIPS 2024,
+    https://arxiv.org/abs/2402.11505.
+
+    Args:
+        ranks: client k has the rank ``ranks[k % len(ranks)]``; each at least 1 and at most the model's.
+
+    Example:
+        >>> FlexLoRA(ranks=[2, 2, 8]).ranks
+        [2, 2, 8]
+    """
+
+    ranks: Sequence[int] = (2, 4, 8)
+
+    individual_uploads: ClassVar[bool] = True
+    needs_adapters: ClassVar[bool] = True
+    excludes: ClassVar[Mapping[str, str]] = {
+        "FFALoRA": "FFALoRA freezes the matrices A that FlexLoRA's server makes anew",
+        "FedDM": "FedDM's clients send images, not the adapters that FlexLoRA averages",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        all_at_least(self, 1, "ranks")
+
+    def init_server(self, params: Params) -> Slot:
+        largest = min(len(params[a]) for a, _ in _pairs(params))
+        if max(self.ranks) > largest:
+            raise ValueError(
+                f"FlexLoRA: ranks must be at most the model's, {largest}; got {list(self.ranks)}: give LoRA a larger rank"
+            )
+        return {}
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"rank": torch.tensor(self.ranks[client.id % len(self.ranks)])}
+
+    def start(self, params: Params, ctx: Context) -> Params:
+        return params | _cut(params, ctx.draws["rank"])
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        # What lies beyond the rank is zero in both matrices and so has no gradient, unless another method gives it one.
+        return gradient | _cut(gradient, ctx.draws["rank"])
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        left_out = sum(
+            (len(params[a]) - ctx.draws["rank"]) * (params[a][0].nbytes + params[b][:, 0].nbytes) for a, b in _pairs(params)
+        )
+        return Upload(delta, ctx.client, left_out=left_out)
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        step = dict(delta)
+        for a, b in _pairs(params):
+            total = sum(upload.weight for upload in messages.individual)
+            changes = [(upload.weight / total, *_sent(params, upload, a, b)) for upload in messages.individual]
+            new_b, new_a = factors(changes, params[a].flatten(1))
+            step[a], step[b] = new_a.view_as(params[a]) - params[a], new_b - params[b]
+        return step, server
+
+
+def _pairs(params: Params) -> Iterator[tuple[str, str]]:
+    """The names of each adapter's two matrices."""
+    for name in params:
+        if name.endswith(".A") and (other := f"{name[:-1]}B") in params:
+            yield name, other
+
+
+def _cut(params: Params, rank: Tensor) -> Params:
+    """Every adapter's matrices, zero beyond a rank."""
+    parts = {}
+    for a, b in _pairs(params):
+        kept = torch.arange(len(params[a]), device=params[a].device) < rank
+        parts[a] = params[a] * kept.view(-1, *[1] * (params[a].ndim - 1))
+        parts[b] = params[b] * kept
+    return parts
+
+
+def _sent(params: Params, upload: ClientUpload, a: str, b: str) -> tuple[Tensor, Tensor]:
+    """A client's matrices B and A of one adapter, a convolution's A as a matrix too."""
+    return params[b] + upload.delta[b], (params[a] + upload.delta[a]).flatten(1)
