@@ -30,6 +30,7 @@ from flcog.datamodules.partitioners import (
     class_labels,
 )
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
+from flcog.datamodules.torch_dataset import TorchDataset
 
 __all__ = [
     "CIFAR10",
@@ -62,5 +63,6 @@ __all__ = [
     "Quantity",
     "Saved",
     "Shuffled",
+    "TorchDataset",
     "class_labels",
 ]

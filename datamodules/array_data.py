@@ -1,6 +1,5 @@
 """ArrayData: a data module for your own arrays, from an .npz file in MedMNIST's layout or from Python."""
 
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import one_of
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits, Task
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files, require_finite, standardisation
+from flcog.datamodules.targets import Targets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
 Array = Any
@@ -26,8 +27,9 @@ class ArrayData(FederatedDataModule):
     may be called ``inputs`` and ``targets`` as well.
 
     Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
-    or [N, H, W, C]. Targets are [N] or [N, 1], of which integers are classes and floats are values, or [N, C] of 0 and 1. Rows
-    with exactly one 1 each are classes too. Memory-mapped arrays, from Python, stay on disk.
+    or [N, H, W, C], or [N, C, H, W] with ``layout=NCHW``. Targets are [N] or [N, 1], of which integers and text are classes and
+    floats are values, or [N, C] of 0 and 1. Rows with exactly one 1 each are classes too. Memory-mapped arrays, from Python, stay
+    on disk.
 
     Args:
         path: the ``.npz`` file; None where arrays are given.
@@ -38,6 +40,7 @@ class ArrayData(FederatedDataModule):
             leaves values as they are.
         std: divides each channel or feature; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
+        layout: the order of an image's axes: NHWC as numpy and image files have it, NCHW as torch's tensors.
         train_inputs: training inputs, from Python only.
         train_targets: training targets, from Python only.
         test_inputs: test inputs, from Python only.
@@ -61,6 +64,7 @@ class ArrayData(FederatedDataModule):
         mean: list[float] | Literal["auto"] | None = None,
         std: list[float] | Literal["auto"] | None = None,
         augmentation: Augmentation = "none",
+        layout: Literal["NHWC", "NCHW"] = "NHWC",
         train_inputs: Array | None = None,
         train_targets: Array | None = None,
         test_inputs: Array | None = None,
@@ -84,64 +88,60 @@ class ArrayData(FederatedDataModule):
             raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give one of the two")
         if (mean == "auto") != (std == "auto") or (mean is None) != (std is None):
             raise ValueError(f"mean and std come together; got mean={mean} and std={std}")
-        self.path, self.augmentation, self.train_users = path, augmentation, train_users
+        one_of(self, ("NHWC", "NCHW"), layout=layout)
+        self.path, self.augmentation, self.train_users, self.layout = path, augmentation, train_users, layout
         self.mean, self.std = mean, std
         self._task, self._num_classes = task, num_classes
 
     @property
     def task(self) -> Task:  # type: ignore[override]
         """Given, or read from the targets."""
-        return self._read[0]
+        return self._read[0].task
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
         """Given, or read from the targets."""
-        return self._read[1]
+        return self._read[0].num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The labels, where they are text, in alphabetical order."""
+        return self._read[0].class_names
 
     def load(self) -> Splits:
-        return self._read[2]
+        return self._read[1]
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         if self.mean is None or self.std is None:
             return Preprocess()
         if isinstance(self.mean, str) or isinstance(self.std, str):
-            return Preprocess(*_channel_statistics(self._read[2].train.inputs))
+            return Preprocess(*_channel_statistics(self._read[1].train.inputs))
         return Preprocess(tuple(self.mean), tuple(self.std))
 
     def augment(self) -> Augment | None:
         return augmentation(self.augmentation)
 
     @cached_property
-    def _read(self) -> tuple[Task, int, Splits]:
+    def _read(self) -> tuple[Targets, Splits]:
         source = "ArrayData" if self.path is None else self.path
         arrays = self._given if self.path is None else _read_archive(Path(self.path))
         names = {part: pair for part in _PARTS if (pair := _names_of(part, arrays, source)) is not None}
-        targets = {part: _check_targets(arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
-        task = _task_of(targets["train"], f"{source}: {names['train'][1]}") if self._task == "auto" else self._task
-        num_classes = self._num_classes if self._num_classes is not None else _count_classes(targets, task)
-        if self._num_classes is None and num_classes > _MOST_CLASSES:
-            raise ValueError(
-                f"{source}: {names['train'][1]} and its like hold labels up to {num_classes - 1}: number the classes from 0, or give "
-                "num_classes if there are so many"
-            )
+        targets = {part: (arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
+        learnt = read_targets(targets, self._task, self._num_classes)
         samples = {}
         for part, (inputs_name, targets_name) in names.items():
-            inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}")
+            inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}", self.layout)
             users = self.train_users if part == "train" else None
-            if len(inputs) != len(targets[part]) or len(inputs) == 0:
+            if len(inputs) != len(learnt.tensors[part]) or len(inputs) == 0:
                 raise ValueError(
-                    f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} has {len(targets[part])}: each input needs "
-                    "a target, and there must be some"
+                    f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} has {len(learnt.tensors[part])}: each input "
+                    "needs a target, and there must be some"
                 )
-            samples[part] = Samples(inputs, _targets(targets[part], task, num_classes, f"{source}: {targets_name}"), users)
-        if self._num_classes is None and task == "classification" and samples["train"].targets.min() > 0:
-            warnings.warn(f"{source}: no label is 0, and {num_classes} classes are assumed: labels count from 0", stacklevel=2)
-        return task, num_classes, Splits(**samples)
+            samples[part] = Samples(inputs, learnt.tensors[part], users)
+        return learnt, Splits(**samples)
 
 
 _PARTS = ("train", "test", "val")
-_MOST_CLASSES = 1_000_000
-"""More are taken for a mistake, where nobody gave their number: tables with a column for each would fill the memory."""
 
 
 def _read_archive(path: Path) -> dict[str, np.ndarray]:
@@ -176,70 +176,20 @@ def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[st
     return None
 
 
-def _check_targets(targets: np.ndarray, where: str) -> np.ndarray:
-    """Targets as numbers, [N] or [N, C] with C > 1."""
-    if targets.dtype.kind not in "biuf":
-        raise ValueError(f"{where} must be numbers; its type is {targets.dtype}")
-    if targets.dtype.kind == "f":
-        require_finite(targets, where)
-    if targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
-    if targets.ndim not in (1, 2):
-        raise ValueError(f"{where} must be [N], [N, 1] or [N, C]; its shape is {targets.shape}")
-    return targets
-
-
-def _task_of(targets: np.ndarray, where: str) -> Task:
-    if targets.ndim == 1:
-        return "regression" if targets.dtype.kind == "f" else "classification"
-    if not np.isin(targets, (0, 1)).all():
-        raise ValueError(
-            f"{where} has {targets.shape[1]} columns, so it should hold only 0 and 1; regression takes one value per sample"
-        )
-    return "classification" if (targets.sum(1) == 1).all() else "multilabel"
-
-
-def _count_classes(targets: dict[str, np.ndarray], task: Task) -> int:
-    if task == "regression":
-        return 10
-    if targets["train"].ndim == 2:
-        return targets["train"].shape[1]
-    return int(max(part.max(initial=0) for part in targets.values())) + 1
-
-
-def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:
-    if task == "regression":
-        if targets.ndim != 1:
-            raise ValueError(f"{where} must be one value per sample for regression; its shape is {targets.shape}")
-        return torch.from_numpy(targets.astype(np.float32))
-    if task == "multilabel":
-        if targets.ndim != 2 or targets.shape[1] != num_classes or not np.isin(targets, (0, 1)).all():
-            raise ValueError(f"{where} must be [N, {num_classes}] of 0 and 1 for multi-label data; its shape is {targets.shape}")
-        return torch.from_numpy(targets.astype(np.float32))
-    if targets.ndim == 2:
-        if not np.isin(targets, (0, 1)).all() or (targets.sum(1) != 1).any():
-            raise ValueError(f"{where} has rows that are not one-hot: give class indices, or set task to multilabel")
-        targets = targets.argmax(1)
-    if targets.dtype.kind == "f" and (targets != np.floor(targets)).any():
-        raise ValueError(f"{where} holds fractions, which cannot be class indices: set task to regression")
-    outside = (targets < 0) | (targets >= num_classes)
-    if outside.any():
-        first = int(np.argmax(outside))
-        raise ValueError(
-            f"{where} holds {targets[first]} at row {first}: {num_classes} classes are numbered 0 to {num_classes - 1}"
-        )
-    return torch.from_numpy(targets.astype(np.int64))
-
-
-def _inputs(inputs: np.ndarray, where: str) -> Tensor | np.ndarray:
+def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
     if inputs.dtype.kind not in "biuf":
         raise ValueError(f"{where} must be numbers; its type is {inputs.dtype}")
     if inputs.ndim not in (2, 3, 4):
         raise ValueError(f"{where} must be images [N, H, W] or [N, H, W, C], or rows [N, F]; its shape is {inputs.shape}")
-    if inputs.ndim == 4 and inputs.shape[1] in (1, 3) and inputs.shape[3] not in (1, 3):
-        raise ValueError(
-            f"{where} has shape {inputs.shape}, channels first: save it as [N, H, W, C], e.g. with .transpose(0, 2, 3, 1)"
-        )
+    if inputs.ndim == 4:
+        channels, others = (1, 3) if layout == "NCHW" else (3, 1)
+        other = "NHWC" if layout == "NCHW" else "NCHW"
+        if inputs.shape[others] in (1, 3) and inputs.shape[channels] not in (1, 3):
+            raise ValueError(
+                f"{where} has shape {inputs.shape}, which looks like {other} ([N, {', '.join(other[1:])}]), and layout is {layout}: "
+                f"set layout={other}"
+            )
+        inputs = inputs.transpose(0, 2, 3, 1) if layout == "NCHW" else inputs
     if isinstance(inputs, np.memmap) and inputs.dtype in (np.uint8, np.float32):
         return inputs if inputs.ndim != 3 else inputs[..., None]
     if inputs.dtype.kind == "f":

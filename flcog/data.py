@@ -16,6 +16,7 @@ from torch import Tensor
 from flcog.core import checks
 from flcog.core.files import replacing
 from flcog.core.labels import require_targets
+from flcog.core.source import Source
 from flcog.core.trees import Tree, first_leaf, leaves, map_leaves, rows
 
 Task = Literal["classification", "multilabel", "regression"]
@@ -98,7 +99,8 @@ class Samples:
     gets a dict by name where its forward has parameters of all these names, any other inputs as its one argument.
 
     Args:
-        inputs: a tensor (moved to the device once) or a memory-mapped array (read from disk batch by batch).
+        inputs: a tensor (moved to the device once), a memory-mapped array (read from disk batch by batch), or a
+            :class:`flcog.core.source.Source`, which makes them when they are asked for.
         targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Of several, the first is what
             splits by label and label statistics go by.
         users: a natural owner for each sample, where the data set has one.
@@ -129,8 +131,15 @@ class Samples:
         labels: Tensor = first_leaf(self.targets)
         return labels
 
-    def gather(self, indices: Tensor) -> Tree:
-        """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU)."""
+    def gather(self, indices: Tensor, keys: np.ndarray | None = None) -> Tree:
+        """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU).
+
+        Args:
+            indices: which.
+            keys: the randomness of a source, one key per sample; None for what it always gives.
+        """
+        if isinstance(self.inputs, Source):
+            return self.inputs.read(indices.cpu().numpy(), keys)
         return map_leaves(lambda leaf: _gathered(leaf, indices), self.inputs)
 
     def to(self, device: torch.device) -> "Samples":
@@ -183,13 +192,18 @@ class Federation:
         return {name: samples for name, samples in sets.items() if samples is not None}
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether reading a training sample takes randomness: a key for each sample, round and client."""
+        return self.augment is not None or isinstance(self.train.inputs, Source)
+
+    @property
     def split(self) -> Partition:
         """What papers cite and ``Saved`` loads: the partition with what is held out of it."""
         return self.whole or self.partition
 
     def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
-        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), samples.gather(indices))
+        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), samples.gather(indices, keys))
         if self.augment is not None and keys is not None:
             inputs = self.augment(inputs, keys)
         return self.preprocess(inputs), map_leaves(lambda leaf: leaf.index_select(0, indices), samples.targets)

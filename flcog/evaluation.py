@@ -36,8 +36,8 @@ class Evaluator:
         )
 
     def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
-        for first in range(0, len(indices), self.batch_size):
-            yield self.reader(samples, indices[first : first + self.batch_size])
+        starts = range(0, len(indices), self.batch_size)
+        return self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
 
     def _mine(self, count: int) -> np.ndarray:
         """This process's share of so many rows."""

@@ -1,10 +1,18 @@
 """Reads batches: from sample indices to tensors on the run's device, in the run's precision."""
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
 import numpy as np
 import torch
 
+from flcog.core.source import Source
 from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
 from flcog.data import Federation, Samples
+
+Request = tuple[np.ndarray, np.ndarray | None]
+"""Indices of samples, and a key for each where they are to be augmented."""
 
 
 class Reader:
@@ -25,6 +33,17 @@ class Reader:
         """One input as the model takes it, [1, ...]."""
         self.bytes_per_sample = num_bytes(first)
 
+    @property
+    def source(self) -> Source | None:
+        """What makes the training set's inputs, where they are not stored."""
+        inputs = self.federation.train.inputs
+        return inputs if isinstance(inputs, Source) else None
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether every batch of training must be read by itself."""
+        return self.source is not None and self.source.whole_batches
+
     def __call__(self, samples: Samples, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Inputs and targets of some samples; augmented where ``keys``, one per sample, are given."""
         chosen = torch.from_numpy(indices).to(self.device, non_blocking=True)
@@ -35,3 +54,16 @@ class Reader:
     def train(self, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """The same for the training set."""
         return self(self.federation.train, indices, keys)
+
+    def each(self, samples: Samples, requests: Iterable[Request]) -> Iterator[tuple[Tree, Tree]]:
+        """One request after another, of which a source is told some ahead."""
+        source = samples.inputs if isinstance(samples.inputs, Source) else None
+        rest, told = iter(requests), deque[Request]()
+        while True:
+            for request in islice(rest, 1 + (source.ahead if source else 0) - len(told)):
+                if source is not None:
+                    source.expect(*request)
+                told.append(request)
+            if not told:
+                return
+            yield self(samples, *told.popleft())

@@ -43,7 +43,12 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT, None)
     if parent is not None:
         starter = int(parent)
-        threading.Thread(target=_watch, args=(starter,), name="end-with-parent", daemon=True).start()
+        end_with(starter)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent, which has this number, is no more."""
+    threading.Thread(target=_watch, args=(parent,), name="end-with-parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:

@@ -1,7 +1,7 @@
 """Inputs and targets: a tensor, or a dict, tuple or list of such trees, whose tensors all have the samples as their first axis."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +46,16 @@ def num_bytes(tree: Tree) -> int:
 def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
     """The tree with its floating-point tensors in this dtype; whole numbers (token ids, masks) stay as they are."""
     return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def unlike_shapes(trees: Sequence[Tree]) -> str:
+    """Which two shapes the trees have of which they should have one; empty where all are alike.
+
+    >>> unlike_shapes([torch.zeros(4, 7), torch.zeros(4, 9)])
+    'batches have different shapes: [4, 7] and [4, 9]'
+    """
+    shapes = {", ".join(str(list(leaf.shape)) for leaf in leaves(tree)): None for tree in trees}
+    return f"batches have different shapes: {' and '.join(list(shapes)[:2])}" if len(shapes) > 1 else ""
 
 
 def call(network: Callable[..., Any], inputs: Tree) -> Any:

@@ -9,7 +9,7 @@ from flcog.core.randomness import epoch_orders, fold, fold_each, hash64
 from flcog.core.trees import rows
 from flcog.core.types import Batch, Slot
 from flcog.data import Federation
-from flcog.reading import Reader
+from flcog.reading import Reader, Request
 
 
 @dataclass
@@ -93,7 +93,7 @@ def make_work(
     order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes)
     order = partition.indices[order + np.repeat(starts_in_partition, np.diff(offsets))]
     keys = None
-    if federation.augment is not None:
+    if federation.needs_keys:
         counter = np.arange(len(order)) - np.repeat(offsets[:-1], np.diff(offsets))
         per_client = fold_each(fold(seed, round, "augment"), ids)
         keys = hash64(np.repeat(per_client, np.diff(offsets)) ^ hash64(counter.astype(np.uint64)))
@@ -120,19 +120,41 @@ BLOCK_BYTES = 8 * 2**20
 """Batches are read this much at a time: one gather a block instead of one a step, small enough to stay near the cache."""
 
 
+def samples_per_block(reader: Reader) -> int:
+    """How many samples are read at once, if that is more than a batch."""
+    return 0 if reader.whole_batches else BLOCK_BYTES // max(1, reader.bytes_per_sample)
+
+
 def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
     """One client's local batches, gathering many steps' samples at once and slicing."""
-    samples_per_block = BLOCK_BYTES // max(1, reader.bytes_per_sample)
+    starts, sizes, blocks = work.starts.tolist(), work.sizes.tolist(), list(_blocks(work, reader))
+    loaded = reader.each(reader.federation.train, (_request(work, begin, end) for _, begin, end in blocks))
+    for (steps, begin, _), (inputs, targets) in zip(blocks, loaded, strict=True):
+        for step in steps:
+            own = slice(starts[step] - begin, starts[step] - begin + sizes[step])
+            yield Batch(rows(inputs, own), rows(targets, own))
+
+
+def announce(work: ClientWork, reader: Reader) -> None:
+    """Tell the reader what the client will read first."""
+    if reader.source is not None:
+        _, begin, end = next(_blocks(work, reader))
+        reader.source.expect(*_request(work, begin, end))
+
+
+def _blocks(work: ClientWork, reader: Reader) -> Iterator[tuple[range, int, int]]:
+    """Steps that are read together, with where their samples begin and end in the client's order."""
+    most = samples_per_block(reader)
     starts, sizes, step = work.starts.tolist(), work.sizes.tolist(), 0
     while step < work.num_steps:
         first, begin = step, starts[step]
-        while step < work.num_steps and (step == first or starts[step] + sizes[step] - begin <= samples_per_block):
+        while step < work.num_steps and (step == first or starts[step] + sizes[step] - begin <= most):
             step += 1
-        end = starts[step - 1] + sizes[step - 1]
-        inputs, targets = reader.train(work.order[begin:end], None if work.keys is None else work.keys[begin:end])
-        for s in range(first, step):
-            own = slice(starts[s] - begin, starts[s] - begin + sizes[s])
-            yield Batch(rows(inputs, own), rows(targets, own))
+        yield range(first, step), begin, starts[step - 1] + sizes[step - 1]
+
+
+def _request(work: ClientWork, begin: int, end: int) -> Request:
+    return work.order[begin:end], None if work.keys is None else work.keys[begin:end]
 
 
 def stacked_positions(works: Sequence[ClientWork], first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:

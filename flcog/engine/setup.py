@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -16,7 +17,7 @@ from flcog.core.ledger import Ledger
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
-from flcog.core.trees import Tree
+from flcog.core.trees import Tree, unlike_shapes
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.engine.batching import Batching
 from flcog.engine.client_model import ClientModel
@@ -155,6 +156,9 @@ def set_up(
         largest_client=int(federation.partition.sizes.max()),
         clients=-(-_cohort_size(settings, federation) // processes.count),
         chunk_size=settings.chunk_size,
+        reads_whole_batches=reader.whole_batches,
+        unlike_batches=_unlike_batches(reader, batching.batch_size),
+        draws_here=reader.source is not None and reader.source.draws_here,
     )
     engine = Engine(
         settings=settings,
@@ -191,6 +195,15 @@ def _batching(settings: Settings, datamodule: FederatedDataModule, federation: F
         None if epochs is None else epochs * share,
         datamodule.drop_last,
     )
+
+
+def _unlike_batches(reader: Reader, batch_size: int) -> str:
+    """Where batches are read by themselves: in what those of the first clients differ, if they do."""
+    if not reader.whole_batches:
+        return ""
+    partition = reader.federation.partition
+    requests = [(np.resize(partition.client(k), batch_size), None) for k in range(min(8, partition.num_clients))]
+    return unlike_shapes([inputs for inputs, _ in reader.each(reader.federation.train, requests)])
 
 
 def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:

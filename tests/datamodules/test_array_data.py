@@ -159,9 +159,10 @@ def test_labels_from_one_are_suspicious() -> None:
         ({"train_labels": [0.5, np.inf, 1]}, {}, r"train_labels has 1 NaN or infinite values, the first at index \(1\)"),
         ({"train_images": np.array([{}, 1, 2], object)}, {}, "train_images cannot be read: it holds Python objects"),
         ({"train_images": ["a", "b", "c"]}, {}, "train_images must be numbers; its type is <U1"),
-        ({"train_labels": ["a", "b", "c"]}, {}, "train_labels must be numbers; its type is <U1"),
+        ({"train_labels": [1j, 2j, 3j]}, {}, "train_labels must be numbers; its type is complex128"),
         ({"train_images": np.ones(3)}, {}, r"train_images must be images \[N, H, W\].*its shape is \(3,\)"),
-        ({"train_images": np.ones((3, 3, 8, 8))}, {}, r"train_images has shape \(3, 3, 8, 8\), channels first: save it as"),
+        ({"train_images": np.ones((3, 3, 8, 8))}, {}, r"looks like NCHW \(\[N, C, H, W\]\), .* set layout=NCHW"),
+        ({"train_images": np.ones((3, 8, 8, 3))}, {"layout": "NCHW"}, r"looks like NHWC \(\[N, H, W, C\]\), .* set layout=NHWC"),
         ({"train_images": np.ones((3, 8, 8), np.int32)}, {}, "train_images has type int32: images must be uint8"),
         ({"train_labels": np.ones((3, 2, 2), int)}, {}, r"train_labels must be \[N\], \[N, 1\] or \[N, C\]"),
         ({"train_labels": [[0.2, 0.8]] * 3}, {}, "train_labels has 2 columns, so it should hold only 0 and 1"),
@@ -198,3 +199,23 @@ def test_bad_array_files(tmp_path: Path) -> None:
     Path(path).write_bytes(whole[:400] + bytes(100) + whole[500:])
     with one_line(ValueError, "good.npz: train_images cannot be read: Bad CRC-32"):
         ArrayData(path).setup()
+
+
+def test_channels_first(tmp_path: Path) -> None:
+    images = bytes_of(12, 5, 4, 3)
+    torchs = images.transpose(0, 3, 1, 2)
+    memory_map = np.memmap(tmp_path / "pixels", np.uint8, "w+", shape=torchs.shape)
+    memory_map[:] = torchs
+    options: dict[str, Any] = {"train_targets": np.arange(12) % 3, "num_clients": 2}
+    last = ArrayData(train_inputs=images, **options).federation
+    expected = everything(last, last.train)[0]
+    for inputs in (torchs, torch.from_numpy(torchs.copy()), memory_map):
+        federation = ArrayData(train_inputs=inputs, layout="NCHW", **options).federation
+        assert torch.equal(everything(federation, federation.train)[0], expected)
+    assert isinstance(federation.train.inputs, np.memmap)
+
+
+def test_classes_may_have_names() -> None:
+    names = np.array(["owl", "cat", "owl", "dog"])
+    data = ArrayData(train_inputs=np.ones((4, 2)), train_targets=names, num_clients=2)
+    assert data.federation.train.targets.tolist() == [2, 0, 2, 1] and data.federation.class_names == ("cat", "dog", "owl")

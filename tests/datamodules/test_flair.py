@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
-from flcog.datamodules import FLAIR, IID, flair, image_cache
+from flcog.datamodules import FLAIR, IID, flair, image_cache, row_file
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache
 from flcog.models import ResNet18
@@ -183,7 +183,7 @@ def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
     write_flair(tmp_path, {"train0": 40, "val0": 1, "test0": 1}, image_size=16)
 
     def decode_slowly() -> None:
-        image_cache._CHUNK_BYTES, decode = 1, ImageCache._decode
+        row_file.CHUNK_BYTES, decode = 1, ImageCache._decode
         ImageCache._decode = lambda self, row: (time.sleep(0.02), decode(self, row))[1]  # type: ignore[method-assign]
         FLAIR(str(tmp_path), image_size=16).prepare_data()
 
@@ -258,7 +258,7 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
 
 
 def test_a_disk_too_small_is_known_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    monkeypatch.setattr(row_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(ValueError, match=r"takes 0.0 GB in .*cache_dir"):
         ImageCache(tmp_path, "a", tmp_path, ["x.png"], (32, 32)).load()
 

@@ -39,6 +39,9 @@ class Job:
         largest_client: the most samples that a client has.
         clients: how many one process trains in a round.
         chunk_size: how many of them at a time, if the user says so.
+        reads_whole_batches: whether every batch is read by itself, so that batches may differ in shape.
+        unlike_batches: in what batches of the first clients differ, if they do.
+        draws_here: whether samples are read in this process, by code that draws from its random streams.
     """
 
     model: ModelFunction
@@ -49,6 +52,9 @@ class Job:
     largest_client: int
     clients: int
     chunk_size: int | None
+    reads_whole_batches: bool = False
+    unlike_batches: str = ""
+    draws_here: bool = False
 
     @property
     def on_cpu(self) -> bool:
@@ -68,6 +74,8 @@ def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: li
         if wanted == "vmap":
             warnings.warn(f"executor=vmap falls back to loop: {obstacles}", stacklevel=2)
         return loop(job, notes, obstacles)
+    if wanted == "auto" and job.reads_whole_batches:
+        return loop(job, notes, "a collate_fn may give clients' batches different shapes")
     num_params = sum(p.numel() for p in job.model.params.values())
     constants = sum(constant.numel() for constant in job.model.constants.values())
     work = (num_params + constants) * min(job.batch_size, job.largest_client)
@@ -157,6 +165,8 @@ def _obstacles_to_vmap(job: Job) -> str:
     obstacles = [_own_training_step(job)] if job.model.trains_itself else []
     if type(job.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
+    if job.unlike_batches:
+        obstacles.append(job.unlike_batches)
     return "; ".join(obstacles)
 
 
@@ -174,6 +184,8 @@ def _obstacle_to_threads(job: Job) -> str:
     if job.model.trains_itself:
         kind = "a training_step of one's own" if isinstance(job.model.module, ClientModule) else "a plain LightningModule"
         return f"{kind} may keep what it likes between steps"
+    if job.draws_here:
+        return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
     try:
         draws = job.model.draws(job.sample)
     except Exception:  # raised again, with its client and step, once a client trains

@@ -13,7 +13,7 @@ from flcog.apply import ModelFunction, among_rounds, captured_logs
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import fold
 from flcog.core.types import Batch, Params, Slot
-from flcog.engine.batching import ClientWork, batches
+from flcog.engine.batching import ClientWork, announce, batches
 from flcog.engine.executors.base import (
     Assignment,
     Result,
@@ -63,6 +63,8 @@ class LoopExecutor:
         works = longest_first(assignment.works)
         keys = seed_scratch(self._dropout_keys, assignment, [work.client for work in works])
         for position, work in enumerate(works):
+            if position + 1 < len(works):
+                announce(works[position + 1], assignment.reader)
             try:
                 with self._for_own_training_step(assignment) if self.model.trains_itself else nullcontext():
                     result = self._client(assignment, work, {name: int(values[position]) for name, values in keys.items()})

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Generator, Iterator
+from itertools import tee
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.core.precision import number_dtype
-from flcog.core.trees import Tree, map_leaves, rows
+from flcog.core.trees import Tree, map_leaves, rows, unlike_shapes
 from flcog.core.types import Batch, Params, Slot
-from flcog.engine.batching import BLOCK_BYTES, ClientWork, stacked_positions
+from flcog.engine.batching import ClientWork, samples_per_block, stacked_positions
 from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
 from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.program import ClientTensors, Program, differentiate_pure, left_out
 from flcog.hooks import Gradient
+from flcog.reading import Reader, Request
 
 
 class VmapExecutor:
@@ -161,18 +163,18 @@ class VmapExecutor:
     ) -> Iterator[tuple[int, Tree, Tree, Tensor | None]]:
         """Every step's stacked batches, [K, B, ...], reading several steps at a time."""
         num_steps, width = works[0].num_steps, max(int(work.sizes.max()) for work in works)
-        per_block = max(1, BLOCK_BYTES // max(1, assignment.reader.bytes_per_sample * width * len(works)))
+        per_block = max(1, samples_per_block(assignment.reader) // (width * len(works)))
         lengths = np.array([len(work.order) for work in works])
         order = np.concatenate([work.order for work in works])
         keys = np.concatenate([work.keys for work in works if work.keys is not None] or [np.zeros(0, np.uint64)])
-        for first in range(0, num_steps, per_block):
-            last = min(num_steps, first + per_block)
-            positions, mask = stacked_positions(works, first, last)
-            flat = (positions + (np.cumsum(lengths) - lengths)[:, None, None]).ravel()
-            batches = assignment.reader.train(order[flat], keys[flat] if len(keys) else None)
-            inputs, targets = _by_client(batches, positions.shape)
+        starts = range(0, num_steps, per_block)
+        blocks, places = tee((first, *stacked_positions(works, first, min(num_steps, first + per_block))) for first in starts)
+        offsets = (np.cumsum(lengths) - lengths)[:, None, None]
+        chosen = (positions + offsets for _, positions, _ in places)
+        requests = ((order[rows], keys[rows] if len(keys) else None) for rows in chosen)
+        for (first, _, mask), (inputs, targets) in zip(blocks, _stacked(assignment.reader, requests), strict=True):
             masks = None if mask is None else torch.from_numpy(mask).to(device)
-            for s in range(last - first):
+            for s in range(min(per_block, num_steps - first)):
                 # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
                 height = width if mask is None else int(mask[:, s].sum(1).max())
                 full, own = mask is None or mask[:, s, :height].all(), (slice(None), s, slice(height))
@@ -197,6 +199,28 @@ def _over_clients(program: Program, step: int) -> Any:
         return torch.func.vmap(gradient, in_dims=in_dims, randomness="different")(params, buffers, tensors, inputs, targets, mask)
 
     return mapped
+
+
+def _stacked(reader: Reader, requests: Iterator[Request]) -> Iterator[tuple[Tree, Tree]]:
+    """What is read for indices [K, steps, B], with these axes."""
+    train = reader.federation.train
+    if reader.whole_batches:
+        for indices, keys in requests:
+            own = [(row.ravel(), None if keys is None else keys[k].ravel()) for k, row in enumerate(indices)]
+            yield _by_client(_together(list(reader.each(train, own))), indices.shape)
+        return
+    asked, flat = tee(requests)
+    loaded = reader.each(train, ((indices.ravel(), None if keys is None else keys.ravel()) for indices, keys in flat))
+    for (indices, _), batch in zip(asked, loaded, strict=True):
+        yield _by_client(batch, indices.shape)
+
+
+def _together(batches: list[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
+    """Batches that each client has read for itself, one after another."""
+    if obstacle := unlike_shapes([inputs for inputs, _ in batches]):
+        raise ValueError(f"{obstacle}: let collate_fn pad to one length, or use executor=loop")
+    joined: tuple[Tree, Tree] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
+    return joined
 
 
 def _by_client(batch: tuple[Tree, Tree], shape: tuple[int, ...]) -> tuple[Tree, Tree]:

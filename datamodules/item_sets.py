@@ -1,0 +1,250 @@
+"""ItemSets: what TorchDataset and HuggingFace share, data sets whose own code reads them item by item."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.core.checks import at_least
+from flcog.core.trees import Tree, map_leaves
+from flcog.data import FederatedDataModule, Partitioner, Samples, Splits, Task
+from flcog.datamodules.items import collated_targets, form_of, inputs_of, rows_of, targets_of
+from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
+from flcog.datamodules.streamed import Streamed
+from flcog.datamodules.targets import Targets, read_targets
+from flcog.datamodules.workers import Part, Workers, result_of
+
+PROBED = 16
+"""So many items, from all over a set, tell its cached file from that of another."""
+
+REMEDY = "point cache_dir at a larger disk, or leave it out, and items are read while the model trains"
+
+
+@dataclass(frozen=True)
+class ItemSet:
+    """One part of a data set.
+
+    Args:
+        items: what has a length and ``items[index]``, each a pair of input and target.
+        targets: of all items, where they are known without reading them; names, numbers, rows of 0 and 1.
+        checked: whether ``targets`` were found rather than given, so that items may have others.
+        users: the natural owner of each item.
+        stored: inputs that are there as tensors, with nothing to be done to them.
+    """
+
+    items: Any
+    targets: np.ndarray | None = None
+    checked: bool = True
+    users: np.ndarray | None = None
+    stored: Tree | None = None
+
+    def __post_init__(self) -> None:
+        for what, values in (("targets", self.targets), ("users", self.users)):
+            if values is not None and len(values) != len(self.items):
+                raise ValueError(f"{len(self.items)} items but {len(values)} {what}: give one for each item, in their order")
+
+
+class ItemSets(FederatedDataModule):
+    """Data sets that are read item by item.
+
+    Args:
+        task: what the targets are, if not what they look like.
+        num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
+        collate_fn: from a list of items to a batch, as ``DataLoader`` has it.
+        num_workers: how many processes read.
+        cache_dir: where items are kept once read; None to read them while the model trains.
+        natural: whether users are known, who are the clients unless a partitioner says otherwise.
+    """
+
+    def __init__(
+        self,
+        task: Literal["auto", "classification", "multilabel", "regression"],
+        num_classes: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        num_workers: int,
+        cache_dir: str | None,
+        natural: bool,
+        partitioner: Partitioner | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partitioner=partitioner or (Natural() if natural else None), **kwargs)
+        at_least(self, 0, num_workers=num_workers)
+        if cache_dir is not None and collate_fn is not None:
+            raise ValueError(
+                "a file keeps items of one shape, before any collate_fn: leave out cache_dir, or pad the items in the data set's "
+                "own transform"
+            )
+        self._task, self._num_classes, self.collate_fn, self.num_workers = task, num_classes, collate_fn, num_workers
+        self.cache_dir = cache_dir
+
+    @abstractmethod
+    def _parts(self) -> Mapping[str, ItemSet]:
+        """The parts that there are, of "train", "test" and "val"."""
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        """Given, or read from the targets."""
+        return self._learnt.task
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Given, or read from the targets."""
+        return self._learnt.num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The targets, where they are text, in alphabetical order."""
+        return self._learnt.class_names
+
+    def preprocess(self) -> Callable[[Tree], Tree]:
+        return _as_torch_has_it
+
+    def prepare_data(self) -> None:
+        if self.cache_dir is not None:
+            for part in self._sets:
+                self._fill(part)
+
+    def load(self) -> Splits:
+        tensors = self._learnt.tensors
+        splits = Splits(**{part: Samples(self._inputs(part), tensors[part], self._sets[part].users) for part in self._sets})
+        if self.collate_fn is not None:
+            self._check_collated(tensors["train"])
+        if self.cache_dir is not None:
+            self._workers.rest()
+        return splits
+
+    @cached_property
+    def _sets(self) -> Mapping[str, ItemSet]:
+        sets = self._parts()
+        for part, items in sets.items():
+            if len(items.items) == 0:
+                raise ValueError(f"the {part} set is empty: check its path, split and any subset you asked for")
+        return sets
+
+    @cached_property
+    def _workers(self) -> Workers:
+        parts = {name: Part(part.items, self.collate_fn, part.targets is not None) for name, part in self._sets.items()}
+        return Workers(parts, self.num_workers)
+
+    @cached_property
+    def _learnt(self) -> Targets:
+        name = type(self).__name__
+        targets = {part: (self._targets(part), f"{name}: the targets of the {part} set") for part in self._sets}
+        return read_targets(targets, self._task, self._num_classes)
+
+    # Targets ----------------------------------------------------------------------------------------------------------------------
+
+    def _targets(self, part: str) -> np.ndarray:
+        """All targets of a set: known, kept in its file, or read with the items."""
+        known, count = self._known_targets[part], len(self._sets[part].items)
+        if known is not None:
+            return known
+        if self.cache_dir is not None and self._file(part)[1]:
+            rows = self._fill(part)
+            return np.array(rows[rows.dtype.names[-1]])  # type: ignore[index]
+        found = self._workers.each(part, targets_of, np.arange(count))
+        bar = track(found, f"reading the targets of the {part} set", -(-count // 32), console=Console(stderr=True))
+        return np.concatenate(list(bar))
+
+    @cached_property
+    def _known_targets(self) -> dict[str, np.ndarray | None]:
+        return {part: self._agreed(part, items) for part, items in self._sets.items()}
+
+    def _agreed(self, part: str, items: ItemSet) -> np.ndarray | None:
+        """The targets that a set shows, unless its items have others, as after a ``target_transform``."""
+        if items.targets is None or not items.checked:
+            return items.targets
+        some = _spread(len(items.items), 4)
+        own = result_of(self._workers.submit(part, targets_of, some), part)
+        if own.dtype == object:  # items that are inputs alone
+            return items.targets
+        return items.targets if np.array_equal(own.reshape(-1), items.targets[some].reshape(-1)) else None
+
+    def _check_collated(self, targets: Tensor) -> None:
+        """Refuse a ``collate_fn`` that makes other targets than those which clients are made and measured by."""
+        rows = np.arange(min(8, len(targets)))
+        made = result_of(self._workers.submit("train", collated_targets, rows), "train")
+        if (
+            made is not None
+            and made.dtype.kind in "biuf"
+            and not np.array_equal(made.reshape(-1), targets[: len(rows)].numpy().ravel())
+        ):
+            raise ValueError(
+                f"collate_fn makes the targets {made.ravel()[:4].tolist()} of items whose targets are "
+                f"{targets[:4].reshape(-1)[:4].tolist()}: a batch's targets are the items' own; change them in the data set"
+            )
+
+    # Inputs -----------------------------------------------------------------------------------------------------------------------
+
+    def _inputs(self, part: str) -> Tree:
+        items = self._sets[part]
+        if items.stored is not None:
+            return items.stored
+        if self.cache_dir is None:
+            # Items that make no batch are better refused now than in the middle of a round.
+            result_of(self._workers.submit(part, inputs_of, _spread(len(items.items), 4)), part)
+            return Streamed(self._workers, part, len(items.items), self.collate_fn is not None)
+        rows = self._fill(part)
+        form = result_of(self._workers.submit(part, form_of, np.zeros(1, np.int64)), part)
+        fields: list[Any] = [rows[name] for name in (rows.dtype.names or ())[: form.num_leaves]]
+        if rows.nbytes <= IN_MEMORY_BYTES:
+            fields = [torch.from_numpy(np.array(field)) for field in fields]
+        return pytree.tree_unflatten(fields, form)
+
+    def _fill(self, part: str) -> np.ndarray:
+        """The set's file, once all of it is there."""
+        file, with_targets = self._file(part)
+        make = partial(rows_of, dtype=file.dtype, with_targets=with_targets)
+        file.fill(lambda rows: (row for some in self._workers.each(part, make, rows) for row in some), f"reading the {part} set")
+        return file.load()
+
+    def _file(self, part: str) -> tuple[RowFile, bool]:
+        """Where the set's items are kept, by what some of them look like, and whether their targets are kept with them."""
+        if part not in self._files:
+            count = len(self._sets[part].items)
+            some = _spread(count, PROBED)
+            alone = result_of(self._workers.submit(part, targets_of, some), part)
+            with_targets = self._known_targets[part] is None and alone.dtype.kind in "biuf"
+            rows = result_of(self._workers.submit(part, partial(rows_of, with_targets=with_targets), some), part)
+            digest = hashlib.sha256(f"{count} {rows.dtype.descr}".encode() + rows.tobytes()).hexdigest()[:12]
+            file = RowFile(Path(str(self.cache_dir)) / f"{part}-{digest}.npy", (count,), rows.dtype, REMEDY)
+            self._files[part] = file, with_targets
+        return self._files[part]
+
+    @cached_property
+    def _files(self) -> dict[str, tuple[RowFile, bool]]:
+        return {}
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Some of so many items, from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+
+
+def _as_torch_has_it(inputs: Tree) -> Tree:
+    """Inputs as the data set's transforms made them; images of bytes are scaled to [0, 1]."""
+    return map_leaves(_scaled, inputs)
+
+
+def _scaled(leaf: Tensor) -> Tensor:
+    if leaf.ndim != 4:
+        return leaf
+    # In the memory's order of all other images here, which convolutions read faster: with the channels last.
+    rows = leaf.permute(0, 2, 3, 1)
+    copied = torch.empty(rows.shape, dtype=_float_of(leaf), device=leaf.device).copy_(rows)
+    return (copied.div_(255) if leaf.dtype == torch.uint8 else copied).permute(0, 3, 1, 2)
+
+
+def _float_of(leaf: Tensor) -> torch.dtype:
+    return torch.get_default_dtype() if leaf.dtype == torch.uint8 else leaf.dtype

@@ -1,0 +1,112 @@
+"""What is made of the items of a data set: batches of tensors, targets, rows of a file. Workers call these functions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
+
+from flcog.core.trees import Tree, leaves
+from flcog.datamodules.workers import Part
+
+
+def inputs_of(part: Part, items: list[Any]) -> Tree:
+    """A batch's inputs: what the user's ``collate_fn`` makes of the items, or their tensors stacked."""
+    if part.collate_fn is not None:
+        return _tensors(part.pair(part.collate_fn(items))[0])
+    try:
+        return _tensors(default_collate([collatable(part.pair(item)[0]) for item in items]))
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise ValueError(f"their shapes differ ({error}): give a collate_fn that pads them to one") from error
+
+
+def targets_of(part: Part, items: list[Any]) -> np.ndarray:
+    """The items' own targets."""
+    return as_array([part.pair(item)[1] for item in items])
+
+
+def collated_targets(part: Part, items: list[Any]) -> np.ndarray | None:
+    """The targets in what the user's ``collate_fn`` makes, if there are any."""
+    assert part.collate_fn is not None
+    targets = part.pair(part.collate_fn(items))[1]
+    return None if targets is None else as_array(targets)
+
+
+def form_of(part: Part, items: list[Any]) -> Any:
+    """The tree of a single input, without its values."""
+    return pytree.tree_flatten(_tensors(collatable(part.pair(items[0])[0])))[1]
+
+
+def rows_of(part: Part, items: list[Any], dtype: np.dtype | None = None, with_targets: bool = False) -> np.ndarray:
+    """Items as rows of one array, with a field for each tensor of an input.
+
+    Args:
+        part: the set.
+        items: some of it.
+        dtype: of the rows; None to take it from the first item.
+        with_targets: whether the last field is the target.
+    """
+    rows: np.ndarray | None = None
+    for number, item in enumerate(items):
+        input, target = part.pair(item)
+        arrays = [_array(leaf) for leaf in leaves(_tensors(collatable(input)))] + [as_array(target)] * with_targets
+        if rows is None:
+            rows = np.empty(len(items), dtype or [(f"part{i}", array.dtype, array.shape) for i, array in enumerate(arrays)])
+        names = rows.dtype.names or ()
+        shapes, kept = [list(array.shape) for array in arrays], [list(rows.dtype[name].shape) for name in names]
+        if shapes != kept:
+            raise ValueError(
+                f"its tensors have shapes {shapes}, and another item's {kept}: a file keeps items of one shape; leave out cache_dir"
+            )
+        for field, array in zip(names, arrays, strict=True):
+            rows[field][number] = array
+    assert rows is not None
+    return rows
+
+
+def as_array(targets: Any) -> np.ndarray:
+    """Targets as an array: of numbers, or of text."""
+    if isinstance(targets, list | tuple) and any(isinstance(target, Tensor) for target in targets):
+        targets = [np.asarray(target) for target in targets]
+    return targets.detach().cpu().numpy() if isinstance(targets, Tensor) else np.asarray(targets)
+
+
+def collatable(input: Any) -> Any:
+    """An input with tensors in the place of pictures and lists of numbers."""
+    if isinstance(input, Mapping):
+        return {name: collatable(part) for name, part in input.items()}
+    if isinstance(input, tuple | list):
+        if all(isinstance(part, int | float) for part in input):
+            return torch.tensor(input)
+        parts = [collatable(part) for part in input]
+        return type(input)(*parts) if hasattr(input, "_fields") else type(input)(parts)
+    if isinstance(input, str | bytes) or input is None:
+        kind = "nothing" if input is None else "text"
+        raise ValueError(f"its input holds {kind}, and a network takes numbers: make them in a transform (a tokenizer, for text)")
+    if hasattr(input, "getbands"):  # a Pillow image, as torchvision's sets give them without a transform
+        pixels = np.array(input)
+        return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
+    return input
+
+
+def _tensors(inputs: Any) -> Tree:
+    """Tensors in plain containers: a tokenizer's batch is a mapping of its own kind."""
+    if isinstance(inputs, Mapping):
+        return {name: _tensors(part) for name, part in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        parts = [_tensors(part) for part in inputs]
+        return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
+    if isinstance(inputs, Tensor):
+        return inputs.detach()
+    if isinstance(inputs, np.ndarray | np.generic | int | float):
+        return torch.as_tensor(inputs)
+    raise ValueError(f"its input holds a {type(inputs).__name__}, and a network takes tensors: make them in a transform")
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,0 +1,109 @@
+"""An array on disk that is filled over a long time: once, by one process, and from where a killed one stopped."""
+
+import math
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flcog.core.files import clear_errors, make_folder, put_in_place, replacing
+from flcog.datamodules.files import MADE_AGAIN, reading
+
+IN_MEMORY_BYTES = 2 * 2**30
+"""Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""
+
+CHUNK_BYTES = 64 * 2**20
+"""So much is made between two marks of progress: what an interrupted run makes again at most."""
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """One ``.npy`` file of rows.
+
+    While it is being filled, the file is called ``.partial`` and a second one marks the rows that are on disk, so a killed run
+    goes on where it stopped. The final name exists only once every row is there.
+
+    Args:
+        path: of the finished file.
+        shape: of the array; its first axis is the rows'.
+        dtype: of its values.
+        remedy: what to do about a full disk.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    remedy: str
+
+    def load(self) -> np.ndarray:
+        """The rows, as a read-only memory map."""
+        with reading(self.path, MADE_AGAIN):
+            rows = np.load(self.path, mmap_mode="r")
+            if rows.shape != self.shape or rows.dtype != self.dtype:
+                raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}, not {self.dtype} of shape {self.shape}")
+        return rows
+
+    def fill(self, make: Callable[[np.ndarray], Iterable[np.ndarray]], what: str) -> None:
+        """Make the rows that are not on disk yet.
+
+        Args:
+            make: from numbers of rows to these rows, one after another.
+            what: what is done, for the progress bar.
+        """
+        if self.path.exists():
+            return
+        folder = self.path.parent
+        with clear_errors(folder, self.remedy):
+            make_folder(folder)
+        # The processes of a run start together: one fills, the others wait. The lock of a killed process is void.
+        with FileLock(folder / ".lock"):
+            if not self.path.exists():
+                self._fill(make, what)
+
+    def _fill(self, make: Callable[[np.ndarray], Iterable[np.ndarray]], what: str) -> None:
+        partial, marks = self.path.with_suffix(".partial"), self.path.with_suffix(".marks")
+        if not (partial.exists() and marks.exists() and marks.stat().st_size == self.shape[0]):
+            self._create(partial, marks)
+        with reading(partial, MADE_AGAIN):
+            rows = np.lib.format.open_memmap(partial, mode="r+")
+            if rows.shape != self.shape or rows.dtype != self.dtype:
+                raise ValueError(f"it has {rows.dtype} of shape {rows.shape}, not {self.dtype} of {self.shape}")
+        done = np.memmap(marks, dtype=np.uint8, mode="r+")
+        pending = np.flatnonzero(done == 0)
+        at_once = max(1, CHUNK_BYTES // self._row_bytes)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            task = progress.add_task(what, total=len(done), completed=len(done) - len(pending))
+            for start in range(0, len(pending), at_once):
+                chosen = pending[start : start + at_once]
+                for row, value in zip(chosen, make(chosen), strict=True):
+                    rows[row] = value
+                # Rows are flushed before their marks: a crash must not leave a mark for one that is not on disk.
+                rows.flush()
+                done[chosen] = 1
+                done.flush()
+                progress.advance(task, len(chosen))
+        put_in_place(partial, self.path, self.remedy)
+        marks.unlink()
+
+    @property
+    def _row_bytes(self) -> int:
+        return max(1, math.prod(self.shape[1:]) * self.dtype.itemsize)
+
+    def _create(self, partial: Path, marks: Path) -> None:
+        needed, free = self.shape[0] * self._row_bytes, shutil.disk_usage(partial.parent).free
+        # A full disk would kill the process as it touches the mapped file, without a message.
+        if needed > free:
+            raise ValueError(
+                f"a file of {self.shape[0]} samples takes {needed / 1e9:.1f} GB in {partial.parent}, where {free / 1e9:.1f} GB are free: "
+                f"{self.remedy}"
+            )
+        with clear_errors(partial, self.remedy):
+            np.lib.format.open_memmap(partial, mode="w+", dtype=self.dtype, shape=self.shape)
+        with replacing(marks, remedy=self.remedy) as file:
+            file.write(bytes(self.shape[0]))

@@ -1,0 +1,138 @@
+"""What targets are: from the arrays that people have (class indices, names, multi-hot rows, values) to tensors, for every part of a set."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.data import Task
+from flcog.datamodules.files import require_finite
+
+MOST_CLASSES = 1_000_000
+"""More are taken for a mistake, where nobody gave their number: tables with a column for each would fill the memory."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """A data set's targets.
+
+    Args:
+        task: what they are.
+        num_classes: how many classes or labels there are; for regression, bins.
+        tensors: class indices, multi-hot rows or values, by part.
+        class_names: in label order, where classes are called by names.
+    """
+
+    task: Task
+    num_classes: int
+    tensors: dict[str, Tensor]
+    class_names: tuple[str, ...] | None = None
+
+
+def read_targets(
+    given: Mapping[str, tuple[np.ndarray, str]],
+    task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+    num_classes: int | None = None,
+) -> Targets:
+    """The targets of a set's parts, of which there is one called "train".
+
+    Args:
+        given: by part, an array, and what messages call it.
+        task: what the targets are, if not what they look like: integers and names are classes, floats are values.
+        num_classes: how many there are, if more than occur.
+    """
+    names = _class_names(*given["train"])
+    arrays = {part: (_numbered(array, names, where), where) for part, (array, where) in given.items()}
+    targets = {part: _check_targets(array, where) for part, (array, where) in arrays.items()}
+    where = given["train"][1]
+    known = _task_of(targets["train"], where) if task == "auto" else task
+    count = num_classes if num_classes is not None else _count_classes(targets, known, names)
+    if num_classes is None and count > MOST_CLASSES:
+        raise ValueError(
+            f"{where} and its like hold labels up to {count - 1}: number the classes from 0, or give num_classes if there are so many"
+        )
+    tensors = {part: _targets(array, known, count, given[part][1]) for part, array in targets.items()}
+    if num_classes is None and known == "classification" and len(tensors["train"]) and tensors["train"].min() > 0:
+        warnings.warn(f"{where}: no label is 0, and {count} classes are assumed: labels count from 0", stacklevel=2)
+    return Targets(known, count, tensors, names)
+
+
+def _class_names(targets: np.ndarray, where: str) -> tuple[str, ...] | None:
+    """The names of the classes, in alphabetical order, where targets are text."""
+    if targets.dtype.kind not in "OUST":
+        return None
+    if not all(isinstance(name, str) for name in targets.ravel().tolist()):
+        raise ValueError(f"{where} must be numbers or text throughout; some are neither, such as missing values")
+    return tuple(np.unique(targets.astype(str)).tolist())
+
+
+def _numbered(targets: np.ndarray, names: tuple[str, ...] | None, where: str) -> np.ndarray:
+    """Names as class indices; anything else as it is."""
+    if names is None:
+        return targets
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = next((str(name) for name in targets.ravel().tolist() if name not in numbers), None)
+    if unknown is not None:
+        raise ValueError(f"{where} holds the class {unknown!r}, which the training set has not")
+    return np.array([numbers[name] for name in targets.ravel().tolist()], np.int64).reshape(targets.shape)
+
+
+def _check_targets(targets: np.ndarray, where: str) -> np.ndarray:
+    """Targets as numbers, [N] or [N, C] with C > 1."""
+    if targets.dtype.kind not in "biuf":
+        raise ValueError(f"{where} must be numbers; its type is {targets.dtype}")
+    if targets.dtype.kind == "f":
+        require_finite(targets, where)
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if targets.ndim not in (1, 2):
+        raise ValueError(f"{where} must be [N], [N, 1] or [N, C]; its shape is {targets.shape}")
+    return targets
+
+
+def _task_of(targets: np.ndarray, where: str) -> Task:
+    if targets.ndim == 1:
+        return "regression" if targets.dtype.kind == "f" else "classification"
+    if not np.isin(targets, (0, 1)).all():
+        raise ValueError(
+            f"{where} has {targets.shape[1]} columns, so it should hold only 0 and 1; regression takes one value per sample"
+        )
+    return "classification" if (targets.sum(1) == 1).all() else "multilabel"
+
+
+def _count_classes(targets: dict[str, np.ndarray], task: Task, names: tuple[str, ...] | None) -> int:
+    if task == "regression":
+        return 10
+    if names is not None:
+        return len(names)
+    if targets["train"].ndim == 2:
+        return targets["train"].shape[1]
+    return int(max(part.max(initial=0) for part in targets.values())) + 1
+
+
+def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:
+    if task == "regression":
+        if targets.ndim != 1:
+            raise ValueError(f"{where} must be one value per sample for regression; its shape is {targets.shape}")
+        return torch.from_numpy(targets.astype(np.float32))
+    if task == "multilabel":
+        if targets.ndim != 2 or targets.shape[1] != num_classes or not np.isin(targets, (0, 1)).all():
+            raise ValueError(f"{where} must be [N, {num_classes}] of 0 and 1 for multi-label data; its shape is {targets.shape}")
+        return torch.from_numpy(targets.astype(np.float32))
+    if targets.ndim == 2:
+        if not np.isin(targets, (0, 1)).all() or (targets.sum(1) != 1).any():
+            raise ValueError(f"{where} has rows that are not one-hot: give class indices, or set task to multilabel")
+        targets = targets.argmax(1)
+    if targets.dtype.kind == "f" and (targets != np.floor(targets)).any():
+        raise ValueError(f"{where} holds fractions, which cannot be class indices: set task to regression")
+    outside = (targets < 0) | (targets >= num_classes)
+    if outside.any():
+        first = int(np.argmax(outside))
+        raise ValueError(
+            f"{where} holds {targets[first]} at row {first}: {num_classes} classes are numbered 0 to {num_classes - 1}"
+        )
+    return torch.from_numpy(targets.astype(np.int64))

@@ -1,0 +1,151 @@
+"""TorchDataset: a data module for any map-style torch data set."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.items import as_array
+
+PARTS = ("train", "test", "val")
+
+
+class TorchDataset(ItemSets):
+    """Any map-style ``torch.utils.data.Dataset`` whose items are pairs of input and target, read by worker processes.
+
+    An input is a tensor, or a dict or tuple of tensors. Targets are read from the data set's ``targets`` or ``labels`` where it has
+    them, else from its items, once; integers and text are classes, floats are values, rows of 0 and 1 are several labels. With
+    ``users`` clients are these users.
+
+    The data set's own transforms run in the workers. What they draw at random (from torch's, numpy's or Python's streams) is a
+    function of seed, round, client and sample, so that a run can be repeated and resumed to the bit. Evaluation sees a sample as
+    it always is. With ``cache_dir`` every item is read once, random transforms and all, into a memory-mapped file. A plain
+    ``TensorDataset`` is taken as the tensors that it holds.
+
+    CIFAR-10 by torchvision's own class, as YAML:
+
+        class_path: TorchDataset
+        init_args:
+          train:
+            class_path: torchvision.datasets.CIFAR10
+            init_args: {root: data, train: true, transform: {class_path: torchvision.transforms.ToTensor}}
+          test:
+            class_path: torchvision.datasets.CIFAR10
+            init_args: {root: data, train: false, transform: {class_path: torchvision.transforms.ToTensor}}
+          cache_dir: data/decoded
+
+    Args:
+        train: the training set.
+        test: the test set.
+        val: the validation set.
+        targets: of the training set, an array or the name of the attribute that holds them; a dict by part for several sets.
+        users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
+        task: what the targets are, if not what they look like.
+        num_classes: number of classes or labels, if it is more than occur; for regression, the bins that stand for classes where
+            a method needs a distribution of labels (10 by default).
+        collate_fn: from a list of items to a batch (inputs, targets), as ``DataLoader`` has it, e.g. to pad texts; batches may then
+            differ in shape, and clients train one by one unless ``executor=vmap`` is asked for and their shapes are alike.
+        num_workers: how many processes read items; 0 reads them in the training process.
+        cache_dir: a folder for the items, which are then read once; None reads them while the model trains.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> TorchDataset(TensorDataset(torch.rand(100, 5), torch.arange(100) % 3)).federation.num_classes
+        3
+    """
+
+    def __init__(
+        self,
+        train: Dataset,
+        test: Dataset | None = None,
+        val: Dataset | None = None,
+        targets: Any = None,
+        users: Any = None,
+        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        num_classes: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 2,
+        cache_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, users is not None, **kwargs)
+        given = {"train": train, "test": test, "val": val}
+        self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
+        for part, dataset in self.sets.items():
+            _check(dataset, part)
+        self._given_targets = targets if isinstance(targets, Mapping) else {"train": targets}
+        if unknown := set(self._given_targets) - set(PARTS):
+            raise ValueError(f"targets are by part, of train, test and val; got {', '.join(map(str, unknown))}")
+        if isinstance(targets, str):
+            self._given_targets = dict.fromkeys(self.sets, targets)
+        self._users = users
+
+    def _parts(self) -> dict[str, ItemSet]:
+        return {part: self._part(part, dataset) for part, dataset in self.sets.items()}
+
+    def _part(self, part: str, dataset: Any) -> ItemSet:
+        users = _users_of(dataset, self._users) if part == "train" else None
+        targets = self._given_targets.get(part)
+        if (tensors := _plain_tensors(dataset)) is not None and self.collate_fn is None:
+            return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, users, tensors[0])
+        if isinstance(targets, str):
+            found = attribute_of(dataset, (targets,))
+            if found is None:
+                raise ValueError(
+                    f"the {part} set ({type(dataset).__name__}) has no attribute {targets!r}: give its targets themselves"
+                )
+            return ItemSet(dataset, as_array(found), False, users)
+        if targets is not None:
+            return ItemSet(dataset, as_array(targets), False, users)
+        found = attribute_of(dataset, ("targets", "labels"))
+        shown = None if found is None else as_array(found)
+        return ItemSet(dataset, shown if shown is not None and len(shown) == len(dataset) else None, True, users)
+
+
+def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
+    """The first of these attributes that a data set has, through torch's own subsets and concatenations."""
+    for name in names:
+        if (values := getattr(dataset, name, None)) is not None and not callable(values):
+            return values
+    if isinstance(dataset, Subset):
+        values = attribute_of(dataset.dataset, names)
+        return None if values is None else as_array(values)[np.asarray(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [attribute_of(part, names) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else np.concatenate([as_array(part) for part in parts])
+    return None
+
+
+def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The inputs and targets of a data set that is nothing but tensors."""
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
+        chosen = torch.as_tensor(np.asarray(dataset.indices))
+        return whole[0][chosen], whole[1][chosen]
+    return None
+
+
+def _users_of(dataset: Any, users: Any) -> np.ndarray | None:
+    """The owner of each item."""
+    if users is None:
+        return None
+    if isinstance(users, str):
+        found = attribute_of(dataset, (users,))
+        if found is None:
+            raise ValueError(f"the training set ({type(dataset).__name__}) has no attribute {users!r}: give its users themselves")
+        return as_array(found)
+    return as_array([users(index) for index in range(len(dataset))] if callable(users) else users)
+
+
+def _check(dataset: Any, part: str) -> None:
+    """Refuse what cannot be read by index."""
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        kind = "a stream, whose samples cannot be given to clients" if isinstance(dataset, IterableDataset) else "no data set"
+        raise ValueError(
+            f"{part} is a {type(dataset).__name__}, {kind}: give a map-style torch.utils.data.Dataset, with __getitem__ and __len__"
+        )

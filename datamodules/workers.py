@@ -1,0 +1,196 @@
+"""Items of a data set, read by worker processes: its own code runs there, and what it draws follows from a key for each sample."""
+
+import os
+import random
+import signal
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from flcog.core import child_processes, signals
+from flcog.core.precision import default_dtype
+from flcog.core.randomness import fold_each
+
+Make = Callable[["Part", list[Any]], Any]
+"""From some items of a part to what is wanted of them. A function of a module, or a partial of one: workers are told its name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A set of items.
+
+    Args:
+        items: what has a length and ``items[index]``, such as a torch ``Dataset``.
+        collate_fn: of the user, from items to a batch, as ``torch.utils.data.DataLoader`` has it; None stacks them.
+        lone: whether an item that is no pair is an input, because its target is known.
+    """
+
+    items: Any
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    lone: bool = False
+
+    def pair(self, item: Any) -> tuple[Any, Any]:
+        """An item's, or a collated batch's, inputs and target."""
+        if isinstance(item, tuple | list) and len(item) == 2:
+            return item[0], item[1]
+        if self.lone:
+            return item, None
+        parts = f" of {len(item)} parts" if isinstance(item, tuple | list | Mapping) else ""
+        raise ValueError(
+            f"it is a {type(item).__name__}{parts}, and an item is a pair (input, target), of which the input may be a dict or a tuple "
+            "of tensors: return such pairs, or give targets"
+        )
+
+
+class Failure(NamedTuple):
+    """An error of a data set's code; the error itself need not survive the way from another process."""
+
+    text: str
+    trace: str
+
+
+class Workers:
+    """Processes that read items.
+
+    Every item is read with torch's, numpy's and Python's random streams seeded by the item's key, so it is the same whoever reads
+    it and whenever.
+
+    Args:
+        parts: the sets of items, by name.
+        count: how many processes; 0 reads in this one, whose streams are then as they were.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], count: int) -> None:
+        self._parts, self.count = parts, count
+        self._pool: ProcessPoolExecutor | None = None
+        self._in_turn = threading.Lock()
+
+    def submit(self, part: str, make: Make, indices: np.ndarray, keys: np.ndarray | None = None) -> "Future[Any]":
+        """Begin to read items; :func:`result_of` has what is made of them.
+
+        Args:
+            part: the set.
+            make: what to make of them.
+            indices: which.
+            keys: their randomness; None for what they always are.
+        """
+        keys = fold_each(0, indices) if keys is None else keys
+        if self.count == 0:
+            done: Future[Any] = Future()
+            with self._in_turn, _streams_kept():
+                done.set_result(_make(self._parts[part], make, indices, keys))
+            return done
+        try:
+            return self._started().submit(_make_in_worker, part, make, indices, keys)
+        except BrokenProcessPool as error:
+            raise _death(error) from error
+
+    def each(self, part: str, make: Make, indices: np.ndarray, at_once: int = 32) -> Iterator[Any]:
+        """What is made of so many items at a time, in their order."""
+        starts = range(0, len(indices), at_once)
+        for pending in [self.submit(part, make, indices[start : start + at_once]) for start in starts]:
+            yield result_of(pending, part)
+
+    def rest(self) -> None:
+        """End the processes, as nothing more may be read for long; the next read starts others."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _started(self) -> ProcessPoolExecutor:
+        with self._in_turn:
+            if self._pool is None:
+                # torch's kind of processes, which hand tensors over in shared memory.
+                context = torch.multiprocessing.get_context()
+                self._pool = ProcessPoolExecutor(self.count, context, _begin, (self._parts, os.getpid()))
+                weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+            return self._pool
+
+
+def result_of(pending: "Future[Any]", part: str) -> Any:
+    """What was made, or the error of the item that could not be read."""
+    try:
+        result = pending.result()
+    except BrokenProcessPool as error:
+        raise _death(error) from error
+    if isinstance(result, Failure):
+        raise ValueError(f"the {part} set: {result.text}") from RuntimeError(result.trace)
+    return result
+
+
+def _death(error: BrokenProcessPool) -> ValueError:
+    return ValueError(
+        f"a process that reads the data set died ({error}): where memory ran out, set num_workers lower; in a container shared "
+        "memory may be short (docker run --shm-size)"
+    )
+
+
+_mine: dict[str, Part] = {}
+"""In a worker: the sets that it reads."""
+
+
+def _begin(parts: Mapping[str, Part], parent: int) -> None:
+    """A worker's first act."""
+    for name in signals.NAMES:
+        # Ctrl-C reaches all processes of a terminal, and a run that saves itself still needs its data.
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_DFL if name == "SIGTERM" else signal.SIG_IGN)
+    child_processes.end_with(parent)
+    torch.set_num_threads(1)
+    _mine.update(parts)
+
+
+def _make_in_worker(part: str, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
+    return _make(_mine[part], make, indices, keys)
+
+
+def _make(part: Part, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
+    read: list[Any] = []
+    with default_dtype(torch.float32):  # whatever the run's precision: an item is one thing
+        try:
+            for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
+                _seed(key)
+                read.append(part.items[index])
+        except Exception as error:
+            return _failure(f"item {indices[len(read)]} cannot be read", error)
+        try:
+            _seed(int(keys[0]))
+            return make(part, read)
+        except Exception as error:
+            return _failure(f"of item {_listed(indices)} no batch can be made", error)
+
+
+def _failure(what: str, error: Exception) -> Failure:
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    return Failure(f"{what}: {kind}{' '.join(str(error).split())}", traceback.format_exc())
+
+
+def _listed(indices: np.ndarray) -> str:
+    return ", ".join(map(str, indices[:3])) + (" ..." if len(indices) > 3 else "")
+
+
+def _seed(key: int) -> None:
+    torch.default_generator.manual_seed(key & (2**63 - 1))
+    np.random.seed(key & (2**32 - 1))  # noqa: NPY002 - what people's transforms draw from
+    random.seed(key)
+
+
+@contextmanager
+def _streams_kept() -> Iterator[None]:
+    """Random streams are afterwards what they were."""
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - as above
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002 - as above
+        random.setstate(before[2])
