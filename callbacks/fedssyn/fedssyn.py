@@ -53,6 +53,8 @@ class Fedssyn(Method):
         p: at most this part of each client's data is synthetic, in (0, 1]: clients then send, and get, fewer. None: no limit.
             With share=real it is the fraction that is mixed, n~ / (n_i + n~) by default.
         directory: where synthetic sets are kept; None for ``synthetic`` under ``run.default_root_dir``.
+        keep_own: whether clients train on their own samples too; without them, on what they receive alone. With
+            :class:`~flcog.callbacks.Centralized` after it, that is the paper's line of centralised synthetic data (Figure 3).
 
     Example:
         >>> Fedssyn(generator=BetaVAE(epochs=30), p=0.5).rho
@@ -66,6 +68,7 @@ class Fedssyn(Method):
     num_images: int | None = None
     p: float | None = None
     directory: str | None = None
+    keep_own: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +79,10 @@ class Fedssyn(Method):
             raise ValueError(f"Fedssyn: generator must be a DDPM, a BetaVAE or a ConditionalGAN; got {self.generator!r}")
         within(self, "(0, 1]", "rho", "p")
         at_least(self, 1, "num_images")
+        if not self.keep_own and self.share in ("real", "none"):
+            raise ValueError(
+                f"Fedssyn: keep_own=false leaves clients with synthetic data alone, which share={self.share} does not make"
+            )
 
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -118,14 +125,17 @@ class Fedssyn(Method):
         else:
             received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), shuffle)
         changed, received = add_samples(federation, inputs, targets, received)
+        own = federation.partition
+        if not self.keep_own:
+            own, changed = Partition(own.indices[:0], np.zeros_like(own.offsets)), replace(changed, partition=received)
         size = num_bytes(changed.train, 0 if self.share == "local" else int(sent.sum()))
         return SampleExchange(
             changed,
             bytes_sent=(size, size),
-            digest=digest_of(federation.partition, received, inputs, targets),
+            digest=digest_of(own, received, inputs, targets),
             folder=folder,
             before=federation.partition,
-            own=federation.partition,
+            own=own,
             received=received,
             sent=sent,
         )

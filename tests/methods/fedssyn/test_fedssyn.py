@@ -54,6 +54,10 @@ REFUSED: Refusals = {
         ({"rho": 0.0}, "rho must lie in (0, 1]; got 0.0"),
         ({"p": 1.5}, "p must lie in (0, 1], or null; got 1.5"),
         ({"num_images": 0}, "num_images must be at least 1, or null; got 0"),
+        (
+            {"share": "real", "keep_own": False},
+            "keep_own=false leaves clients with synthetic data alone, which share=real does not make",
+        ),
         ({"generator": "vae"}, "generator must be a DDPM, a BetaVAE or a ConditionalGAN; got 'vae'"),
     ],
 }
@@ -178,6 +182,19 @@ def test_even_split_against_pouring_one_by_one() -> None:
             counts[min((k for k in range(5) if counts[k] < capacities[k]), key=lambda k: (counts[k], k))] += 1
         assert even_split(total, capacities).tolist() == counts.tolist()
     assert capacity(np.array([94]), 0.06, np.array([99])).tolist() == [6]
+
+
+def test_clients_may_train_on_what_they_receive_alone() -> None:
+    """The same images, dealt out in the same way, and nothing else."""
+    both, others = (exchanged(Fedssyn(generator=Stamp(), num_images=6, keep_own=keep))[1] for keep in (True, False))
+    trainer, exchange = exchanged(Fedssyn(generator=Stamp(), num_images=6, keep_own=False))
+    federation = trainer.run.federation
+    assert (exchange.shares == 1).all() and exchange.own.sizes.tolist() == [0] * 8
+    assert federation.partition.hash == exchange.received.hash == both.received.hash == others.received.hash
+    assert exchange.before.hash == federation.split.hash == TinyData().federation.partition.hash
+    assert exchange.digest == others.digest != both.digest
+    trainer.train_round()
+    assert {int(index) for work in trainer.works[0] for index in work.order} <= set(range(80, 128))
 
 
 def test_local_data_stay_where_they_are() -> None:
