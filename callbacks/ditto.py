@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flcog.apply import Apply
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Method, Personal
 
@@ -19,6 +19,9 @@ class Ditto(Method):
 
         v_k <- v_k - lr [grad F_k(v_k) + lambda (v_k - x)]
 
+    So both the paper and its code have it: plain steps, and plain SGD for the global model too. Where the local optimiser has
+    momentum r, a plain v_k learns 1 / (1 - r) times more slowly than the global model does; ``momentum: null`` gives it the same.
+
     A client's first v_k is the first model it receives. Twice FedAvg's computation, none of it sent. v_k runs on batch statistics
     in training and on the global model's statistics in evaluation where there is BatchNorm. The paper weighs clients alike,
     sampled by their size: list ``EqualWeights`` for its mean.
@@ -29,7 +32,8 @@ class Ditto(Method):
     Args:
         lambda_prox: lambda, how strongly v_k is pulled to x, >= 0; 0 trains every client for itself. The authors choose it among
             0.1, 1 and 2.
-        lr: step of v_k, plain SGD's, > 0; None for the local optimiser's.
+        lr: step of v_k, > 0; None for the local optimiser's.
+        momentum: of v_k's steps, in [0, 1), from 0 in every round, as the local optimiser's; None for the local optimiser's.
 
     Example:
         >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {})
@@ -38,14 +42,17 @@ class Ditto(Method):
 
     lambda_prox: float = 1.0
     lr: float | None = None
+    momentum: float | None = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "lambda_prox")
         positive(self, "lr")
+        within(self, "[0, 1)", "momentum")
 
     def init_client(self, params: Params, buffers: Params) -> Slot:
-        return {"personal": dict(params)}
+        velocity = {} if self.momentum == 0 else {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
+        return {"personal": dict(params)} | velocity
 
     def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         def loss(own: Params) -> Tensor:
@@ -56,7 +63,13 @@ class Ditto(Method):
         own, lr = ctx.client["personal"], ctx.optimisation.lr if self.lr is None else self.lr
         gradient = torch.func.grad(loss)(own)
         pull = {name: self.lambda_prox * (value - ctx.global_params[name]) for name, value in own.items()}
-        return params, {"personal": {name: value - lr * (gradient[name] + pull[name]) for name, value in own.items()}}
+        move = {name: gradient[name] + pull[name] for name in own}
+        if self.momentum == 0:
+            return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}}
+        momentum = ctx.optimisation.momentum if self.momentum is None else self.momentum
+        kept = torch.as_tensor(ctx.step > 0, device=next(iter(own.values())).device)  # nothing of the round before
+        move = {name: momentum * kept * ctx.client["velocity"][name] + value for name, value in move.items()}
+        return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}, "velocity": move}
 
     def personal(self, params: Params, ctx: Context) -> Personal:
         return Personal(ctx.client["personal"], own_statistics=True)

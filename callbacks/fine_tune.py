@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from flcog.core.checks import at_least
-from flcog.core.types import Params
-from flcog.hooks import Context, Method, Personal
+from flcog.core.types import Params, Slot
+from flcog.hooks import Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)
@@ -15,26 +15,36 @@ class FineTune(Method):
 
         v_k = x;  ``steps`` times:  v_k <- v_k - lr grad F_k(v_k)
 
-    v_k is measured on the client's held-out part (``data.client_test``, ``data.client_val``), as ``test/personal_accuracy_mean``
+    v_k is measured on the client's own test set (``data.client_test``, ``data.client_val``), as ``test/personal_accuracy_mean``
     and its like, and then forgotten. List it with any method to measure that one with fine-tuning. Costs ``steps`` local
     steps for each client of the federation, whenever the model is evaluated.
+
+    With ``steps: null`` v_k is the client's last local model instead, as it was before it was averaged: tuned from the global model
+    that began the round, for the whole round, with the losses of all methods. That is what FedCOG calls fine-tuning (A.4.1). A client
+    keeps a model for it, and has the global one before its first round.
 
     Cheng et al., Fine-tuning is Fine in Federated Learning, 2021, https://arxiv.org/abs/2108.07313; in FedCOG's Table 9,
     https://arxiv.org/abs/2312.05966.
 
     Args:
-        steps: optimiser steps on each client's own data, >= 0; 0 measures the global model.
+        steps: optimiser steps on each client's own data, >= 0; 0 measures the global model, None the last local one.
 
     Example:
         >>> FineTune(steps=5).steps
         5
     """
 
-    steps: int = 20
+    steps: int | None = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "steps")
 
+    def init_client(self, params: Params, buffers: Params) -> Slot:
+        return {"params": dict(params)} if self.steps is None else {}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, {"params": params} if self.steps is None else ctx.client)
+
     def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(params, self.steps)
+        return Personal(params, self.steps) if self.steps is not None else Personal(ctx.client["params"], own_statistics=True)

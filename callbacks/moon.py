@@ -12,7 +12,7 @@ from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.trees import Tree, call
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Method, Upload
+from flcog.hooks import ClientView, Context, Method, Upload
 from flcog.models import FeatureModel
 
 
@@ -58,8 +58,9 @@ class MOON(Method):
 
         F_k(y) + mu * mean(-log[ exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)) ])
 
-    A step costs three forward passes, and a client keeps a model. The paper's z is a projection of the model's features, from
-    which its head classifies; FedCOG and FedDisco take the features themselves, which is ``projection=None``.
+    A step costs three forward passes, and a client keeps a model, from round 1 on whatever ``start_round`` is: its first round has
+    negatives if there were any before it. The paper's z is a projection of the model's features, from which its head classifies;
+    FedCOG and FedDisco take the features themselves, which is ``projection=None``.
 
     Li et al., Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257.
 
@@ -91,11 +92,20 @@ class MOON(Method):
         model.model = Projected(model.model, self.projection)
         return model
 
+    def active(self, round: int) -> bool:
+        # Earlier rounds leave behind the local models with which the first contrast is made.
+        return super().active(max(round, self.start_round))
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"waits": torch.ones(())} if client.round < self.start_round else {}
+
     def init_client(self, params: Params, buffers: Params) -> Slot:
         has_previous = next(iter(params.values())).new_zeros(())
         return {"params": dict(params), "buffers": dict(buffers), "has_previous": has_previous}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        if ctx.draws:
+            return torch.zeros_like(task_loss)
         z = apply.features(params, batch.inputs)
         near = apply.frozen(ctx.global_params, ctx.global_buffers).features(batch.inputs)
         far = apply.frozen(ctx.client["params"], ctx.client["buffers"]).features(batch.inputs)

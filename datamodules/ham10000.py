@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least
+from flcog.core.checks import at_least, one_of
 from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
@@ -29,12 +29,14 @@ class HAM10000(FederatedDataModule):
     below ``data_dir``, such as ``HAM10000_images_part_1`` (Tschandl et al. 2018, https://doi.org/10.1038/sdata.2018.161).
 
     The test set has as many images of each diagnosis, 30 in FedDisco (https://arxiv.org/abs/2305.19229, appendix B.1.2), and all
-    images of a lesion lie on one side: lesions are taken in an order that is random but fixed, whole, while they fit. Images are
-    decoded once, into ``<data_dir>/decoded``.
+    images of a lesion lie on one side: lesions are taken in an order that is random but fixed, whole, while they fit. FedDisco does
+    not speak of lesions, and its code reads two folders of images: ``test_by="image"`` takes any images, so that a lesion that was
+    photographed twice may be trained on and tested. Images are decoded once, into ``<data_dir>/decoded``.
 
     Args:
         data_dir: the folder that holds the files above.
         test_per_class: test images of each diagnosis.
+        test_by: what is taken whole for the test set, a ``lesion`` or an ``image``.
         image_size: images are scaled to squares of this side; FedDisco's 56 by default.
         mean: subtracted from each channel, on the [0, 1] scale; FedDisco's, which is ImageNet's.
         std: divides each channel; as ``mean``.
@@ -49,6 +51,7 @@ class HAM10000(FederatedDataModule):
         self,
         data_dir: str = "data/ham10000",
         test_per_class: int = 30,
+        test_by: Literal["lesion", "image"] = "lesion",
         image_size: int = 56,
         mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
         std: tuple[float, float, float] = (0.229, 0.224, 0.225),
@@ -58,7 +61,9 @@ class HAM10000(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         at_least(self, 1, test_per_class=test_per_class, image_size=image_size)
+        one_of(self, ("lesion", "image"), test_by=test_by)
         self.data_dir, self.test_per_class, self.image_size = Path(data_dir), test_per_class, image_size
+        self.test_by = test_by
         self.mean, self.std, self.augmentation = mean, std, augmentation
         self.cache_dir = Path(cache_dir) if cache_dir is not None else self.data_dir / "decoded"
 
@@ -82,7 +87,8 @@ class HAM10000(FederatedDataModule):
     def _cache(self, part: str) -> ImageCache:
         files = [self._files.get(row["image_id"], f"{row['image_id']}.jpg") for row in self._parts[part]]
         require_files("HAM10000", [self.data_dir / file for file in files], _HOW_TO_GET)
-        return ImageCache(self.cache_dir, part, self.data_dir, files, (self.image_size, self.image_size))
+        name = part if self.test_by == "lesion" else f"{part}-by-image"
+        return ImageCache(self.cache_dir, name, self.data_dir, files, (self.image_size, self.image_size))
 
     @cached_property
     def _files(self) -> dict[str, str]:
@@ -101,26 +107,28 @@ class HAM10000(FederatedDataModule):
                 if (earlier := seen.setdefault(row["image_id"], number)) != number:
                     raise ValueError(f"lines {earlier} and {number} both have the image_id {row['image_id']}")
         rows.sort(key=lambda row: row["image_id"])
-        test_lesions = self._test_lesions(rows)
+        key = f"{self.test_by}_id"
+        chosen = self._of_test_set(rows, key)
         parts: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
         for row in rows:
-            parts["test" if row["lesion_id"] in test_lesions else "train"].append(row)
+            parts["test" if row[key] in chosen else "train"].append(row)
         return parts
 
-    def _test_lesions(self, rows: list[dict[str, str]]) -> set[str]:
+    def _of_test_set(self, rows: list[dict[str, str]], key: str) -> set[str]:
+        """The lesions or images that are tested, by the column that names them."""
         sizes: dict[str, dict[str, int]] = {name: defaultdict(int) for name in self.class_names}
         for row in rows:
-            sizes[row["dx"]][row["lesion_id"]] += 1
+            sizes[row["dx"]][row[key]] += 1
         chosen = set()
-        for name, lesions in sizes.items():
+        for name, wholes in sizes.items():
             room = self.test_per_class
-            for lesion in sorted(lesions, key=lambda lesion: fold("HAM10000", lesion)):
-                if lesions[lesion] <= room:
-                    room -= lesions[lesion]
-                    chosen.add(lesion)
-            if room or chosen.issuperset(lesions):
+            for whole in sorted(wholes, key=lambda whole: fold("HAM10000", whole)):
+                if wholes[whole] <= room:
+                    room -= wholes[whole]
+                    chosen.add(whole)
+            if room or chosen.issuperset(wholes):
                 raise ValueError(
-                    f"HAM10000: {sum(lesions.values())} images of {len(lesions)} lesions with dx {name} do not make a test set of "
-                    f"{self.test_per_class} and leave some for training: lower test_per_class, or complete the metadata"
+                    f"HAM10000: {sum(wholes.values())} images of {len(wholes)} {self.test_by}s with dx {name} do not make a test set "
+                    f"of {self.test_per_class} and leave some for training: lower test_per_class, or complete the metadata"
                 )
         return chosen

@@ -9,6 +9,7 @@ from flcog.core.checks import within
 from flcog.data import IID, Partition, Partitioner, Samples
 from flcog.datamodules.partitioners.draws import seeded_rng, shuffled_classes
 from flcog.datamodules.partitioners.labels import class_labels
+from flcog.datamodules.partitioners.niid_bench import NIIDBench
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class LongTail(Partitioner):
 
     Which of a class's samples stay is random. n_1 is the size of the first class, and no class keeps more than it has: meant for
     sets whose classes are about equally large. CIFAR-10 with rho 20 keeps 5,000 samples of its first class and 250 of its last.
+
+    With ``NIIDBench`` for the split, clients get the very samples that FedDisco's code gives them: from one generator it shuffles a
+    class, cuts it, and deals out what is left.
 
     Cui et al. 2019, https://arxiv.org/abs/1901.05555; FedDisco's globally imbalanced study (rho 1 to 50, then Dirichlet),
     https://arxiv.org/abs/2305.19229.
@@ -33,10 +37,14 @@ class LongTail(Partitioner):
         within(self, "[1, inf)", "rho", hint="it is the first class's size over the last's")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        pools = shuffled_classes(class_labels(samples), seeded_rng(seed, stream=2))
-        exponents = -np.arange(len(pools)) / max(1, len(pools) - 1)
+        labels = class_labels(samples)
+        counts = np.bincount(labels)
+        exponents = -np.arange(len(counts)) / max(1, len(counts) - 1)
         # The small number keeps a product like 500 * 10**-2 from falling just under the integer that it is.
-        wanted = np.maximum(1, len(pools[0]) * self.rho**exponents + 1e-6).astype(np.int64)
+        wanted = np.minimum(counts, np.maximum(1, counts[0] * self.rho**exponents + 1e-6).astype(np.int64))
+        if isinstance(self.split, NIIDBench):
+            return self.split.first_of_classes(labels, wanted, num_clients, seed)
+        pools = shuffled_classes(labels, seeded_rng(seed, stream=2))
         kept = np.sort(np.concatenate([pool[:size] for pool, size in zip(pools, wanted, strict=True)]))
         partition = self.split(_without_inputs(samples, kept), num_clients, seed)
         return Partition(kept[partition.indices], partition.offsets)

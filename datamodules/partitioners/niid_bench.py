@@ -29,8 +29,8 @@ class NIIDBench(Partitioner):
         beta: concentration, > 0.
         min_size: samples that the smallest client must have, >= 0; 10 in all of that code.
         max_tries: how often the split is drawn before giving up, >= 1.
-        cap_samples: N of the cap, the samples whose even share closes a client, >= 1; those that are split, by default. Under
-            ``LongTail`` FedDisco's code takes all that the set had before.
+        cap_samples: N of the cap, the samples whose even share closes a client, >= 1; all of the set, by default. Under ``LongTail``
+            these are more than it leaves, as in FedDisco's code.
     """
 
     beta: float
@@ -45,27 +45,34 @@ class NIIDBench(Partitioner):
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         require_a_sample_each(len(samples), num_clients)
+        labels = class_labels(samples)
+        return self.first_of_classes(labels, np.bincount(labels), num_clients, seed)
+
+    def first_of_classes(self, labels: np.ndarray, wanted: np.ndarray, num_clients: int, seed: int) -> Partition:
+        """The split of so many samples of each class, [C], the first that its shuffle brings: FedDisco's globally imbalanced set."""
         if not 0 <= seed < 2**32:
             raise ValueError(f"NIIDBench's generator takes a partition_seed from 0 to {2**32 - 1}; got {seed}")
-        require_min_size(len(samples), num_clients, self.min_size)
-        labels, stream = class_labels(samples), np.random.RandomState(seed)
+        total, stream = int(wanted.sum()), np.random.RandomState(seed)
+        require_min_size(total, num_clients, self.min_size)
         for _ in range(self.max_tries):
-            owner = self._draw(labels, num_clients, stream)
-            if (owner >= 0).all() and np.bincount(owner, minlength=num_clients).min() >= self.min_size:
+            owner = self._draw(labels, wanted, num_clients, stream)
+            sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
+            if sizes.sum() == total and sizes.min() >= self.min_size:
                 return Partition.from_assignment(owner, num_clients)
         raise ValueError(
-            f"NIIDBench(beta={self.beta}) left one of {num_clients} clients with fewer than {self.min_size} of {len(samples)} samples "
+            f"NIIDBench(beta={self.beta}) left one of {num_clients} clients with fewer than {self.min_size} of {total} samples "
             f"in each of {self.max_tries} draws, or some to nobody: raise beta, max_tries or cap_samples, lower min_size or "
             "num_clients, or use Dirichlet, whose top_up needs no luck"
         )
 
-    def _draw(self, labels: np.ndarray, num_clients: int, stream: np.random.RandomState) -> np.ndarray:
-        """Each sample's client, -1 where a class found no client."""
+    def _draw(self, labels: np.ndarray, wanted: np.ndarray, num_clients: int, stream: np.random.RandomState) -> np.ndarray:
+        """Each sample's client, -1 where it is not wanted or its class found no client."""
         owner, sizes = np.full(len(labels), -1), np.zeros(num_clients, dtype=np.int64)
         cap = (self.cap_samples or len(labels)) / num_clients
-        for label in range(labels.max() + 1):
+        for label, size in enumerate(wanted):
             pool = np.flatnonzero(labels == label)
             stream.shuffle(pool)
+            pool = pool[:size]
             shares = stream.dirichlet(np.full(num_clients, self.beta)) * (sizes < cap)
             if shares.sum() > 0:  # NIID-Bench divides by 0 where all mass, in floating point, fell to closed clients
                 counts = cut_by_shares(len(pool), shares / shares.sum())

@@ -30,12 +30,12 @@ ALL = (*VERBS, PARTITION, BENCH, REPLAY, REPORT, COMPARE, METHODS, CITE, CONFIGS
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
 
-@lost_processes.fails_for_all()
 def main(argv: list[str] | None = None) -> None:
     """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
     end_with_parent()
     try:
-        _run(sys.argv[1:] if argv is None else argv, argv)
+        with lost_processes.fails_for_all():
+            _run(sys.argv[1:] if argv is None else argv, argv)
     except Exception as error:
         reason = refusal(error)
         if reason is None:

@@ -1,5 +1,6 @@
 """Ends a run of several processes when one of them dies: the others say so, instead of waiting for ever or blaming the network."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -56,6 +57,7 @@ class _Relatives:
         """Set while this process trains nothing, so that it waits for nobody."""
         self.advice: Callable[[], str] = str
         self.idle.set()
+        self._has_spoken = False
 
     def deaths(self) -> list[Death]:
         """Who is gone; first those who went by themselves."""
@@ -73,6 +75,17 @@ class _Relatives:
         if dead and dead[0].has_said_why:
             return SystemExit(dead[0].code)
         return ProcessDied(f"{dead[0] if dead else 'another process died or cannot be reached'}: {self.advice()}")
+
+    def let_one_speak(self) -> None:
+        """Before this process says why it fails: the first one silences the others, which wait whether it is about to.
+
+        They fail for the same reason, or because they lost it. If it goes on, the fault is this process's alone.
+        """
+        self.end_children()
+        deadline = time.monotonic() + (0 if self._has_spoken else PATIENCE)
+        while self.parent is not None and os.getppid() == self.parent and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._has_spoken = True
 
     def end_children(self) -> None:
         """Those that are left wait for a collective that will never be: they hear no other signal."""
@@ -118,6 +131,15 @@ def launch(fabric: Fabric, num_nodes: int) -> None:
             fabric.launch()
     finally:
         subprocess_script._launch_process_observer = lightnings
+    if _relatives.children or _relatives.parent is not None:
+        sys.excepthook = functools.partial(_uncaught, sys.excepthook)
+
+
+def _uncaught(show: Callable[..., None], kind: type[BaseException], error: BaseException, *traceback: Any) -> None:
+    """An error that ends a script is shown once, not by each process."""
+    if isinstance(error, Exception):
+        _relatives.let_one_speak()
+    show(kind, error, *traceback)
 
 
 def check_number(environment: ClusterEnvironment | None, num_processes: int, num_nodes: int) -> None:
@@ -139,9 +161,12 @@ def check_number(environment: ClusterEnvironment | None, num_processes: int, num
 
 @contextmanager
 def fails_for_all() -> Iterator[None]:
-    """The first process says why it has failed; those that it has started would only add that they lost it."""
+    """Around a command: what ends the first process ends those that it has started, and an error is left to one of them to say."""
     try:
         yield
+    except Exception:
+        _relatives.let_one_speak()
+        raise
     except BaseException:
         _relatives.end_children()
         raise

@@ -1,5 +1,6 @@
 """Checks every entry of a checkpoint before any of it is used, so that a damaged file is an error of one line."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ LARGEST = 2**53
 
 
 def check_run(path: Path, payload: dict[str, Any]) -> None:
-    """Refuse a run's checkpoint in which an entry is missing or of another type, or a parameter no number."""
+    """Refuse a run's checkpoint in which an entry is missing or of another type, or a parameter or buffer is NaN or infinite."""
     _check_entries(path, payload, RUN | (CLIENTS if payload.get("resumable") is True else {}))
-    for name, value in payload["params"].items():
-        if not torch.isfinite(value).all():
-            raise ValueError(f"{path}: parameter {name} has NaN or infinite values: {REMEDY}")
+    for part, what in (("params", "parameter"), ("buffers", "buffer")):
+        for name, value in payload[part].items():
+            if not _is_finite(value):
+                raise ValueError(f"{path}: {what} {name} has NaN or infinite values: {REMEDY}")
 
 
 def check_states(path: Path, payload: dict[str, Any]) -> None:
@@ -40,13 +42,17 @@ def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> N
 
 
 def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
-    """Refuse state of another structure, shape or kind of number than what this run's methods begin with.
+    """Refuse state of another structure, shape or kind of number than what this run's methods begin with, and what is not finite.
 
-    What begins empty (a list, a dictionary, None) is filled in the course of the run, with anything.
+    What begins empty (a list, a dictionary, None) is filled in the course of the run, with anything finite. What does not begin as a
+    finite number need not be one later: the loss of FedWalk's leash is infinite until it is measured.
     """
     fault = _difference(saved, expected, what)
     if fault is not None:
         raise ValueError(f"{path}: {fault}: use the methods and settings of the run that wrote it, or another of its checkpoints")
+    broken = _not_finite(saved, expected, what)
+    if broken is not None:
+        raise ValueError(f"{path}: {broken} has NaN or infinite values: {REMEDY}")
 
 
 def _difference(saved: Any, expected: Any, what: str) -> str | None:
@@ -63,6 +69,21 @@ def _difference(saved: Any, expected: Any, what: str) -> str | None:
             return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
         return next(filter(None, (_difference(saved[i], e, f"{what}[{i}]") for i, e in enumerate(expected))), None)
     return None if type(saved) is type(expected) else f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
+
+
+def _not_finite(saved: Any, expected: Any, what: str) -> str | None:
+    """Where a number is NaN or infinite though the run began with a finite one, or with nothing."""
+    if isinstance(saved, dict | list | tuple):
+        parts = saved.items() if isinstance(saved, dict) else enumerate(saved)
+        inside = ((part, expected[key] if expected else None, f"{what}[{key!r}]") for key, part in parts)
+        return next(filter(None, (_not_finite(*part) for part in inside)), None)
+    return what if not _is_finite(saved) and _is_finite(expected) else None
+
+
+def _is_finite(value: Any) -> bool:
+    return (
+        bool(torch.isfinite(value).all()) if isinstance(value, Tensor) else not isinstance(value, float) or math.isfinite(value)
+    )
 
 
 def _is_tensor_like(saved: Any, expected: Tensor) -> bool:

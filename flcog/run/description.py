@@ -1,6 +1,7 @@
 """The description with which a run's summary begins: labels, model, data, methods, executor, processes."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from flcog.client import ClientModule
@@ -42,6 +43,13 @@ def _local_work(batching: Batching) -> str:
     if batching.local_steps is not None:
         return f"{batching.local_steps} local step{'s' * (batching.local_steps != 1)}"
     return f"{batching.local_epochs:g} local epoch{'s' * (batching.local_epochs != 1)}"
+
+
+def acting_rounds(methods: Sequence[Method], rounds: int) -> list[int]:
+    """The first and the last round, counted from 1, in which all methods act; all rounds where there are none such."""
+    first = max((method.start_round for method in methods), default=0)
+    last = min([rounds, *(method.stop_round for method in methods if method.stop_round is not None)])
+    return [first + 1, last] if first < last else [1, rounds]
 
 
 def describe_method(method: Method) -> str:

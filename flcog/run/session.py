@@ -20,7 +20,7 @@ from flcog.hooks import Callback, Kept, Method, Note, Uploads
 from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
-from flcog.run.description import describe
+from flcog.run.description import acting_rounds, describe
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.partition_report import partition_report, without_clients
@@ -151,6 +151,7 @@ class Session:
         module = engine.model.module
         setting = {
             "methods": [repr(method) for method in engine.methods],
+            "acting_rounds": acting_rounds(engine.methods, self.settings.rounds),
             "model": type(getattr(module, "model", module)).__name__,
             "num_parameters": sum(p.numel() for p in self.params.values()),
             "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),

@@ -4,6 +4,7 @@ import csv
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import yaml
 from harness import ROOT
 
 from flcog.commands.cli import main
-from flcog.commands.compare.curves import curves_figure, draw_curves
-from flcog.commands.compare.plan import Cell, cells
+from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.plan import Cell, Table, cells
 from flcog.commands.compare.runner import claim
-from flcog.commands.compare.table import scores, summarise
+from flcog.commands.compare.saved_results import results_of
+from flcog.commands.compare.table import summarise
 from flcog.commands.compare.table_file import read_table
 
 TABLES = sorted((ROOT / "configs/tables").glob("*.yaml"))
@@ -30,14 +32,25 @@ def plan_file(folder: Path, **content: Any) -> Path:
     return path
 
 
-def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0) -> None:
+def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0, finished: bool = False, **columns: Sequence[float]) -> Path:
+    """A run's directory with these figures round by round; further ones by name, in which __ stands for /."""
     run = cell.folder / "20260101-000000"
     run.mkdir(parents=True)
+    count = len(accuracies)
+    series = {"test/accuracy": accuracies, "time/round": [time] * count, "comm/up_bytes": [512] * count}
+    series |= {name.replace("__", "/"): values for name, values in columns.items()}
     with (run / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["round", "test/accuracy", "time/round", "comm/up_bytes"])
+        writer = csv.DictWriter(file, ["round", *series])
         writer.writeheader()
-        for round, accuracy in enumerate(accuracies, start=1):
-            writer.writerow({"round": round, "test/accuracy": accuracy, "time/round": time, "comm/up_bytes": 512})
+        for place in range(count):
+            writer.writerow({"round": place + 1} | {name: values[place] for name, values in series.items()})
+    if finished:
+        (cell.folder / "finished").touch()
+    return run
+
+
+def filled(plan: Table, runs: list[Cell]) -> Filled:
+    return Filled(plan, results_of(plan, runs, None))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
@@ -112,13 +125,17 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     for cell in runs:
         if (cell.row, cell.seed) in series:
             fake_run(cell, series[cell.row, cell.seed], time=2.0 if cell.row == "A" else 5.0)
-    header, rows = summarise(plan, runs)
-    assert header == ["", "best", "last", "last 5", "published", "time", "sent up"]
-    assert rows[0] == ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (2.00 s)", "1.5 KiB"]
-    # Five evaluations back, the sixth is forgotten.
-    assert rows[1] == ["B", "90.00", "25.00", "5.00", "71.50", "2.50 (5.00 s)", "3.0 KiB"]
-    header, rows = summarise(replace(plan, last=6), runs)
-    assert header[3] == "last 6" and rows[1][3] == f"{(90 + 25) / 6:.2f}"
+    header, rows = summarise(filled(plan, runs))
+    assert header == [
+        *("", "best", "last", "mean of last 3 to 5", "published", "total time", "time of an acting round", "sent up")
+    ]
+    a = ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (6.00 s)", "1.00 (2.00 s)", "1.5 KiB"]
+    assert rows[0] == a
+    # Five evaluations back, the sixth is forgotten. Times are beside A's with the seed that both have.
+    b = ["B", "90.00 (n = 1)", "25.00 (n = 1)", "5.00 (n = 1)", "71.50", "5.00 (30.0 s)", "2.50 (5.00 s)", "3.0 KiB"]
+    assert rows[1] == b
+    header, rows = summarise(filled(replace(plan, last=6), runs))
+    assert header[3] == "mean of last 3 to 6" and rows[1][3] == f"{(90 + 25) / 6:.2f} (n = 1)"
 
 
 def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
@@ -138,8 +155,8 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
                 line + (f",{reached},{1024 * reached},2048" if i == reached else ",,,") for i, line in enumerate(lines[1:], 1)
             ]
             table.write_text("\n".join(lines) + "\n")
-    header, rows = summarise(plan, runs)
-    assert header[:5] == ["", "best", "last", "last 5", "rounds to accuracy_0.2"]
+    header, rows = summarise(filled(plan, runs))
+    assert header[:5] == ["", "best", "last", "mean of last 4", "rounds to accuracy_0.2"]
     # (1024 x 2.5 + 2048) bytes on average
     assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4", ""]
 
@@ -152,29 +169,6 @@ def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest
     assert "| A | 50.00 ± 35.36 |" in capsys.readouterr().out
     main(["compare", str(path), "--out", out, "--show", "--seeds", "11"])
     assert "| A | 75.00 |" in capsys.readouterr().out
-
-
-def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
-    plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
-    runs = cells(plan, tmp_path / "out", [])
-    assert not draw_curves(plan, runs, tmp_path / "none.png")
-    for cell in runs:
-        if cell.row == "A":
-            fake_run(cell, [0.2, 0.4, 0.9] if cell.seed else [0.4, 0.8])
-    assert draw_curves(plan, runs, tmp_path / "curves.png") and (tmp_path / "curves.png").stat().st_size > 5000
-    figure = curves_figure({"": {"A": [[(1, 0.2), (2, 0.4), (3, 0.9)], [(1, 0.4), (2, 0.8)]], "B": []}}, "accuracy")
-    (line,) = figure.axes[0].lines
-    assert line.get_xydata().tolist() == [[1, pytest.approx(0.3)], [2, pytest.approx(0.6)], [3, 0.9]]
-
-
-def test_errors_are_best_where_they_are_small(tmp_path: Path) -> None:
-    plan = read_table(plan_file(tmp_path, metric="time/error"))
-    runs = cells(plan, tmp_path / "out", [])
-    histories = [[{"time/error": 0.5}, {"time/error": 0.25}, {"time/error": 0.75}]]
-    assert scores(plan.metric, histories, 5) == ["0.25", "0.75", "0.50"]
-    assert all(cell.history() == [] for cell in runs)
-    spreads = [[{"test/accuracy_std": 0.2}, {"test/accuracy_std": 0.3}]]
-    assert scores("test/accuracy_std", spreads) == ["20.00", "30.00", "30.00"]
 
 
 def test_a_run_is_told_by_the_tables_metric(
@@ -269,5 +263,6 @@ def test_the_digits_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     table = str(next(path for path in TABLES if path.stem == "digits"))
     only = ["--only", "FedAvg", "FedProx", "Dirichlet(0.1)", "--", "--trainer.rounds", "2", "--trainer.local_steps", "2"]
     main(["compare", table, "--out", str(tmp_path), "--jobs", "2", *only])
-    rows = list(csv.reader((tmp_path / "table.csv").open()))
-    assert [row[0] for row in rows] == ["", "FedAvg", "FedProx"] and all(0 < float(value) <= 100 for value in rows[1][1:4])
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [row["row"] for row in rows] == ["FedAvg", "FedProx"]
+    assert all(0 < float(rows[0][name]) <= 100 for name in ("best", "last", "mean_of_last"))

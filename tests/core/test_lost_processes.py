@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ from flcog.run import checkpoint
 
 
 class Fails(Callback):
-    """What happens to one process in round 2."""
+    """What happens to one process, or to all, in round 2."""
 
-    def __init__(self, who: int, how: str) -> None:
+    def __init__(self, who: int | None, how: str) -> None:
         self.who, self.how = who, how
 
     def on_round_start(self, run: flcog.Run, round: int, cohort: Any) -> None:
-        if round == 2 and run.processes.rank == self.who:
+        if round == 2 and self.who in (run.processes.rank, None):
             if self.how == "error":
                 raise KeyError("a fault of its own")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -87,12 +88,40 @@ def test_a_process_that_is_killed_is_named(tmp_path: Path, who: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 1])
-def test_an_error_in_one_process_is_all_that_is_said(tmp_path: Path, who: int) -> None:
+@pytest.mark.parametrize("who", [0, 1, None])
+def test_an_error_in_one_process_or_all_is_all_that_is_said(tmp_path: Path, who: int | None) -> None:
     fault = {"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "error"}}
     code, lines = fit(tmp_path, devices=2, callbacks=[fault])
     assert code == 1
-    assert [line for line in errors(lines) if "raise" not in line] == [f"[rank{who}]: KeyError: 'a fault of its own'"]
+    assert [line for line in errors(lines) if "raise" not in line] == [f"[rank{who or 0}]: KeyError: 'a fault of its own'"]
+
+
+SCRIPT = """
+import sys
+import flcog
+from core.test_lost_processes import Fails
+from harness import TinyData, classifier
+
+trainer = flcog.FederatedTrainer(
+    rounds=3, local_steps=2, logger=False, accelerator="cpu", devices=2, default_root_dir=sys.argv[1], callbacks=[Fails({}, "error")]
+)
+trainer.fit(classifier(), TinyData())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1, None])
+def test_a_script_says_once_what_is_wrong(tmp_path: Path, who: int | None) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(who))
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1, result.stderr
+    said = [line for line in errors(result.stderr.splitlines()) if "raise" not in line]
+    assert said == [f"[rank{who or 0}]: KeyError: 'a fault of its own'"]
 
 
 @pytest.mark.slow
@@ -115,6 +144,18 @@ def dead_child(code: int) -> subprocess.Popen[Any]:
     process = subprocess.Popen(["sh", "-c", end])
     process.wait()
     return process
+
+
+def test_one_process_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_processes, "PATIENCE", 0.2)
+    child = subprocess.Popen(["sleep", "60"])
+    first, other, orphan = (lost_processes._Relatives() for _ in range(3))
+    first.children, other.parent, orphan.parent = [child], os.getppid(), -1
+    for relatives, waits in ((first, False), (other, True), (other, False), (orphan, False)):
+        began = time.monotonic()
+        relatives.let_one_speak()
+        assert (time.monotonic() - began >= 0.2) == waits
+    assert child.wait() == -signal.SIGKILL
 
 
 def test_who_says_what(monkeypatch: pytest.MonkeyPatch) -> None:

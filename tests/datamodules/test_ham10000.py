@@ -54,6 +54,24 @@ def test_ham10000(tmp_path: Path) -> None:
     federation.load(federation.train, torch.arange(5), CPU, keys=np.arange(5, dtype=np.uint64))
 
 
+def test_ham10000_by_image(tmp_path: Path) -> None:
+    """Lesions with two or three images then lie on both sides; both forms' decoded images are kept apart."""
+    rows = {row["image_id"]: row for row in write_ham(tmp_path)}
+    by_lesion = HAM10000(str(tmp_path), test_per_class=6, num_clients=3)
+    before = np.asarray(by_lesion.federation.test.inputs).copy()  # type: ignore[union-attr]
+    data = HAM10000(str(tmp_path), test_per_class=6, num_clients=3, test_by="image")
+    assert data.federation.test is not None and data.federation.test.targets.bincount().tolist() == [6] * 7
+    parts = {part: [row["image_id"] for row in own] for part, own in data._parts.items()}
+    assert sorted(parts["train"] + parts["test"]) == sorted(rows)
+    lesions = {part: {rows[image]["lesion_id"] for image in images} for part, images in parts.items()}
+    assert len(lesions["train"] & lesions["test"]) > 10
+    assert np.array_equal(np.asarray(HAM10000(str(tmp_path), test_per_class=6, num_clients=3).load().test.inputs), before)
+    with one_line(ValueError, "test_by must be lesion or image; got 'patient'"):
+        HAM10000(test_by="patient")  # type: ignore[arg-type]
+    with one_line(ValueError, "27 images of 27 images with dx akiec"):
+        HAM10000(str(tmp_path), test_by="image").setup()
+
+
 def test_ham10000_bad(tmp_path: Path) -> None:
     with one_line(FileNotFoundError, r"HAM10000 found no .*HAM10000_metadata.csv.*dataverse|DBW86T"):
         HAM10000(str(tmp_path)).setup()

@@ -202,30 +202,57 @@ def summary(clients: list[np.ndarray], num_classes: int) -> np.ndarray:
     return np.array([sizes.std(), (counts > 0).sum(axis=1).mean(), dominance.mean(), dominance[-1], dominance[0]])
 
 
-@pytest.mark.parametrize(("seed", "draws", "cap_samples"), [(0, 2, None), (1, 1, None), (5, 5, None), (1, 1, 6000), (4, 1, 6000)])
-def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_it(
-    seed: int, draws: int, cap_samples: int | None
-) -> None:
-    """Drawn from NumPy's global stream, list by list, as FedCOG's and FedDisco's programs do it."""
-    samples, clients, beta, cap = balanced(3000, 10), 10, 0.05, (cap_samples or 3000) / 10
-    labels = samples.targets.numpy()
+def published_draw(
+    labels: np.ndarray, beta: float, seed: int, cap: float, rho: float | None = None
+) -> tuple[int, list[list[int]]]:
+    """Ten clients' samples from NumPy's global stream, list by list, as FedCOG's and FedDisco's programs draw them; and how often.
+
+    Args:
+        labels: of ten classes.
+        beta, seed: of the split.
+        cap: how many close a client.
+        rho: imbalance of the classes, of which FedDisco's shuffles the whole and keeps the first samples.
+    """
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     held: list[list[int]] = [[]]
-    for _ in range(draws):
-        assert min(len(client) for client in held) < 10
-        held = [[] for _ in range(clients)]
+    draws = 0
+    while min(len(client) for client in held) < 10:
+        draws += 1
+        held = [[] for _ in range(10)]
         for label in range(10):
             pool = np.where(labels == label)[0]
             np.random.shuffle(pool)  # noqa: NPY002
-            shares = np.random.dirichlet(np.repeat(beta, clients))  # noqa: NPY002
+            if rho is not None:
+                pool = pool[: int(len(labels) / 10 * (rho ** (-label / 9)))]
+            shares = np.random.dirichlet(np.repeat(beta, 10))  # noqa: NPY002
             shares = np.array([share if len(client) < cap else 0.0 for share, client in zip(shares, held, strict=True)])
             until = (np.cumsum(shares / shares.sum()) * len(pool)).astype(int)
             for client, first, last in zip(held, [0, *until[:-1]], [*until[:-1], len(pool)], strict=True):
                 client.extend(pool[first:last])
     np.random.set_state(before)  # noqa: NPY002
-    partition = NIIDBench(beta, cap_samples=cap_samples)(samples, clients, seed)
-    assert [partition.client(k).tolist() for k in range(clients)] == [sorted(client) for client in held]
+    return draws, [sorted(client) for client in held]
+
+
+@pytest.mark.parametrize(("seed", "draws", "cap_samples"), [(0, 2, None), (1, 1, None), (5, 5, None), (1, 1, 6000), (4, 1, 6000)])
+def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_it(
+    seed: int, draws: int, cap_samples: int | None
+) -> None:
+    samples = balanced(3000, 10)
+    expected = published_draw(samples.targets.numpy(), 0.05, seed, (cap_samples or 3000) / 10)
+    partition = NIIDBench(0.05, cap_samples=cap_samples)(samples, 10, seed)
+    assert expected == (draws, [partition.client(k).tolist() for k in range(10)])
+
+
+@pytest.mark.parametrize(("rho", "beta", "seed", "draws"), [(10, 0.5, 0, 1), (2, 0.05, 0, 3), (20, 0.3, 2, 1), (50, 0.1, 2, 5)])
+def test_a_long_tail_gives_each_client_the_samples_that_feddiscos_code_gives_it(
+    rho: float, beta: float, seed: int, draws: int
+) -> None:
+    """Its code closes a client by an even share of the set before it is cut."""
+    samples = balanced(5000, 10)
+    expected = published_draw(samples.targets.numpy(), beta, seed, 500, rho)
+    partition = LongTail(rho, NIIDBench(beta))(samples, 10, seed)
+    assert expected == (draws, [partition.client(k).tolist() for k in range(10)])
 
 
 @pytest.mark.parametrize(
@@ -395,8 +422,8 @@ def test_long_tail_formula(rho: float) -> None:
 def test_a_client_of_a_long_tail_may_hold_an_even_share_of_the_whole_set() -> None:
     """As FedDisco's code has it: 20,431 samples stay, and a client is closed by 5,000, not by 2,043."""
     samples = balanced(50_000, 10)
-    sizes = [LongTail(10, NIIDBench(0.5, cap_samples=cap))(samples, 10, 0).sizes for cap in (None, 20_431, 50_000)]
-    assert (sizes[0] == sizes[1]).all() and sizes[2].max() > sizes[0].max()
+    sizes = [LongTail(10, NIIDBench(0.5, cap_samples=cap))(samples, 10, 0).sizes for cap in (None, 50_000, 20_431)]
+    assert (sizes[0] == sizes[1]).all() and sizes[0].max() > sizes[2].max()
     assert all(part.sum() == 20_431 for part in sizes)
 
 

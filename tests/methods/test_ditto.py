@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 CASES: dict[str, Case] = {
     "Ditto": Case(Ditto(lambda_prox=0.7), fedavg.run, data=ODD_BATCHES, options=RAGGED, like_fedavg=True),
+    "Ditto-momentum": Case(Ditto(lambda_prox=0.7, momentum=None), fedavg.run, data=ODD_BATCHES, options=RAGGED, like_fedavg=True),
 }
 
 
@@ -38,16 +39,18 @@ REFUSED: Refusals = {
     Ditto: [
         ({"lambda_prox": -0.1}, "lambda_prox must be at least 0; got -0.1"),
         ({"lr": 0.0}, "lr must be positive, or null; got 0.0"),
+        ({"momentum": 1.0}, "momentum must lie in [0, 1); got 1.0"),
     ],
 }
 
 
-@pytest.mark.parametrize("lr", [None, 0.03])
+@pytest.mark.parametrize(("lr", "momentum"), [(None, 0.0), (0.03, 0.0), (None, None), (0.03, 0.5)])
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_ditto_against_the_paper(executor: str, lr: float | None) -> None:
+def test_ditto_against_the_paper(executor: str, lr: float | None, momentum: float | None) -> None:
     setting: dict[str, Any] = {"data": ODD_BATCHES(client_test=0.2), "executor": executor} | RAGGED
-    trainer = train(Ditto(lambda_prox=0.7, lr=lr), module=classifier(MOMENTUM), **setting)
-    state, own = ditto.run(problem_of(trainer, classifier(MOMENTUM), MOMENTUM), 0.7, lr)
+    trainer = train(Ditto(lambda_prox=0.7, lr=lr, momentum=momentum), module=classifier(MOMENTUM), **setting)
+    theirs = 0.9 if momentum is None else momentum  # the local optimiser's
+    state, own = ditto.run(problem_of(trainer, classifier(MOMENTUM), MOMENTUM), 0.7, lr, theirs)
     assert_close(trainer.state, state)
     kept = slots(trainer, "Ditto", "personal")
     assert kept.keys() == own.keys()

@@ -1,15 +1,18 @@
 """FedGen against its paper piece by piece: its generator's loss, its server's training and its clients' terms."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from contracts.case import Case, Refusals
 from harness import (
     NUM_CLASSES,
     ODD_BATCHES,
     RAGGED,
+    ROOT,
     BatchNormMLP,
     Clusters,
     RecordingTrainer,
@@ -54,7 +57,7 @@ REFUSED: Refusals = {
         ({"batch_size": 1}, "batch_size must be at least 2; got 1"),
         ({"lr": 0.0}, "lr must be positive; got 0.0"),
         ({"hidden": 0}, "hidden must be at least 1; got 0"),
-        ({"guided_steps": -1}, "guided_steps must be at least 0; got -1"),
+        ({"guided_steps": -1}, "guided_steps must be at least 0, or null; got -1"),
     ],
 }
 
@@ -141,6 +144,26 @@ def test_fedgens_clients_against_the_paper() -> None:
         (expected,) = torch.autograd.grad(theirs, model.get_parameter(name.removeprefix("model.")), retain_graph=True)
         torch.testing.assert_close(slope, expected)
     assert FEDGEN.loss(apply, params, Batch(x, y), task, context(trainer, 2, server, draws)) == 0
+
+
+def test_every_step_is_guided_unless_told_otherwise() -> None:
+    """A round of the authors' has 20 steps, all guided; here two epochs of up to 4."""
+    every, enough, first = (
+        train(replace(FEDGEN, guided_steps=steps), data=ODD_BATCHES(), rounds=2, **RAGGED) for steps in (None, 8, 1)
+    )
+    assert all(torch.equal(enough.state[name], value) for name, value in every.state.items())
+    assert distance(first.state, every.state) > 1e-4
+
+
+@pytest.mark.parametrize(("num_classes", "megabytes"), [(10, 1.208), (100, 1.393)])
+def test_the_generator_for_cifar_is_as_large_as_in_fedssyn(num_classes: int, megabytes: float) -> None:
+    """Fedssyn: 1.2 to 1.4 MB for VGG-11's 512 features (section 4.3)."""
+    config = yaml.safe_load((ROOT / "configs/methods/fedgen-cifar.yaml").read_text())["trainer"]["callbacks+"][0]["init_args"]
+    method = FedGen(**config)
+    heads = {"model.head.weight": torch.empty(num_classes, 512)}
+    weights = [value for name, value in method.init_server(heads)["generator"].items() if name not in ("norm.mean", "norm.var")]
+    assert round(sum(value.numel() * value.element_size() for value in weights) / 1e6, 3) == megabytes
+    assert (method.guided_steps, method.alpha) == (None, 10.0)
 
 
 def test_fedgens_generator_learns_and_is_sent() -> None:

@@ -1,6 +1,7 @@
 """FineTune: the local optimiser's steps from the global model."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from contracts.case import Case, Refusals
 from harness import MOMENTUM, BatchNormMLP, TinyData, assert_close, classifier, problem_of, train
-from reference import fedavg, fine_tune
+from reference import fedavg, fedprox, fine_tune
 
 from flcog.callbacks import FedAvgM, FedProx
 from flcog.callbacks.fine_tune import FineTune
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 CASES: dict[str, Case] = {
     "FineTune": Case(FineTune(steps=2), fedavg.run, like_fedavg=True),
+    "FineTune-local": Case(FineTune(steps=None), fedavg.run, like_fedavg=True),
 }
 
 
@@ -53,6 +55,29 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
         hits.append(float((model_k(x).argmax(1) == y).double().mean()))
     assert figures["test/personal_accuracy_mean"] == pytest.approx(np.mean(hits))
     assert figures["test/personal_accuracy_std"] == pytest.approx(np.std(hits))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_without_a_number_of_steps_it_is_the_rounds_local_model(executor: str) -> None:
+    """FedCOG's Table 9, A.4.1: the local models before aggregation, trained for the whole round with the method's own loss."""
+    options: dict[str, Any] = {"data": TinyData(client_test=0.3), "clients_per_round": 1.0, "executor": executor}
+    trainer = train(FineTune(steps=None), FedProx(mu=0.5), module=classifier(MOMENTUM), **options, rounds=2)
+    problem = problem_of(trainer, classifier(MOMENTUM), MOMENTUM)
+    last = replace(problem, rounds=problem.rounds[:-1])
+    received = copy.deepcopy(problem.model)
+    received.load_state_dict(fedprox.run(last, mu=0.5))
+    figures = trainer.evaluate()
+    assert len(trainer.measured) == 8
+    for client, (own, _) in zip(problem.rounds[-1], trainer.measured, strict=True):
+        # One client's average is its own model.
+        begun = replace(problem, model=received, rounds=[[client]])
+        expected = fedprox.run(begun, mu=0.5)
+        assert_close(
+            {name.removeprefix("model."): value for name, value in own.items()}, {name: expected[name] for name in expected}
+        )
+    assert figures["test/personal_accuracy_std"] > 0
+    plain = train(FedProx(mu=0.5), module=classifier(MOMENTUM), **options, rounds=2)
+    assert all(torch.equal(trainer.state[name], value) for name, value in plain.state.items())
 
 
 def test_fine_tuning_changes_no_training_and_without_steps_measures_the_global_model() -> None:

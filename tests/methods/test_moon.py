@@ -66,6 +66,18 @@ def test_moon_without_a_previous_model_is_fedavg_to_the_bit() -> None:
     assert distance(train(MOON(mu=5.0, projection=None), **options).state, train(**options).state) > 1e-4
 
 
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_moon_that_starts_late_has_negatives_from_the_rounds_before(executor: str) -> None:
+    """In round 1 nobody has a previous model: MOON from round 2 on is MOON."""
+    options: dict[str, Any] = {"clients_per_round": 1.0, "executor": executor}
+    late, all_along = (train(MOON(mu=5.0, projection=None, start_round=start), rounds=3, **options) for start in (1, 0))
+    assert all(torch.equal(late.state[name], value) for name, value in all_along.state.items())
+    waits, plain = (train(*methods, rounds=2, **options) for methods in ([MOON(mu=5.0, projection=None, start_round=2)], []))
+    assert all(torch.equal(waits.state[name], value) for name, value in plain.state.items())
+    over = train(MOON(mu=5.0, projection=None, start_round=1, stop_round=2), rounds=3, **options)
+    assert distance(over.state, late.state) > 1e-5 and distance(over.state, train(rounds=3, **options).state) > 1e-5
+
+
 def test_moon_adds_exactly_nothing_before_it_has_a_previous_model() -> None:
     method, model = MOON(mu=3.0), ModelFunction(classifier(network=BatchNormFeatures))
     batch = Batch(torch.randn(4, NUM_FEATURES), torch.zeros(4, dtype=torch.long))

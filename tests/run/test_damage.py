@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from harness import fit, without_times
+from harness import BatchNormMLP, TinyData, classifier, fit, make_trainer, without_times
 
 import flcog
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedAvgM, RoundsToTarget
 from flcog.run import checkpoint
+from flcog.run.checkpoint_contents import check_alike
 from flcog.run.metrics_rows import read_rows
 
 LAST = "checkpoints/last.ckpt"
@@ -137,6 +139,65 @@ def test_what_is_wrong_with_a_checkpoint_is_said(run: Path, place: tuple[Any, ..
     torch.save(changed(payload, place, value), run / LAST)
     with pytest.raises(ValueError, match=line.replace(r"model\.1\.bias", r"\S*bias")):
         resume(run)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "place", [("servers", "FedAvgM", "velocity"), ("servers", "SCAFFOLD", "c"), ("clients", 0, "SCAFFOLD", "c")]
+)
+def test_states_that_are_no_numbers_are_refused(run: Path, place: tuple[Any, ...], bad: float) -> None:
+    path = run / LAST if place[0] == "servers" else states_file(run)
+    payload = torch.load(path)
+    if place[0] == "clients":
+        place = (place[0], next(iter(payload["clients"])), *place[2:])
+    tensors = payload
+    for key in place:
+        tensors = tensors[key]
+    name, tensor = next(iter(tensors.items()))
+    tensor.view(-1)[-1] = bad
+    torch.save(payload, path)
+    owner = "the server's state" if place[0] == "servers" else f"SCAFFOLD's state of client {place[1]}"
+    with pytest.raises(ValueError) as error:
+        resume(run)
+    assert str(error.value).startswith(
+        f"{path}: {owner}["
+    ) and f"[{name!r}] has NaN or infinite values: the file is damaged" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_state_may_be_infinite_where_it_began_so(tmp_path: Path) -> None:
+    path = tmp_path / LAST
+    begun = {"never": torch.tensor(math.inf), "loss": torch.tensor(0.0), "head": {}, "best": -math.inf, "times": [0.0]}
+    for value in (math.inf, math.nan, 2.0):
+        check_alike(path, "state", begun | {"never": torch.tensor(value), "best": value}, begun)
+    filled = {"weight": torch.tensor([1.0, math.nan])}
+    for wrong, place in (
+        ({"loss": torch.tensor(math.inf)}, "state['loss']"),
+        ({"times": [math.nan]}, "state['times'][0]"),
+        ({"head": filled}, "state['head']['weight']"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"{path}: {place} has NaN or infinite values")):
+            check_alike(path, "state", begun | wrong, begun)
+
+
+def test_buffers_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"module": classifier(network=BatchNormMLP), "local_steps": 1}
+    run = fit(tmp_path, rounds=1, **options).run_dir
+    assert run is not None
+    payload = torch.load(run / LAST)
+    payload["buffers"]["model.1.running_var"][0] = math.inf
+    torch.save(payload, run / LAST)
+    for resumed in (fit, lambda *_, **options: make_trainer(tmp_path).test(options["module"], TinyData(), options["ckpt_path"])):
+        with pytest.raises(ValueError, match=r"last.ckpt: buffer model\.1\.running_var has NaN or infinite values: the file is"):
+            resumed(tmp_path, rounds=2, ckpt_path=str(run), **options)
+
+
+def test_a_round_beyond_the_rows_is_a_warning(run: Path) -> None:
+    payload = torch.load(run / LAST)
+    torch.save(payload | {"round": 4}, run / LAST)
+    with pytest.warns(UserWarning, match=r"rounds 3 to 4 are missing; it is kept as metrics-1\.csv, and the run goes on"):
+        trainer = resume(run, rounds=5)
+    assert trainer.run.round == 5
 
 
 def test_a_client_state_of_another_method_or_shape_is_refused(run: Path) -> None:

@@ -1,21 +1,20 @@
 """The command ``flcog compare``: reads a table, runs its arms, prints and writes the filled table."""
 
 import argparse
-import csv
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from flcog.commands import shipped_configs
-from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table, cells, seeds_run, select
+from flcog.commands.compare.plan import Cell, Table, cells, select
+from flcog.commands.compare.results import check_metric, number, percent_scale, result_of
 from flcog.commands.compare.runner import Runner, claim
-from flcog.commands.compare.table import check_metric, scores, summarise
+from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import KEYS, read_table
 from flcog.core import signals
 from flcog.core.commands import Command
-from flcog.core.files import replacing
-from flcog.core.text import markdown, seconds
+from flcog.core.text import seconds
 
 EXTRA = "Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5"
 
@@ -38,20 +37,33 @@ def _table(text: str) -> Path:
     return Path(shipped_configs.find(text, within="tables"))
 
 
-def compare(arguments: list[str]) -> None:
-    """Fill a paper's table: every arm in every setting with every seed.
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, such as 0.95; got {text}")
+    return value
 
-    If it is stopped, the same command goes on where it was.
+
+def compare(arguments: list[str]) -> None:
+    """Fill a paper's table: every arm in every setting with every seed, and say how they differ.
+
+    If it is stopped, the same command goes on where it was. It ends as table.md, table.tex, table.csv and curves (PNG and PDF) beside
+    the runs: scores over seeds, differences paired by seed with intervals and p-values, and the paper's figures with a mark where they
+    are reproduced.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, extra = arguments[:end], arguments[end + 1 :]
     options = _parser().parse_args(own)
-    out = options.out or Path("runs") / options.table.stem
-    table = _chosen(options, out)
+    if options.reproduced:
+        _reproduced(options, extra)
+        return
+    if len(options.table) != 1 or len(options.out) > 1:
+        raise ValueError("flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help")
+    (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
+    table = _chosen(options, path, out)
     runs = cells(table, out, extra)
     failed = [] if options.show else _fill(runs, options.jobs, table.metric)
-    _report(table, runs, out)
-    check_metric(table.metric, [cell.history() for cell in runs if cell.finished])
+    _report(table, runs, out, path, options)
     _end(failed, len(runs))
 
 
@@ -60,44 +72,96 @@ def _parser() -> argparse.ArgumentParser:
     parser = COMPARE.parser(
         epilog=f"{EXTRA}\n\nA table's YAML file may say:\n{keys}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", type=_table, help="the table's YAML file, or the name of one that comes with flcog, e.g. digits")
-    parser.add_argument("--out", type=Path, help="where the runs and the table go; runs/<name of the file> by default")
+    parser.add_argument(
+        "table", type=_table, nargs="*", help="the table's YAML file, or the name of one that comes with flcog, e.g. digits"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        action="append",
+        default=[],
+        help="where the runs and the table go; runs/<name of the file> by default",
+    )
     parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
     parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
     parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
+    parser.add_argument(
+        "--against", metavar="ROW", help="the row that the others are compared with, instead of the table's (or the first)"
+    )
+    parser.add_argument("--confidence", type=_share, help="of the intervals, instead of the table's (or 0.95)")
+    parser.add_argument(
+        "--spread",
+        choices=("std", "sem", "interval"),
+        default="std",
+        help="what stands after ±: standard deviation over seeds (default), standard error of the mean, or half of its interval",
+    )
     parser.add_argument("--show", action="store_true", help="print the table of what has been run so far, and run nothing")
+    parser.add_argument(
+        "--save-results",
+        action="store_true",
+        help="write the finished runs' results, a line each, to RESULTS/<name of the file>.csv",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="folder of saved results, which --show and --reproduced read where a run's directory is gone; results by default",
+    )
+    parser.add_argument(
+        "--reproduced",
+        action="store_true",
+        help="write REPRODUCED.md: every table and figure of the papers, its command, what is not as there, how much has been run "
+        "and whether it came out the same. Runs nothing; takes the given tables or all that come with flcog, and each --out (runs by "
+        "default) as a folder of tables' folders",
+    )
     return parser
 
 
-def _chosen(options: argparse.Namespace, out: Path) -> Table:
+def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
     """The table of the file, with what the options change of it."""
-    table = read_table(options.table)
+    table = read_table(path)
     if options.seeds:
         table = replace(table, seeds=tuple(dict.fromkeys(options.seeds)))
     if options.last:
         table = replace(table, last=options.last)
+    if options.confidence:
+        table = replace(table, confidence=options.confidence)
     if options.only:
         table = select(table, options.only)
+    if options.against is not None:
+        if options.against not in table.rows:
+            raise ValueError(f"--against {options.against}: the table has the rows {', '.join(table.rows)}")
+        table = replace(table, against=dict.fromkeys(table.rows, options.against))
     if options.show and not options.seeds:
-        table = replace(table, seeds=seeds_run(table, out) or table.seeds)
+        saved = _saved_file(options, path)
+        table = replace(table, seeds=seeds_run(table, out, saved) or table.seeds)
     return table
 
 
-def _report(table: Table, runs: Sequence[Cell], out: Path) -> None:
-    """Print the filled table, and write it and its curves beside the runs."""
-    from flcog.commands.compare.curves import draw_curves
+def _report(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: argparse.Namespace) -> None:
+    """Print the filled table, write it and its curves beside the runs, and save the results if asked."""
+    from flcog.commands.compare.report import report
 
-    header, rows = summarise(table, runs)
-    text = markdown(header, rows)
-    print(f"\n{table.title}\n\n{text}\n", flush=True)
-    if out.is_dir():
-        with replacing(out / "table.md", "w", OUT_REMEDY) as file:
-            file.write(f"{table.title}\n\n{text}\n")
-        with replacing(out / "table.csv", "w", OUT_REMEDY) as file:
-            csv.writer(file).writerows([header, *rows])
-    drawn = out.is_dir() and draw_curves(table, runs, out / "curves.png")
-    print(f"{out / 'table.md'}, {out / 'table.csv'}" + (f", {out / 'curves.png'}" if drawn else ""))
+    saved = _saved_file(options, path)
+    results = results_of(table, runs, saved if options.show else None)
+    report(table, runs, results, out, options.spread)
+    if options.save_results:
+        count = write_results(saved, results, runs)
+        print(f"{count} finished runs saved in {saved}" if count else f"no run has finished: nothing is saved in {saved}")
+    check_metric(table.metric, results, runs)
+
+
+def _saved_file(options: argparse.Namespace, path: Path) -> Path:
+    return options.results / f"{path.stem}.csv"
+
+
+def _reproduced(options: argparse.Namespace, extra: Sequence[str]) -> None:
+    from flcog.commands.compare.reproduced import write_page
+
+    if extra:
+        raise ValueError("--reproduced runs nothing, so nothing can stand after --")
+    write_page(options.table, options.out or [Path("runs")], options.results, Path("REPRODUCED.md"))
 
 
 def _end(failed: Sequence[Cell], count: int) -> None:
@@ -137,8 +201,11 @@ def _fill(runs: Sequence[Cell], jobs: int, metric: str | None) -> list[Cell]:
 def _outcome(cell: Cell, metric: str | None) -> str:
     if cell.error:
         return cell.error if cell.busy else f"failed: {cell.error}"
-    history = cell.history()
-    return "best " + ", last ".join(scores(metric, [history])[:2] if history else ["no evaluation"])
+    result = result_of(cell, metric, last=1)
+    if result is None or not result.scores:
+        return "no evaluation"
+    scale = percent_scale([result])
+    return ", ".join(f"{name} {number(scale * result.scores[name])}" for name in ("best", "last"))
 
 
 COMPARE = Command("compare", compare)

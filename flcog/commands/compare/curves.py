@@ -1,81 +1,137 @@
-"""The curves of a comparison: a metric against rounds, one line per arm, one panel per setting."""
+"""The curves of a comparison: the compared metric against rounds, one line per arm, one panel per setting."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from flcog.commands.compare.findings import percent
+from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table
-from flcog.commands.compare.table import compared_metric
+from flcog.commands.compare.results import compared_metric
 from flcog.core.files import write_figure
+from flcog.core.monitor import lower_is_better
 
 Series = Sequence[Sequence[tuple[float, float]]]
 """(round, value) of each evaluation, for each seed."""
 
-
 COLOURS = ("#1f5f99", "#d98032", "#3a8f5c", "#a23b52", "#7a5ea8", "#8a6d3b", "#4aa3b5", "#6b6b6b")
+STYLES = ("-", "--", ":", "-.")
+PANELS_A_LINE = 3
 
 
-def curves_figure(panels: Mapping[str, Mapping[str, Series]], label: str) -> Figure:
-    """Means over seeds as lines, the seeds' range as a band; more arms than colours are told apart by dashes.
+@dataclass(frozen=True)
+class Curve:
+    """Over rounds, the mean over the seeds that have come so far, and its interval."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curves_figure(panels: Mapping[str, Mapping[str, Series]], metric: str, confidence: float) -> Figure:
+    """Means over seeds as lines, with confidence intervals as bands; more arms than colours are told apart by dashes.
 
     Args:
         panels: for each setting, each arm's evaluations.
-        label: of the vertical axis.
+        metric: the vertical axis' text.
+        confidence: of the bands.
     """
-    figure = Figure(figsize=(1 + 4.2 * len(panels), 3.4), layout="constrained")
-    styles = ("-", "--", ":", "-.")
-    for axes, (title, arms) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for position, (name, seeds) in enumerate(arms.items()):
-            if not seeds:
-                continue
-            rounds, low, mean, high = _over_seeds(seeds)
-            style = styles[position // len(COLOURS) % len(styles)]
-            colour = COLOURS[position % len(COLOURS)]
-            axes.plot(rounds, mean, style, color=colour, label=name, linewidth=1.2)
-            if len(seeds) > 1:
-                axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set(title=title, xlabel="Round")
-        axes.grid(color="#e6e6e6", linewidth=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel(label)
-    handles = {text: line for axes in figure.axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if handles:
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside right upper",
-            frameon=False,
-            fontsize=8,
-            ncols=-(-len(handles) // 14),
-        )
+    columns = min(len(panels), PANELS_A_LINE)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.4 + 3.8 * columns, 0.3 + 3.1 * lines), layout="constrained")
+    places = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in places[len(panels) :]:
+        axes.remove()
+    for axes, (title, arms) in zip(places, panels.items(), strict=False):
+        _panel(axes, arms, confidence)
+        axes.set_title(title)
+    for axes in places[: len(panels) : columns]:
+        axes.set_ylabel(metric)
+    counts = sorted({len(series) for arms in panels.values() for series in arms.values() if series})
+    _legend(figure, counts, confidence)
     return figure
 
 
-def _over_seeds(seeds: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds, and the least, mean and largest value of the seeds that have come so far."""
+def _panel(axes: Axes, arms: Mapping[str, Series], confidence: float) -> None:
+    for position, (name, series) in enumerate(arms.items()):
+        if not series:
+            continue
+        curve = over_seeds(series, confidence)
+        style, colour = STYLES[position // len(COLOURS) % len(STYLES)], COLOURS[position % len(COLOURS)]
+        marker = "o" if len(curve.rounds) == 1 else None
+        axes.plot(curve.rounds, curve.mean, style, color=colour, label=name, linewidth=1.2, marker=marker, markersize=4)
+        axes.fill_between(curve.rounds, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+    # The bands of two or three seeds may be wide: the axis shows what was measured, and they are cut off there.
+    values = [value for series in arms.values() for seed in series for _, value in seed if np.isfinite(value)]
+    if values and max(values) > min(values):
+        margin = 0.06 * (max(values) - min(values))
+        axes.set_ylim(min(values) - margin, max(values) + margin)
+    axes.set_xlabel("Round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#e6e6e6", linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Figure, counts: Sequence[int], confidence: float) -> None:
+    handles = {text: line for axes in figure.axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if not handles:
+        return
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    band = f"Mean over {seeds} seeds,\nband: its {percent(confidence)} interval\n(Student's t)"
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8,
+        title=band if counts[-1] > 1 else "One seed",
+        title_fontsize=8,
+        alignment="left",
+        ncols=-(-len(handles) // 14),
+    )
+
+
+def over_seeds(seeds: Series, confidence: float) -> Curve:
+    """The mean over seeds at each round that any of them evaluated; one seed has no interval, and no band."""
     values: dict[float, list[float]] = {}
     for series in seeds:
         for round, value in series:
             values.setdefault(round, []).append(value)
     rounds = sorted(values)
-    spread = [(min(values[r]), sum(values[r]) / len(values[r]), max(values[r])) for r in rounds]
-    return np.array(rounds), *(np.array(column) for column in zip(*spread, strict=True))  # type: ignore[return-value]
+    found: list[Estimate] = [estimate(values[round], confidence) for round in rounds]
+    columns = ([e.mean for e in found], [e.low for e in found], [e.high for e in found])
+    return Curve(np.array(rounds), *map(np.array, columns))
 
 
-def draw_curves(table: Table, runs: Sequence[Cell], path: Path) -> bool:
-    """Draw the compared metric against rounds; False where nothing has been evaluated yet."""
+def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:
+    """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files where nothing has been evaluated yet."""
     histories = {(cell.column, cell.row, cell.seed): cell.history() for cell in runs}
-    metric = compared_metric(table.metric, list(histories.values()))
-    if metric is None or not any(metric in values for history in histories.values() for values in history):
-        return False
+    named = (name for history in histories.values() if (name := compared_metric(table.metric, history)))
+    metric = next(named, None)
+    measured = [row[metric] for history in histories.values() for row in history if metric in row] if metric else []
+    if metric is None or not measured:
+        return []
+    is_share = not lower_is_better(metric.removesuffix("_std")) and not any(abs(value) > 1 for value in measured)
+    scale = 100 if is_share else 1
 
     def series(column: str, row: str) -> list[list[tuple[float, float]]]:
         found = [histories.get((column, row, seed), []) for seed in table.seeds]
-        evaluated = ([(values["round"], values[metric]) for values in history if metric in values] for history in found)
+        evaluated = ([(values["round"], scale * values[metric]) for values in history if metric in values] for history in found)
         return [values for values in evaluated if values]
 
     panels = {column: {row: series(column, row) for row in table.rows} for column in table.columns}
-    write_figure(path, curves_figure(panels, metric), remedy=OUT_REMEDY)
-    return True
+    words = f"test {metric.removeprefix('test/')}" if metric.startswith("test/") else metric
+    title = words[0].upper() + words[1:] + (" (%)" if is_share else "")
+    with rc_context({"pdf.fonttype": 42}):  # fonts that publishers take
+        figure = curves_figure(panels, title, table.confidence)
+        paths = [out / "curves.png", out / "curves.pdf"]
+        for path in paths:
+            write_figure(path, figure, dpi=200, remedy=OUT_REMEDY)
+    return paths

@@ -16,8 +16,8 @@ OUT_REMEDY = "free space or choose another --out"
 SPLIT_SEED = "data.partition_seed"
 """The option that draws the split of the data over the clients."""
 
-Summary = Literal["best", "last", "mean"]
-"""What stands for a run: its best evaluation, its last, or the mean of its last ones."""
+Summary = Literal["best", "last", "mean", "val"]
+"""What stands for a run: its best evaluation, its last, the mean of its last ones, or the one that the validation set chooses."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class Cell:
     error: str | None = None
     busy: bool = False
     """Whether it was left out because another process is training it."""
+    extra: Sequence[str] = ()
+    """What of its command line is not the table's."""
 
     @property
     def name(self) -> str:
@@ -94,10 +96,15 @@ class Cell:
     def finished(self) -> bool:
         return (self.folder / "finished").is_file()
 
+    @property
+    def run(self) -> Path | None:
+        """The directory of its run, the newest if it began anew."""
+        tables = sorted(self.folder.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+        return tables[-1].parent if tables else None
+
     def history(self) -> list[dict[str, float]]:
         """The rows of its ``metrics.csv``, as far as it has come."""
-        tables = sorted(self.folder.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
-        return read_rows(tables[-1])[0] if tables else []
+        return read_rows(self.run / "metrics.csv")[0] if self.run else []
 
 
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
@@ -113,7 +120,7 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
             arguments += [word for key, value in options.items() for word in (f"--{key}", _word(value))]
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
-        result.append(Cell(row, column, seed, folder, arguments))
+        result.append(Cell(row, column, seed, folder, arguments, extra=extra))
     _check_apart(result)
     return result
 
@@ -144,13 +151,6 @@ def _file_name(name: str) -> str:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def seeds_run(table: Table, out: Path) -> tuple[int, ...]:
-    """The seeds with which any of the table's arms has been run."""
-    folders = {cell.folder.parent for cell in cells(table, out, [])}
-    names = {path.name.removeprefix("seed") for folder in folders for path in folder.glob("seed*")}
-    return tuple(sorted(int(name) for name in names if name.isdigit()))
 
 
 def select(table: Table, names: Sequence[str]) -> Table:

@@ -1,108 +1,150 @@
-"""The filled table of a comparison: best and last scores over seeds, rounds to a target, time and bytes sent."""
+"""The filled table of a comparison for people: scores over seeds beside the paper's, rounds to targets, time and bytes sent."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-from flcog.commands.compare.plan import Cell, Table
-from flcog.commands.compare.published import Figure, Quantity
+from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.paired import estimate
+from flcog.commands.compare.plan import Summary
+from flcog.commands.compare.published import Figure
+from flcog.commands.compare.results import Result, number, standard_deviation
 from flcog.core.ledger import human
-from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import seconds
 
+Spread = Literal["std", "sem", "interval"]
+"""What stands after ±: the standard deviation over seeds, the mean's standard error, or half of its interval."""
 
-def summarise(table: Table, runs: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: for each setting best, last and the mean of the last evaluations, over seeds; then the cost.
-
-    Where runs counted the rounds to a target (``RoundsToTarget``), these stand beside the scores, with the bytes both ways.
-    """
-    several = len(table.columns) > 1
-    histories = {(cell.row, cell.column, cell.seed): cell.history() for cell in runs}
-    targets = {column: _targets([history for key, history in histories.items() if key[1] == column]) for column in table.columns}
-    header = [""]
-    for column in table.columns:
-        whats = ["best", "last", f"last {table.last}", *(f"rounds to {target.removeprefix('to_')}" for target in targets[column])]
-        header += [f"{column} {what}".strip() for what in whats]
-    if table.published:
-        header += [f"{column} published".strip() for column in table.columns]
-    header += ["time" if not several else "time (all)", "sent up"]
-    rows, first_time = [], math.nan
-    for row in table.rows:
-        line, times, sent = [f"{row}"], [], []
-        for column in table.columns:
-            found = [history for key, history in histories.items() if key[:2] == (row, column) and history]
-            line += scores(table.metric, found, table.last)
-            line += [_rounds_to(target, found) for target in targets[column]]
-            for history in found:
-                times.append(statistics.median(values["time/round"] for values in history if "time/round" in values))
-                sent.append(sum(values.get("comm/up_bytes", 0) for values in history))
-        if table.published:
-            line += [_published(table.published.get(row, {}).get(column, {})) for column in table.columns]
-        mean_time = statistics.mean(times) if times else math.nan
-        if math.isnan(first_time):
-            first_time = mean_time
-        ratio = mean_time / first_time
-        line += [f"{ratio:.2f} ({seconds(mean_time)})" if times else "", human(round(statistics.mean(sent))) if sent else ""]
-        rows.append(line)
-    return header, rows
+Column = tuple[str, Callable[[str], str]]
+"""A column's header, and its text by row."""
 
 
-def _targets(histories: Sequence[Sequence[dict[str, float]]]) -> list[str]:
-    """The targets that ``RoundsToTarget`` logged, such as ``to_accuracy_0.8``."""
-    names = {name for history in histories for values in history for name in values}
-    return sorted(name.removesuffix("/rounds") for name in names if name.startswith("to_") and name.endswith("/rounds"))
-
-
-def _rounds_to(target: str, histories: Sequence[Sequence[dict[str, float]]]) -> str:
-    """The mean over seeds, of rounds and of bytes up and down; how many rounds did not suffice where one seed did not get there."""
-    reached = [next((values for values in history if f"{target}/rounds" in values), None) for history in histories]
-    if not all(reached):
-        return f"> {max(int(history[-1]['round']) for history in histories)}"
-    rows = [values for values in reached if values]
-    if not rows:
-        return ""
-    sent = statistics.mean(values[f"{target}/up_bytes"] + values[f"{target}/down_bytes"] for values in rows)
-    return f"{statistics.mean(values[f'{target}/rounds'] for values in rows):g} ({human(round(sent))})"
-
-
-def compared_metric(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> str | None:
-    """The column that is compared: the named one, or the main one of what was evaluated."""
-    return metric or next((name for history in histories for values in history[-1:] if (name := main_metric(values))), None)
-
-
-def _published(quantities: Mapping[Quantity, Figure]) -> str:
-    figure = quantities.get("score")
-    return "" if figure is None else f"{figure.value:.2f}" + ("" if figure.spread is None else f" ± {figure.spread:.2f}")
-
-
-def check_metric(metric: str | None, histories: Sequence[Sequence[dict[str, float]]]) -> None:
-    """Complain of a table's metric that no finished run has logged."""
-    logged = sorted({name for history in histories for values in history for name in values})
-    if metric and logged and metric not in logged:
-        raise ValueError(
-            f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "
-            f"nothing is run twice"
-        )
-
-
-def scores(metric: str | None, histories: Sequence[Sequence[dict[str, float]]], count: int = 1) -> list[str]:
-    """Best, last, and the mean of the last ``count``; in percent where the metric is a share."""
-    found = compared_metric(metric, histories)
-    series = [[values[found] for values in history if found in values] for history in histories] if found else []
-    series = [values for values in series if values]
-    if not series or found is None:
-        return ["", "", ""]
-    lower = lower_is_better(found)
-    best = [min(values) if lower else max(values) for values in series]
-    share = not lower_is_better(found.removesuffix("_std"))  # the spread of a share is shown in percentage points
-    scale = 1.0 if not share or max(abs(value) for values in series for value in values) > 1 else 100.0
-    return [
-        _spread([scale * v for v in values])
-        for values in (best, [s[-1] for s in series], [statistics.mean(s[-count:]) for s in series])
+def summarise(filled: Filled, spread: Spread = "std") -> tuple[list[str], list[list[str]]]:
+    """Header and rows: for each setting the scores over seeds, rounds to targets and what the paper has; then the cost."""
+    several = len(filled.columns) > 1
+    columns: list[Column] = [("", str)]
+    for column in filled.columns:
+        named = [
+            *_score_columns(filled, column, spread),
+            *_target_columns(filled, column),
+            *_published_columns(filled, column),
+        ]
+        columns += [(f"{column} {what}".strip(), text) for what, text in named]
+    all_settings = " (all)" if several else ""
+    columns += [
+        (f"total time{all_settings}", lambda row: _time(filled, row, lambda result: result.seconds)),
+        ("time of an acting round", lambda row: _time(filled, row, lambda result: result.acting_seconds)),
+        ("sent up", lambda row: _sent(_runs(filled, row), lambda result: result.up_bytes)),
+        ("sent in all", lambda row: _sent(_runs(filled, row), lambda result: result.total_bytes)),
     ]
+    rows = [[text(row) for _, text in columns] for row in filled.table.rows]
+    kept = [place for place, (name, _) in enumerate(columns) if name != "sent in all" or any(row[place] for row in rows)]
+    return [columns[place][0] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
-def _spread(values: Sequence[float]) -> str:
-    mean = statistics.mean(values)
-    text = f"{mean:.2f}" if abs(mean) < 1e4 else f"{mean:.4g}"
-    return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.2f}"
+def _score_columns(filled: Filled, column: str, spread: Spread) -> list[Column]:
+    results = filled.in_column(column)
+    chosen = any("val" in result.scores for result in results)
+    on_test = any((result.metric or "").startswith("test/") for result in results)
+    named: list[tuple[str, Summary]] = [("best on test" if chosen and on_test else "best", "best")]
+    named += [("at best val", "val")] if chosen else []
+    named += [("last", "last"), (f"mean of last {_counted(filled, results)}", "mean")]
+
+    def text(summary: Summary) -> Callable[[str], str]:
+        return lambda row: score_text(filled, row, column, summary, spread)
+
+    return [(name, text(summary)) for name, summary in named]
+
+
+def _counted(filled: Filled, results: Sequence[Result]) -> str:
+    """How many evaluations a mean of the last ones really has: "5", or "2 to 5"."""
+    counts = sorted({result.averaged for result in results if result.averaged}) or [filled.table.last]
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def score_text(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> str:
+    """A score over seeds, with its ± where there are several; with fewer seeds than the table has it says how many."""
+    values = list(filled.scores(row, column, summary).values())
+    if not values:
+        return ""
+    deviation = spread_of(filled, row, column, summary, spread)
+    text = number(statistics.fmean(values)) + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
+    return text if len(values) == len(filled.table.seeds) else f"{text} (n = {len(values)})"
+
+
+def spread_of(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> float:
+    """What stands after ±: over the last evaluations where the table asks for it, else over seeds. NaN for none."""
+    if summary == "mean" and filled.table.over_rounds:
+        return filled.deviation(row, column)
+    values = list(filled.scores(row, column, summary).values())
+    if len(values) < 2:
+        return math.nan
+    if spread == "interval":
+        return estimate(values, filled.table.confidence).half
+    return standard_deviation(values) / (math.sqrt(len(values)) if spread == "sem" else 1)
+
+
+def _target_columns(filled: Filled, column: str) -> list[Column]:
+    def text(target: str) -> Callable[[str], str]:
+        return lambda row: _rounds_to(target, filled.of(row, column))
+
+    targets = sorted({target for result in filled.in_column(column) for target in result.targets})
+    return [(f"rounds to {target}", text(target)) for target in targets]
+
+
+def _rounds_to(target: str, results: Sequence[Result]) -> str:
+    """The mean over seeds, of rounds and of bytes up and down; how many rounds did not suffice where one seed did not get there."""
+    if not results:
+        return ""
+    reached = [result.targets[target] for result in results if target in result.targets]
+    if len(reached) < len(results):
+        return f"> {max(result.rounds for result in results if target not in result.targets)}"
+    rounds, sent = (statistics.fmean(values) for values in zip(*reached, strict=True))
+    return f"{rounds:g} ({human(round(sent))})"
+
+
+def _published_columns(filled: Filled, column: str) -> list[Column]:
+    figures = {row: cells.get(column, {}) for row, cells in filled.table.published.items()}
+    shown = [name for name in _PUBLISHED if any(name in quantities for quantities in figures.values())]
+
+    def text(quantity: str) -> Callable[[str], str]:
+        return lambda row: _published(figures.get(row, {}).get(quantity), quantity)  # type: ignore[call-overload]
+
+    return [(_PUBLISHED[name], text(name)) for name in shown]
+
+
+_PUBLISHED = {"score": "published", "rounds": "published rounds", "seconds": "published time", "bytes": "published bytes"}
+
+
+def _published(figure: Figure | None, quantity: str) -> str:
+    return "" if figure is None else figure_text(figure, quantity)
+
+
+def figure_text(figure: Figure, quantity: str) -> str:
+    """A paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB"."""
+    write = {"score": number, "rounds": lambda value: f"{value:g}", "seconds": seconds, "bytes": human}[quantity]
+    spread = "" if figure.spread is None else f" ± {write(figure.spread)}"
+    return ("> " if figure.beyond else "") + write(figure.value) + spread
+
+
+def _runs(filled: Filled, row: str) -> list[Result]:
+    return [result for column in filled.table.columns for result in filled.of(row, column)]
+
+
+def _time(filled: Filled, row: str, of: Callable[[Result], float]) -> str:
+    """The mean over runs, and how often it is the first row's, over the settings and seeds that both have."""
+    ours, first = (
+        {(run.column, run.seed): of(run) for run in _runs(filled, name)} for name in (row, next(iter(filled.table.rows)))
+    )
+    ours, first = ({key: value for key, value in times.items() if value > 0} for times in (ours, first))
+    if not ours:
+        return ""
+    common = [key for key in ours if key in first]
+    ratio = f"{sum(ours[key] for key in common) / sum(first[key] for key in common):.2f} " if common else ""
+    return f"{ratio}({seconds(statistics.fmean(ours.values()))})"
+
+
+def _sent(runs: Sequence[Result], of: Callable[[Result], float]) -> str:
+    found = [of(run) for run in runs if not math.isnan(of(run))]
+    return human(round(statistics.fmean(found))) if found else ""

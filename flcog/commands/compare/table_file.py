@@ -19,7 +19,8 @@ KEYS = {
     "seeds": "[0] by default",
     "vary": "what a seed draws: [seed], or [seed, partition_seed] where it draws the split too",
     "metric": "the column of metrics.csv that is compared; the task's main one by default",
-    "summary": "which score of a run is compared with the other arms and the paper: best, last, or mean of the last evaluations",
+    "summary": "which score of a run is compared with the other arms and the paper: best, last, mean of the last evaluations, or "
+    "val, the one at the round where the validation set's was best",
     "last": "how many evaluations that mean takes, 5 by default",
     "over_rounds": "true where that mean shows its deviation over these evaluations, not over the seeds",
     "average": "the name of a further column, the mean over all settings",
@@ -42,7 +43,7 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     """
     if path.resolve() in within:
         raise ValueError(f"{path} takes its rows or columns from itself: {' -> '.join(map(str, [*within, path]))}")
-    content = _read_mapping(path)
+    content = read_mapping(path)
     if not content.get("rows"):
         raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
     known = ", ".join(KEYS)
@@ -93,7 +94,7 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     )
 
 
-def _read_mapping(path: Path) -> dict[Any, Any]:
+def read_mapping(path: Path) -> dict[Any, Any]:
     """The file's content, of which all can stand on a command line."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -201,7 +202,7 @@ def _confidence(content: dict[Any, Any], path: Path) -> float:
 def _summary(content: dict[Any, Any], path: Path) -> Summary:
     summary = content.get("summary", "best")
     if summary not in get_args(Summary):
-        raise ValueError(f"summary in {path} must be {' or '.join(get_args(Summary))} (of the last evaluations); got {summary!r}")
+        raise ValueError(f"summary in {path} must be {' or '.join(get_args(Summary))}; got {summary!r}")
     return summary
 
 

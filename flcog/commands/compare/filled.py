@@ -1,0 +1,127 @@
+"""A table with the results of its runs: scores by row, column and seed, and how the rows differ."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flcog.commands.compare.paired import Difference, Estimate, estimate, holm, paired_difference
+from flcog.commands.compare.plan import Summary, Table
+from flcog.commands.compare.results import Result, percent_scale
+from flcog.core.monitor import lower_is_better
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row beside the one that it is compared with, in one setting.
+
+    Args:
+        against: that row.
+        difference: of the compared score, over the seeds of which both have finished.
+        p_holm: the test's p-value, adjusted over the rows of the column; NaN where it has none.
+    """
+
+    against: str
+    difference: Difference
+    p_holm: float
+
+
+class Filled:
+    """A table and what its runs came to. Scores are in percent where the metric is a share.
+
+    Args:
+        table: what was to be filled.
+        results: of the runs that have begun.
+    """
+
+    def __init__(self, table: Table, results: Sequence[Result]) -> None:
+        self.table = table
+        self.columns = [*table.columns, *([table.average] if table.average else [])]
+        self._results: dict[tuple[str, str], list[Result]] = {}
+        for result in [*results, *_averages(table, results)]:
+            self._results.setdefault((result.row, result.column), []).append(result)
+        self._scales = {column: percent_scale(self.in_column(column)) for column in self.columns}
+
+    def of(self, row: str, column: str) -> list[Result]:
+        return self._results.get((row, column), [])
+
+    def in_column(self, column: str) -> list[Result]:
+        return [result for row in self.table.rows for result in self.of(row, column)]
+
+    def scale(self, column: str) -> float:
+        """100 where the column's metric is a share, else 1."""
+        return self._scales[column]
+
+    def lower_is_better(self, column: str) -> bool:
+        metric = next((result.metric for result in self.in_column(column) if result.metric), None)
+        return metric is not None and lower_is_better(metric)
+
+    def is_percent(self, column: str) -> bool:
+        return self.scale(column) == 100
+
+    def scores(self, row: str, column: str, summary: Summary, finished: bool = False) -> dict[int, float]:
+        """By seed; only those of finished runs if asked."""
+        return {
+            result.seed: self.scale(column) * result.scores[summary]
+            for result in self.of(row, column)
+            if summary in result.scores and (result.finished or not finished)
+        }
+
+    def deviation(self, row: str, column: str) -> float:
+        """Of the last evaluations of a run, on average over the runs; NaN where none has two."""
+        found = [result.deviation for result in self.of(row, column) if not math.isnan(result.deviation)]
+        return self.scale(column) * statistics.fmean(found) if found else math.nan
+
+    def estimate(self, row: str, column: str) -> Estimate:
+        """The compared score over finished seeds."""
+        return estimate(_finite(self.scores(row, column, self.table.summary, finished=True)), self.table.confidence)
+
+    def comparisons(self, column: str) -> dict[str, Comparison]:
+        """Of each row of which a finished run has a partner, in one setting."""
+        found = {
+            row: (against, self._difference(row, against, column))
+            for row, against in self.table.against.items()
+            if row != against
+        }
+        found = {row: (against, difference) for row, (against, difference) in found.items() if difference.count}
+        adjusted = holm([difference.p for _, difference in found.values()])
+        return {
+            row: Comparison(against, difference, p)
+            for (row, (against, difference)), p in zip(found.items(), adjusted, strict=True)
+        }
+
+    def _difference(self, row: str, against: str, column: str) -> Difference:
+        ours, theirs = (self.scores(name, column, self.table.summary, finished=True) for name in (row, against))
+        seeds = [seed for seed in ours if seed in theirs and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])]
+        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self.table.confidence)
+
+
+def _finite(values: dict[int, float]) -> list[float]:
+    return [value for value in values.values() if math.isfinite(value)]
+
+
+def _averages(table: Table, results: Sequence[Result]) -> list[Result]:
+    """The mean over all settings, of each row and seed that has been run in all of them."""
+    if not table.average:
+        return []
+    found = {(result.row, result.column, result.seed): result for result in results if result.scores}
+    averages = []
+    for row, seed in dict.fromkeys((result.row, result.seed) for result in results):
+        parts = [found[row, column, seed] for column in table.columns if (row, column, seed) in found]
+        if len(parts) < len(table.columns):
+            continue
+        common = [summary for summary in parts[0].scores if all(summary in part.scores for part in parts)]
+        averages.append(
+            Result(
+                row,
+                table.average,
+                seed,
+                finished=all(part.finished for part in parts),
+                rounds=min(part.rounds for part in parts),
+                metric=parts[0].metric,
+                scores={summary: statistics.fmean(part.scores[summary] for part in parts) for summary in common},
+                averaged=min(part.averaged for part in parts),
+                deviation=statistics.fmean(part.deviation for part in parts),
+            )
+        )
+    return averages

@@ -1,0 +1,145 @@
+"""What a comparison found, in tables and sentences: how the rows differ, which published figures are reproduced, what to bear in mind."""
+
+from collections.abc import Sequence
+
+from flcog.commands.compare.filled import Comparison, Filled
+from flcog.commands.compare.paired import Difference, Estimate
+from flcog.commands.compare.published import Figure
+from flcog.commands.compare.results import number
+from flcog.commands.compare.table import Spread, figure_text
+from flcog.commands.compare.verdicts import Verdict, verdicts
+from flcog.core.text import markdown
+
+SUMMARIES = {
+    "best": "best evaluation",
+    "last": "last evaluation",
+    "mean": "mean of the last evaluations",
+    "val": "score at the best validation",
+}
+
+
+def percent(confidence: float) -> str:
+    return f"{100 * confidence:g} %"
+
+
+def interval_text(found: Estimate) -> str:
+    """ "72.10 to 74.04", or why there is none."""
+    if found.count == 1:
+        return "one seed: no interval"
+    if not found.has_interval:
+        return f"the same with all {found.count} seeds: no interval"
+    return f"{number(found.low)} to {number(found.high)}"
+
+
+def p_text(p: float) -> str:
+    return "" if p != p else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def difference_table(filled: Filled) -> str:
+    """How each row differs from the one that it is compared with; empty where none has run."""
+    confidence = percent(filled.table.confidence)
+    header = ["", "setting", "against", "seeds", "difference", f"{confidence} interval", "p", "p (Holm)"]
+    found = [(column, row, found) for column in filled.columns for row, found in filled.comparisons(column).items()]
+    return _table(header, [[row, column, *_difference_row(comparison)] for column, row, comparison in found])
+
+
+def _difference_row(comparison: Comparison) -> list[str | int]:
+    found = comparison.difference
+    shown = [_signed(found.mean), interval_text(found), p_text(found.p), p_text(comparison.p_holm)]
+    return [comparison.against, found.count, *shown]
+
+
+def paper_table(filled: Filled) -> str:
+    """Ours beside the paper's figures; empty where it has none, or none of its rows has been run."""
+    confidence = percent(filled.table.confidence)
+    header = ["", "setting", "figure", "ours", f"{confidence} interval", "seeds", "published"]
+    header += ["our gain", "published gain", "reproduced"]
+    rows = [_paper_row(verdict) for verdict in verdicts(filled) if verdict.ours is None or verdict.ours.count]
+    return _table(header, rows)
+
+
+def _paper_row(verdict: Verdict) -> list[str | int]:
+    ours, quantity = verdict.ours, verdict.quantity
+    gain = ["", ""] if verdict.gain is None else [_gain_text(verdict.gain[0]), _signed(verdict.gain[1])]
+    mean = verdict.text if ours is None else figure_text(Figure(ours.mean), quantity)
+    half = "" if ours is None or not ours.has_interval else figure_text(Figure(ours.half), quantity)
+    interval = "" if ours is None or quantity == "bytes" else f"± {half}" if half else interval_text(ours)
+    published = figure_text(verdict.published, quantity)
+    count = "" if ours is None else ours.count
+    return [verdict.row, verdict.column, quantity, mean, interval, count, published, *gain, verdict.mark]
+
+
+def _gain_text(gain: Difference) -> str:
+    return _signed(gain.mean) + (f" ± {gain.half:.2f}" if gain.has_interval else "")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}"
+
+
+def _table(header: list[str], rows: Sequence[Sequence[str | int]]) -> str:
+    """In Markdown, without columns that say nothing."""
+    if not rows:
+        return ""
+    kept = [place for place in range(len(header)) if any(row[place] != "" for row in rows)]
+    return markdown([header[place] for place in kept], [[row[place] for place in kept] for row in rows])
+
+
+def notes(filled: Filled, spread: Spread) -> list[str]:
+    """What a reader has to know of the figures, a sentence or two each."""
+    table = filled.table
+    results = [result for column in table.columns for result in filled.in_column(column)]
+    said = [_note_on_scores(filled), _note_on_spread(filled, spread)]
+    if any(filled.comparisons(column) for column in filled.columns):
+        what = SUMMARIES[table.summary]
+        said.append(
+            f"Rows are compared by the {what}, paired by seed and split, finished runs only: the mean difference, Student's "
+            f"{percent(table.confidence)} interval and two-sided paired t-test, and p adjusted by Holm over the rows of a setting."
+        )
+    if paper_table(filled):
+        said.append(
+            f"Reproduced: the published figure lies in our {percent(table.confidence)} interval of the mean over seeds (widened by the "
+            "paper's rounding), and the published gain over the row compared with lies in our interval of the paired difference, whose "
+            "mean has its sign. A wide interval holds much: look at it too. One seed has no interval and no mark; bytes are the "
+            "paper's within one per cent; seconds are another machine's and not judged."
+        )
+    if any(result.seconds > 0 for result in results):
+        said.append(
+            "Times are means over runs, beside the first row's over the settings and seeds that both have: the whole training, without "
+            "evaluations and what is prepared before round 1, and a round in which all of the arm's methods act."
+        )
+    unfinished = [f"{result.name} (round {result.rounds})" for result in results if not result.finished]
+    if unfinished:
+        said.append(f"Not finished, and in no interval: {'; '.join(unfinished)}.")
+    outdated = [result.name for result in results if result.outdated]
+    if outdated:
+        said.append(f"Run before the table was changed: {'; '.join(outdated)}.")
+    said += [f"Not as in the paper: {deviation.rstrip('.')}." for deviation in table.deviations]
+    return [note for note in said if note]
+
+
+def _note_on_scores(filled: Filled) -> str:
+    metrics = dict.fromkeys(result.metric for column in filled.columns for result in filled.in_column(column) if result.metric)
+    if not metrics:
+        return ""
+    unit = "in percent" if any(map(filled.is_percent, filled.columns)) else "as logged"
+    text = f"Scores are {' and '.join(metrics)}, {unit}."
+    if any(metric.startswith("test/") for metric in metrics):
+        text += " The best one is picked on the test set, as papers do, which flatters"
+        chosen = any("val" in result.scores for column in filled.columns for result in filled.in_column(column))
+        text += ": the one at the best validation does not." if chosen else "; no run had a validation set to choose by."
+    return text
+
+
+def _note_on_spread(filled: Filled, spread: Spread) -> str:
+    words = {
+        "std": "the standard deviation over seeds",
+        "sem": "the standard error of the mean over seeds",
+        "interval": f"half of the {percent(filled.table.confidence)} interval of the mean over seeds",
+    }
+    several = any(len(filled.of(row, column)) > 1 for row in filled.table.rows for column in filled.columns)
+    over_rounds = "after ±, that of the mean of the last evaluations is their standard deviation, averaged over seeds"
+    text = f"± is {words[spread]}" if several else ""
+    if filled.table.over_rounds:
+        text = f"{text}; {over_rounds}" if text else over_rounds.replace("after ±, that", "The ±")
+    return f"{text}." if text else ""

@@ -1,0 +1,108 @@
+"""The filled table in LaTeX, to go into a paper as it is: booktabs, the best of a column bold, the second underlined."""
+
+import statistics
+import unicodedata
+from collections.abc import Sequence
+
+from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.findings import SUMMARIES, percent
+from flcog.commands.compare.results import number
+from flcog.commands.compare.table import Spread, spread_of
+
+ESCAPES = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "·": r"\textperiodcentered{}",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "∞": r"$\infty$",
+    "−": "$-$",
+}
+
+CAPITALS = ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega")
+"""The Greek ones that LaTeX has a name for."""
+
+
+def latex(filled: Filled, spread: Spread) -> str:
+    """The whole table environment; its first line says what it needs."""
+    head = " & ".join(["", *(escape(column) or "Score" for column in filled.columns)])
+    body = [
+        " & ".join([escape(row), *cells]) + r" \\" for row, cells in zip(filled.table.rows, _cells(filled, spread), strict=True)
+    ]
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escape(filled.table.title.rstrip('.'))}. {_explained(filled, spread)}}}",
+            rf"\begin{{tabular}}{{l{'c' * len(filled.columns)}}}",
+            r"\toprule",
+            rf"{head} \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
+    """Each row's texts, column by column."""
+    columns = []
+    for column in filled.columns:
+        shown = {row: _mean(filled, row, column) for row in filled.table.rows}
+        # Ranked as printed: what reads the same is equally good.
+        ranks = sorted({float(text) for text in shown.values() if text}, reverse=not filled.lower_is_better(column))[:2]
+        columns.append([_cell(filled, row, column, text, ranks, spread) for row, text in shown.items()])
+    return [list(texts) for texts in zip(*columns, strict=True)]
+
+
+def _mean(filled: Filled, row: str, column: str) -> str:
+    values = list(filled.scores(row, column, filled.table.summary).values())
+    return number(statistics.fmean(values)) if values else ""
+
+
+def _cell(filled: Filled, row: str, column: str, text: str, ranks: Sequence[float], spread: Spread) -> str:
+    if not text:
+        return "--"
+    marked = text
+    if float(text) in ranks:
+        marked = rf"\textbf{{{text}}}" if float(text) == ranks[0] else rf"\underline{{{text}}}"
+    deviation = spread_of(filled, row, column, filled.table.summary, spread)
+    return marked if deviation != deviation else rf"{marked} {{\scriptsize $\pm$ {deviation:.2f}}}"
+
+
+def _explained(filled: Filled, spread: Spread) -> str:
+    """What the caption says of the figures."""
+    over_rounds = filled.table.summary == "mean" and filled.table.over_rounds
+    words = {"std": "standard deviation", "sem": "standard error", "interval": f"{percent(filled.table.confidence)} interval"}
+    seeds = sorted({len(filled.of(row, column)) for row in filled.table.rows for column in filled.columns} - {0})
+    many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "no"
+    over = f"mean over {many} seed{'s' * (seeds != [1])}"
+    after = "standard deviation over the last evaluations" if over_rounds else words[spread]
+    shown = over_rounds or (bool(seeds) and seeds[-1] > 1)
+    text = f"{SUMMARIES[filled.table.summary].capitalize()}, {over}" + (f" ± {after}" if shown else "")
+    return f"{escape(text)}. Best in bold, second underlined."
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX prints it; Greek letters as formulas."""
+    return "".join(ESCAPES.get(letter) or _greek(letter) for letter in text)
+
+
+def _greek(letter: str) -> str:
+    name = unicodedata.name(letter, "")
+    if not name.startswith("GREEK ") or " LETTER " not in name or " WITH " in name:
+        return letter
+    spelt = name.rpartition(" ")[2].lower().replace("lamda", "lambda")
+    if "SMALL" in name:
+        return f"$\\{spelt}$"
+    return f"$\\{spelt.capitalize()}$" if spelt.capitalize() in CAPITALS else letter

@@ -1,0 +1,166 @@
+"""REPRODUCED.md: every table and figure of the papers, its command, its deviations, how much of it has been run and what came of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flcog.commands import shipped_configs
+from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.plan import Table, cells
+from flcog.commands.compare.results import Result
+from flcog.commands.compare.saved_results import results_of, seeds_run
+from flcog.commands.compare.table_file import read_mapping, read_table
+from flcog.commands.compare.verdicts import NO, NOT_JUDGED, NOT_RUN, ONE_SEED, YES, Verdict, verdicts
+from flcog.core.files import replacing, short
+from flcog.core.text import markdown
+
+ITEM_KEYS = ("shows", "command", "deviations", "illustration")
+HEADER = ["", "shows", "command", "not as in the paper", "run", "reproduced"]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A table's file, what of it has been run, and what its published figures say.
+
+    Args:
+        path: the file.
+        table: what it says.
+        done: how many of its cells have finished with the table's settings and nothing added.
+        total: how many it has.
+        added: what commands gave to other finished cells beside the table's settings.
+        outdated: how many finished before the table was changed.
+        verdicts: of the published figures.
+    """
+
+    path: Path
+    table: Table
+    done: int
+    total: int
+    added: tuple[str, ...]
+    outdated: int
+    verdicts: Sequence[Verdict]
+
+
+def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page: Path) -> None:
+    """Write the page.
+
+    Args:
+        tables: the tables' files; all that come with flcog if there are none.
+        roots: folders that hold a folder for each table, named like its file.
+        saved: folder of saved results.
+        page: where to write.
+    """
+    configs = shipped_configs.folder()
+    paths = list(tables) or sorted((configs / "tables").glob("*.yaml"))
+    papers = read_papers(configs / "papers.yaml")
+    fillings = [_filling(path, roots, saved) for path in paths]
+    with replacing(page, "w") as file:
+        file.write(page_text(papers, fillings))
+    run = sum(filling.done > 0 for filling in fillings)
+    print(f"{short(page)}: {len(fillings)} tables, {run} of them run in part or whole")
+
+
+def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The list of the papers' tables and figures, checked."""
+    papers = read_mapping(path)
+    for paper, content in papers.items():
+        items = content.get("items") if isinstance(content, dict) else None
+        if not isinstance(items, dict) or not all(isinstance(item, dict) and "shows" in item for item in items.values()):
+            raise ValueError(f"{path}: {paper} must have a title and items, each with what it `shows`")
+        for item, about in items.items():
+            if unknown := about.keys() - ITEM_KEYS:
+                raise ValueError(
+                    f"{path}: {paper}, {item} has {', '.join(map(str, unknown))}; it may have {', '.join(ITEM_KEYS)}"
+                )
+    return papers
+
+
+def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
+    table = read_table(path)
+    results: list[Result] = []
+    for root in roots:
+        out = root / path.stem
+        seeds = tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, saved / f"{path.stem}.csv")]))
+        with_seeds = replace(table, seeds=seeds)
+        for result in results_of(with_seeds, cells(with_seeds, out, []), saved / f"{path.stem}.csv"):
+            results += [result] * result.finished
+    whole = {result.name: result for result in results if not result.outdated and not result.arguments}
+    return Filling(
+        path,
+        table,
+        done=sum(result.seed in table.seeds for result in whole.values()),
+        total=len(table.rows) * len(table.columns) * len(table.seeds),
+        added=tuple(dict.fromkeys(result.arguments for result in results if result.arguments)),
+        outdated=len({result.name for result in results if result.outdated} - whole.keys()),
+        verdicts=verdicts(Filled(table, list(whole.values()))),
+    )
+
+
+def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:
+    """The whole page, a table for each paper."""
+    parts = [
+        "# What of the papers is reproduced",
+        "Written by `flcog compare --reproduced` from the runs and the saved results that it found; do not edit it. *Run* counts the "
+        "table's cells, arm by setting by seed, that finished with its very settings. A figure is *reproduced* if the paper's lies in our "
+        "confidence interval over seeds, a gain if the paper's lies in the interval of our paired difference and has its sign; one seed "
+        "has no interval and reproduces nothing (`flcog compare TABLE --show` has the figures).",
+    ]
+    for name, paper in papers.items():
+        link = f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name)
+        rows = [row for item, about in paper["items"].items() for row in _rows(name, item, about, fillings)]
+        parts += [f"## {name}", f"{link}", markdown(HEADER, rows)]
+    known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
+    others = [filling for filling in fillings if not set(filling.table.reproduces) & known]
+    if others:
+        parts += ["## Tables of our own", markdown(HEADER, [_row("", filling.table.title, filling) for filling in others])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(paper: str, item: str, about: Mapping[str, Any], fillings: Sequence[Filling]) -> list[list[str]]:
+    """A line for each table that fills an item, or one that says what else does."""
+    found = [filling for filling in fillings if f"{paper}, {item}" in filling.table.reproduces]
+    shows = str(about["shows"])
+    if found:
+        return [_row(item, shows, found[0]), *(_row("", "", filling) for filling in found[1:])]
+    if about.get("illustration"):
+        return [[item, shows, "", "", "", "nothing to reproduce"]]
+    if "command" in about:
+        return [[item, shows, f"`{about['command']}`", _deviations(about.get("deviations", [])), "", "by eye"]]
+    return [[item, shows, "none", "", "", NOT_RUN]]
+
+
+def _row(item: str, shows: str, filling: Filling) -> list[str]:
+    deviations = _deviations(filling.table.deviations) if filling.table.reproduces else ""
+    ours = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
+    name = filling.path.stem if ours else short(filling.path)
+    return [item, shows, f"`flcog compare {name}`", deviations, _run(filling), _reproduced(filling)]
+
+
+def _deviations(deviations: Sequence[str]) -> str:
+    return "; ".join(deviation.rstrip(".") for deviation in deviations) or "nothing"
+
+
+def _run(filling: Filling) -> str:
+    text = f"{filling.done} / {filling.total}"
+    if filling.outdated:
+        text += f"; {filling.outdated} before the table was changed"
+    if filling.added:
+        text += "; others with " + " and with ".join(f"`{words}`" for words in filling.added)
+    return text
+
+
+def _reproduced(filling: Filling) -> str:
+    """How many of the published figures and gains are reproduced."""
+    if filling.done == 0:
+        return NOT_RUN
+    judged = [verdict for verdict in filling.verdicts if verdict.marks[0] != NOT_JUDGED]
+    if not judged:
+        return "no published figures: see its table and curves"
+    marks = {
+        "figures": [verdict.marks[0] for verdict in judged],
+        "gains": [verdict.marks[1] for verdict in judged if len(verdict.marks) > 1],
+    }
+    known = {name: [mark for mark in given if mark in (YES, NO)] for name, given in marks.items()}
+    parts = [f"{given.count(YES)} of {len(given)} {name}" for name, given in known.items() if given]
+    return "; ".join([*parts, *(f"{count} {mark}" for mark in (ONE_SEED, NOT_RUN) if (count := marks["figures"].count(mark)))])

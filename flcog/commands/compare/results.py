@@ -1,0 +1,186 @@
+"""What the runs of a comparison came to: scores, rounds to targets, time and bytes, one result for each run."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from flcog.commands.compare.plan import Cell, Summary
+from flcog.commands.compare.settings_of_runs import added_arguments, is_outdated
+from flcog.core.monitor import lower_is_better, main_metric
+
+WAYS = ("up", "down")
+History = Sequence[Mapping[str, float]]
+"""The rows of a ``metrics.csv``."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run of a table.
+
+    Args:
+        row, column, seed: which.
+        finished: whether it has come to its end.
+        rounds: how far it has come.
+        metric: what is compared; None where it was never evaluated.
+        scores: best, last, mean of the last evaluations, and the one that the validation set would choose, where there is one.
+        averaged: how many evaluations that mean is of.
+        deviation: their standard deviation; NaN for one.
+        targets: the rounds and the bytes after which it reached what ``RoundsToTarget`` looked for, such as ``accuracy_0.8``.
+        seconds: of all rounds, without evaluations.
+        acting_seconds: of a round in which all of the arm's methods act, on average.
+        up_bytes: from clients to server, with what was sent before the first round.
+        total_bytes: both ways.
+        commit: of the code that made it.
+        arguments: what the command gave to the run beside the table's own.
+        outdated: whether the table has changed since.
+    """
+
+    row: str
+    column: str
+    seed: int
+    finished: bool
+    rounds: int
+    metric: str | None
+    scores: Mapping[Summary, float]
+    averaged: int = 0
+    deviation: float = math.nan
+    targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float = math.nan
+    acting_seconds: float = math.nan
+    up_bytes: float = math.nan
+    total_bytes: float = math.nan
+    commit: str = ""
+    arguments: str = ""
+    outdated: bool = False
+
+    @property
+    def name(self) -> str:
+        return " · ".join(part for part in (self.row, self.column, f"seed {self.seed}") if part)
+
+
+def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
+    """What a cell's run has come to so far; None where it has no round.
+
+    Args:
+        cell: which.
+        metric: the table's, or None for the run's main one.
+        last: how many evaluations the mean is of.
+    """
+    history = cell.history()
+    if not history:
+        return None
+    about = _description(cell.run)
+    compared = compared_metric(metric, history)
+    values = [row[compared] for row in history if compared in row] if compared else []
+    tail = values[-last:]
+    times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
+    return Result(
+        cell.row,
+        cell.column,
+        cell.seed,
+        finished=cell.finished,
+        rounds=int(history[-1]["round"]),
+        metric=compared if values else None,
+        scores=_scores(compared, values, tail, history) if compared and values else {},
+        averaged=len(tail),
+        deviation=standard_deviation(tail),
+        targets=_targets(history),
+        seconds=sum(times.values()),
+        acting_seconds=_acting_seconds(times, about.get("acting_rounds")),
+        up_bytes=history[-1].get("comm/up_bytes_total", sum(row.get("comm/up_bytes", 0) for row in history)),
+        total_bytes=history[-1].get("comm/total_bytes", math.nan),
+        commit=str(about.get("git_commit") or ""),
+        arguments=added_arguments(cell),
+        outdated=is_outdated(cell),
+    )
+
+
+def compared_metric(metric: str | None, history: History) -> str | None:
+    """The column that is compared: the named one, or the main one of the last evaluation."""
+    return metric or next((name for row in reversed(history) if (name := main_metric(row))), None)
+
+
+def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history: History) -> Mapping[Summary, float]:
+    scores: dict[Summary, float] = {"best": _best(metric, values), "last": values[-1], "mean": statistics.fmean(tail)}
+    chooser = _chooser(metric, history)
+    chosen = {row[chooser]: row[metric] for row in reversed(history) if chooser in row and metric in row} if chooser else {}
+    return scores | ({"val": chosen[_best(chooser, list(chosen))]} if chooser and chosen else {})
+
+
+def _chooser(metric: str, history: History) -> str | None:
+    """The validation figure that would choose a round: the compared one's own, or the main one."""
+    twin = f"val/{metric.removeprefix('test/')}"
+    if any(twin in row for row in history):
+        return twin if twin != metric else None
+    found = next((name for row in reversed(history) if (name := main_metric(row, selecting=True))), None)
+    return found if found and found.startswith("val/") and found != metric else None
+
+
+def _best(metric: str, values: Sequence[float]) -> float:
+    """NaN is never best unless all are."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return math.nan if not numbers else min(numbers) if lower_is_better(metric) else max(numbers)
+
+
+def _targets(history: History) -> Mapping[str, tuple[float, float]]:
+    """The targets that ``RoundsToTarget`` logged, whose columns are such as ``to_accuracy_0.8/rounds``."""
+    return {
+        name.removeprefix("to_").removesuffix("/rounds"): (
+            value,
+            sum(row[name.replace("/rounds", f"/{way}_bytes")] for way in WAYS),
+        )
+        for row in history
+        for name, value in row.items()
+        if name.startswith("to_") and name.endswith("/rounds")
+    }
+
+
+def _acting_seconds(times: Mapping[float, float], acting: Any) -> float:
+    """A round's mean time, over those in which all methods act where the run says which these are."""
+    first, last = acting if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
+    chosen = [seconds for round, seconds in times.items() if first <= round <= last]
+    return statistics.fmean(chosen) if chosen else math.nan
+
+
+def _description(run: Path | None) -> Mapping[str, Any]:
+    """What a run's ``run.yaml`` says; nothing where it has none that can be read."""
+    try:
+        content = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8")) if run else {}
+    except (OSError, UnicodeError, yaml.YAMLError):
+        content = {}
+    return content if isinstance(content, dict) else {}
+
+
+def percent_scale(results: Sequence[Result]) -> float:
+    """100 where the runs' metric is a share, to be shown in percent, else 1."""
+    metric = next((result.metric for result in results if result.metric), None)
+    if metric is None or lower_is_better(metric.removesuffix("_std")):  # the spread of a share is shown in percentage points
+        return 1.0
+    return 1.0 if any(abs(value) > 1 for result in results for value in result.scores.values()) else 100.0
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """NaN for fewer than two."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def number(value: float) -> str:
+    """A score as a table shows it."""
+    return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.4g}"
+
+
+def check_metric(metric: str | None, results: Sequence[Result], cells: Sequence[Cell]) -> None:
+    """Complain of a table's metric that no finished run has logged."""
+    if not metric or not any(result.finished for result in results) or any(result.metric for result in results):
+        return
+    logged = sorted({name for cell in cells if cell.finished for row in cell.history() for name in row})
+    raise ValueError(
+        f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "
+        f"nothing is run twice"
+    )

@@ -1,0 +1,108 @@
+"""A table's results as a file to keep beside the code: a line for each finished run, read where its directory is gone."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from flcog.commands.compare.plan import Cell, Summary, Table, cells
+from flcog.commands.compare.results import Result, result_of
+from flcog.commands.compare.settings_of_runs import digest
+from flcog.core.files import write_table
+
+TEXTS = ("row", "column", "metric", "commit", "arguments")
+WHOLE = ("seed", "rounds", "averaged")
+NUMBERS = ("deviation", "seconds", "acting_seconds", "up_bytes", "total_bytes")
+SUMMARIES: Sequence[Summary] = get_args(Summary)
+COLUMNS, SURPLUS = (*TEXTS, *WHOLE, *NUMBERS, *SUMMARIES, "settings"), "surplus"
+ROUNDS_TO, BYTES_TO = "rounds_to_", "bytes_to_"
+
+
+def write_results(path: Path, results: Sequence[Result], runs: Sequence[Cell]) -> int:
+    """Write the finished runs; those that the file holds of other rows, columns and seeds stay. Returns how many were written.
+
+    Args:
+        path: such as results/fedcog.csv.
+        results: of ``runs``.
+        runs: the table's cells.
+    """
+    digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
+    new = {_key(result): _line(result, digests[_key(result)]) for result in results if result.finished and not result.outdated}
+    kept = {_key(result): line for result, line in _lines(path) if _key(result) not in new}
+    lines = sorted([*kept.values(), *new.values()], key=lambda line: (line["column"], line["row"], int(line["seed"])))
+    columns = [*TEXTS[:2], "seed", *(name for line in lines for name in line)]
+    if new:
+        write_table(path, lines, list(dict.fromkeys(columns)))
+    return len(new)
+
+
+def read_results(path: Path, runs: Sequence[Cell]) -> list[Result]:
+    """The results of a table's cells that the file holds; those of a table that has changed since are outdated."""
+    digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
+    found = ((result, digests.get(_key(result)), line["settings"]) for result, line in _lines(path))
+    return [replace(result, outdated=now != then) for result, now, then in found if now]
+
+
+def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
+    """What the cells came to; where a run's directory is gone, what the file of saved results has."""
+    kept = {_key(result): result for result in (read_results(saved, runs) if saved else [])}
+    found = [result_of(cell, table.metric, table.last) or kept.get((cell.row, cell.column, cell.seed)) for cell in runs]
+    return [result for result in found if result]
+
+
+def seeds_run(table: Table, out: Path, saved: Path) -> tuple[int, ...]:
+    """The seeds with which any of the table's arms has been run."""
+    folders = {cell.folder.parent for cell in cells(table, out, [])}
+    names = {path.name.removeprefix("seed") for folder in folders for path in folder.glob("seed*")}
+    parts = {(row, column) for row in table.rows for column in table.columns}
+    kept = {result.seed for result, _ in _lines(saved) if (result.row, result.column) in parts}
+    return tuple(sorted(kept | {int(name) for name in names if name.isdigit()}))
+
+
+def _key(result: Result) -> tuple[str, str, int]:
+    return result.row, result.column, result.seed
+
+
+def _line(result: Result, settings: str) -> dict[str, Any]:
+    plain = {name: getattr(result, name) for name in (*TEXTS[:2], "seed", "rounds", "metric", "averaged", *NUMBERS)}
+    line = plain | {summary: result.scores.get(summary, math.nan) for summary in SUMMARIES}
+    for target, (rounds, sent) in result.targets.items():
+        line |= {f"{ROUNDS_TO}{target}": rounds, f"{BYTES_TO}{target}": sent}
+    line |= {"commit": result.commit, "arguments": result.arguments, "settings": settings}
+    return {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
+
+
+def _lines(path: Path) -> list[tuple[Result, Mapping[str, str]]]:
+    """The file's lines, and what they say; none where there is no file."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True, restkey=SURPLUS)
+            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+                raise ValueError(f"no column {missing[0]}")
+            return [(_result(line), line) for line in reader]
+    except (UnicodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it anew with --save-results") from None
+
+
+def _result(line: Mapping[str, str]) -> Result:
+    if SURPLUS in line:
+        raise ValueError(f"too many values for {line['row']}")
+    given: dict[str, Any] = {name: line[name] for name in TEXTS} | {"metric": line["metric"] or None}
+    given |= {name: int(line[name]) for name in WHOLE}
+    given |= {name: _number(line[name]) for name in NUMBERS}
+    scores = {summary: _number(line[summary]) for summary in SUMMARIES}
+    targets = {
+        name.removeprefix(ROUNDS_TO): (float(value), float(line[name.replace(ROUNDS_TO, BYTES_TO)]))
+        for name, value in line.items()
+        if name.startswith(ROUNDS_TO) and value
+    }
+    known = {name: score for name, score in scores.items() if not math.isnan(score)}
+    return Result(**given, finished=True, scores=known, targets=targets)
+
+
+def _number(text: str) -> float:
+    return float(text) if text else math.nan

@@ -1,0 +1,56 @@
+"""With which settings a cell was run: the table's own, those that the command added, and whether the table has changed since."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from flcog.commands.compare.plan import Cell
+
+NO_SETTING = ("--trainer.default_root_dir", "--trainer.logger", "--trainer.accelerator", "--trainer.devices", "--data.data_dir")
+"""Options that say where and on what a run works, not what it does."""
+
+Option = tuple[str, ...]
+
+
+def _options(arguments: Sequence[str]) -> list[Option]:
+    """An option with its values, each; configs by their names, so that another clone's are the same."""
+    options: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("--") or word == "-c":
+            options.append(word.split("=", 1))
+        elif options:
+            options[-1].append(Path(word).name if options[-1][0] == "-c" else word)
+    return [tuple(option) for option in options if option[0] not in NO_SETTING]
+
+
+def _own(cell: Cell) -> list[Option]:
+    added = _options(cell.extra)
+    return [option for option in _options(cell.arguments) if option not in added]
+
+
+def digest(cell: Cell) -> str:
+    """Of the table's own settings for a cell: another one once the table has changed."""
+    return hashlib.sha256(json.dumps(_own(cell)).encode()).hexdigest()[:12]
+
+
+def added_arguments(cell: Cell) -> str:
+    """What the command that ran the cell gave it beside the table's own settings."""
+    own = _own(cell)
+    return " ".join(word for option in _earlier(cell) or () if option not in own for word in option)
+
+
+def is_outdated(cell: Cell) -> bool:
+    """Whether the table has changed since the cell was run."""
+    earlier = _earlier(cell)
+    return earlier is not None and any(option not in earlier for option in _own(cell))
+
+
+def _earlier(cell: Cell) -> list[Option] | None:
+    try:
+        words = yaml.safe_load((cell.folder / "arguments.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError):
+        return None
+    return _options([str(word) for word in words]) if isinstance(words, list) else None

@@ -1,0 +1,130 @@
+"""Whether a paper's figures are reproduced.
+
+A published score is reproduced if it lies in our interval: the confidence interval of the mean over our seeds, with half a unit of the
+last digit that the paper prints (0.005 of a percentage point, half a round). A published *gain*, the difference of two published scores,
+is reproduced if our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval
+holds much, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced
+within one per cent. Seconds are another machine's, and are shown without a mark.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.paired import Difference, Estimate, estimate
+from flcog.commands.compare.published import Figure, Quantity
+from flcog.commands.compare.results import Result
+
+ROUNDING = {"score": 0.005, "rounds": 0.5}
+"""Half of the last digit that papers print."""
+
+NOT_RUN, ONE_SEED, NO, YES, NOT_JUDGED = "not run", "one seed", "no", "yes", "not judged"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A published figure beside ours.
+
+    Args:
+        row, column, quantity: which.
+        published: the paper's figure.
+        ours: the mean over finished seeds; of rounds to a target None where a seed did not get there.
+        text: what is to be said of ours where it is no number.
+        gain: our difference from the row that it is compared with, and the paper's; None where one of them is unknown.
+        marks: of the figure, and of the gain where both are known.
+    """
+
+    row: str
+    column: str
+    quantity: Quantity
+    published: Figure
+    ours: Estimate | None
+    text: str
+    gain: tuple[Difference, float] | None
+    marks: tuple[str, ...]
+
+    @property
+    def mark(self) -> str:
+        """Both marks in a word or two: "yes", "gain only", "no", "one seed"."""
+        figure, *gain = self.marks
+        if not gain or gain[0] == figure:
+            return figure
+        return {(YES, NO): "figure only", (NO, YES): "gain only"}.get((figure, gain[0]), figure)
+
+
+def verdicts(filled: Filled) -> list[Verdict]:
+    """Of every published figure."""
+    return [
+        _verdict(filled, row, column, quantity, figure)
+        for column in filled.columns
+        for row, cells in filled.table.published.items()
+        for quantity, figure in cells.get(column, {}).items()
+    ]
+
+
+def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: Figure) -> Verdict:
+    runs = [result for result in filled.of(row, column) if result.finished]
+    gain = _gain(filled, row, column) if quantity == "score" else None
+    if quantity == "rounds":
+        ours, text, mark = _rounds(runs, figure, filled.table.confidence)
+    else:
+        ours, text = _ours(filled, row, column, quantity, runs), ""
+        mark = _mark(ours, figure, quantity)
+    marks = (mark,) if gain is None else (mark, _gain_mark(*gain))
+    return Verdict(row, column, quantity, figure, ours, text, gain, marks)
+
+
+def _ours(filled: Filled, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> Estimate:
+    if quantity == "score":
+        return filled.estimate(row, column)
+    found = [run.seconds if quantity == "seconds" else run.total_bytes for run in runs]
+    return estimate([value for value in found if not math.isnan(value)], filled.table.confidence)
+
+
+def _mark(ours: Estimate, figure: Figure, quantity: Quantity) -> str:
+    if ours.count == 0:
+        return NOT_RUN
+    if quantity == "seconds":
+        return NOT_JUDGED
+    if quantity == "bytes":
+        return YES if abs(ours.mean - figure.value) <= 0.01 * figure.value else NO
+    if ours.count == 1:
+        return ONE_SEED
+    return YES if abs(ours.mean - figure.value) <= ours.half + ROUNDING[quantity] else NO
+
+
+def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, str]:
+    """Of rounds to a target: ours, what to say where a seed did not get there, and the mark."""
+    targets = {target for run in runs for target in run.targets}
+    if len(targets) > 1:
+        return None, f"{len(targets)} targets", NOT_JUDGED
+    reached = [run.targets[target][0] for run in runs for target in targets if target in run.targets]
+    if runs and len(reached) < len(runs):
+        short = min(run.rounds for run in runs if not run.targets)
+        text = f"> {short} ({len(runs) - len(reached)} of {len(runs)} seeds)"
+        agree = figure.beyond and not reached and short >= figure.value
+        return None, text, YES if agree else ONE_SEED if len(runs) == 1 else NO
+    ours = estimate(reached, confidence)
+    if figure.beyond and ours.count > 1:
+        return ours, "", YES if ours.mean > figure.value else NO
+    return ours, "", _mark(ours, figure, "rounds")
+
+
+def _gain(filled: Filled, row: str, column: str) -> tuple[Difference, float] | None:
+    """Our difference and the paper's, where the paper has both scores and we have run both."""
+    comparison = filled.comparisons(column).get(row)
+    if comparison is None:
+        return None
+    figures = [filled.table.published.get(name, {}).get(column, {}).get("score") for name in (row, comparison.against)]
+    if figures[0] is None or figures[1] is None:
+        return None
+    return comparison.difference, figures[0].value - figures[1].value
+
+
+def _gain_mark(ours: Difference, published: float) -> str:
+    if ours.count == 1:
+        return ONE_SEED
+    # Each of the two published scores was rounded.
+    inside = abs(ours.mean - published) <= ours.half + 2 * ROUNDING["score"]
+    return YES if inside and ours.mean * published >= 0 else NO

@@ -1,0 +1,302 @@
+"""What ``flcog compare`` says of arms and papers, and the files that it ends as."""
+
+import csv
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from commands.test_compare import fake_run, filled, plan_file
+from flcog.commands.cli import main
+from flcog.commands.compare.curves import curves_figure, draw_curves, over_seeds
+from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.findings import difference_table, notes, paper_table
+from flcog.commands.compare.latex import escape, latex
+from flcog.commands.compare.plan import cells
+from flcog.commands.compare.published import Figure
+from flcog.commands.compare.results import Result
+from flcog.commands.compare.table import summarise
+from flcog.commands.compare.table_csv import write_csv
+from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.verdicts import verdicts
+
+A, B, C = [0.50, 0.60, 0.70], [0.52, 0.63, 0.71], [0.40, 0.40, 0.40]
+
+
+def fill(folder: Path, scores: dict[str, list[float]], **content: Any) -> Filled:
+    """A table with a row for each name and its seeds' scores; None for a seed that has not finished."""
+    plan = read_table(plan_file(folder, rows=dict.fromkeys(scores), **{"seeds": [0, 1, 2]} | content))
+    return Filled(
+        plan,
+        [
+            Result(row, column, seed, not math.isnan(score), 9, "test/accuracy", {} if math.isnan(score) else {"best": score})
+            for column in plan.columns
+            for row, values in scores.items()
+            for seed, score in enumerate(values)
+        ],
+    )
+
+
+def lines(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if not line.startswith("|---")]
+
+
+def test_differences_are_paired_with_the_first_row(tmp_path: Path) -> None:
+    header, b, c = lines(difference_table(fill(tmp_path, {"A": A, "B": B, "C": C})))
+    assert header == ["", "against", "seeds", "difference", "95 % interval", "p", "p (Holm)"]
+    expected = [stats.ttest_rel(arm, A) for arm in (B, C)]
+    interval = expected[0].confidence_interval()
+    assert b[:4] == ["B", "A", "3", "+2.00"] and b[4] == f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"
+    assert [float(row[5]) for row in (b, c)] == [pytest.approx(found.pvalue, abs=5e-4) for found in expected]
+    # Of two tests, each counts twice where it is the smaller, and the larger no less.
+    smaller = 2 * min(found.pvalue for found in expected)
+    assert [float(row[6]) for row in (b, c)] == [pytest.approx(max(smaller, found.pvalue), abs=5e-4) for found in expected]
+
+
+def test_pairs_are_of_seeds_that_both_have(tmp_path: Path) -> None:
+    _, b = lines(difference_table(fill(tmp_path, {"A": [0.5, math.nan, 0.7], "B": B}, against="A")))
+    assert b[:4] == ["B", "A", "2", "+1.50"]
+    _, b = lines(difference_table(fill(tmp_path, {"A": [0.5], "B": [math.nan, 0.6]})) or "|||\n|||")
+    assert b == [""]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "difference", "said"),
+    [
+        ([0.5], [0.6], "+10.00", ["one seed: no interval"]),
+        (A, A, "+0.00", ["the same with all 3 seeds: no interval", "1.000", "1.000"]),
+        ([0.5, 0.6], [0.625, 0.725], "+12.50", ["the same with all 2 seeds: no interval"]),
+    ],
+)
+def test_what_has_no_interval_is_said_in_words(
+    a: list[float], b: list[float], difference: str, said: list[str], tmp_path: Path
+) -> None:
+    _, row = lines(difference_table(fill(tmp_path, {"A": a, "B": b})))
+    assert row == ["B", "A", str(len(a)), difference, *said]
+
+
+def test_each_row_has_its_own_partner(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A, "B": B, "A+": B, "B+": A}, against={"A+": "A", "B+": "B"})
+    assert {row: found.against for row, found in given.comparisons("").items()} == {"B": "A", "A+": "A", "B+": "B"}
+    assert given.comparisons("")["B+"].difference.mean == pytest.approx(-2)
+
+
+def test_options_choose_partner_confidence_and_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = plan_file(tmp_path, seeds=[0, 1, 2]), str(tmp_path / "out")
+    for cell in cells(read_table(path), tmp_path / "out", []):
+        fake_run(cell, [(A if cell.row == "A" else B)[cell.seed]], finished=True)
+    command = ["compare", str(path), "--out", out, "--show"]
+    main([*command, "--against", "B", "--confidence", "0.8", "--spread", "sem"])
+    shown = capsys.readouterr().out
+    assert "| A | B | 3 | -2.00 |" in shown and "80 % interval" in shown and "± is the standard error" in shown
+    assert f"| A | 60.00 ± {10 / math.sqrt(3):.2f} |" in shown
+    main([*command, "--spread", "interval"])
+    assert f"| A | 60.00 ± {4.30265 * 10 / math.sqrt(3):.2f} |" in capsys.readouterr().out
+    for wrong, message in (
+        (["--against", "D"], "--against D: the table has the rows A, B"),
+        (["--confidence", "95"], "between 0 and 1"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*command, *wrong])
+        assert message in capsys.readouterr().err
+    assert {path.name for path in Path(out).iterdir() if path.is_file()} == {
+        *("table.md", "table.tex", "table.csv", "curves.png", "curves.pdf")
+    }
+
+
+# B's mean is 62 with the interval 62 +- 23.69, its gain 2 +- 2.48.
+@pytest.mark.parametrize(
+    ("published", "mark"),
+    [
+        ({"A": 83.6, "B": 85.6}, "yes"),
+        ({"A": 84.0, "B": 86.0}, "gain only"),
+        ({"A": 60, "B": 67}, "figure only"),
+        ({"A": 60, "B": 59.9}, "figure only"),  # inside the interval, of the other sign
+        ({"A": 20, "B": 100}, "no"),
+        ({"B": 62}, "yes"),
+    ],
+)
+def test_a_figure_is_reproduced_where_our_interval_holds_it(published: dict[str, float], mark: str, tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A, "B": B}, published={row: {"": value} for row, value in published.items()})
+    assert verdicts(given)[-1].mark == mark
+    assert lines(paper_table(given))[-1][-1] == mark
+
+
+def test_one_seed_reproduces_nothing(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": [0.5], "B": [0.6], "C": [math.nan]}, published={row: {"": 50} for row in "ABC"})
+    assert [verdict.mark for verdict in verdicts(given)] == ["one seed", "one seed", "not run"]
+    assert [line[0] for line in lines(paper_table(given))] == ["", "A", "B"]
+
+
+def test_a_figure_is_as_exact_as_it_was_printed(tmp_path: Path) -> None:
+    """Seeds that are alike hold what rounds to the printed figure, and no more."""
+    for published, mark in ((40.004, "yes"), (40.006, "no")):
+        (verdict,) = verdicts(fill(tmp_path, {"A": C}, published={"A": {"": published}}))
+        assert verdict.mark == mark
+
+
+@pytest.mark.parametrize(
+    ("rounds", "published", "mark", "ours"),
+    [
+        ([12, 14], 13, "yes", "13"),
+        ([12, 14], 90, "no", "13"),
+        ([12, None], 13, "no", "> 100 (1 of 2 seeds)"),
+        ([None, None], 13, "no", "> 100 (2 of 2 seeds)"),
+        ([None, None], "> 100", "yes", "> 100 (2 of 2 seeds)"),
+        ([None, None], "> 200", "no", "> 100 (2 of 2 seeds)"),
+        ([12, 14], "> 100", "no", "13"),
+        ([12], 12, "one seed", "12"),
+    ],
+)
+def test_rounds_to_a_target(rounds: list[int | None], published: Any, mark: str, ours: str, tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, rows={"A": None}, published={"A": {"": {"rounds": published}}}))
+    results = [
+        Result("A", "", seed, True, 100, "test/accuracy", {"best": 0.5}, targets={"accuracy_0.5": (value, 10)} if value else {})
+        for seed, value in enumerate(rounds)
+    ]
+    (line,) = lines(paper_table(Filled(plan, results)))[1:]
+    assert (line[2], line[-1]) == (ours, mark)
+
+
+def test_bytes_and_seconds(tmp_path: Path) -> None:
+    figures = {"bytes": 1000, "seconds": [983, 100]}
+    plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, published={"A": {"": figures}, "B": {"": figures}}))
+    results = [Result(row, "", 0, True, 1, None, {}, seconds=5, total_bytes=sent) for row, sent in (("A", 1009), ("B", 1011))]
+    marks = [(verdict.row, verdict.quantity, verdict.mark) for verdict in verdicts(Filled(plan, results))]
+    judged = [("A", "bytes", "yes"), ("A", "seconds", "not judged"), ("B", "bytes", "no"), ("B", "seconds", "not judged")]
+    assert marks == judged
+    assert "983 s ± 100 s" in paper_table(Filled(plan, results))
+
+
+def test_an_average_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
+    """The mean over settings varies less over seeds than each, where they vary the other way."""
+    given = fill(tmp_path, {"A": A}, columns={"x": None, "y": None}, average="all", published={"A": {"all": [60, 0.5]}})
+    results = [replace(result, scores={"best": 1.2 - result.scores["best"]}) for result in given.of("A", "y")]
+    given = Filled(given.table, [*given.of("A", "x"), *results[:2]])
+    assert given.scores("A", "all", "best") == {0: pytest.approx(60), 1: pytest.approx(60)}
+    (verdict,) = verdicts(given)
+    assert verdict.mark == "yes" and verdict.ours is not None and verdict.ours.count == 2
+    assert "all best" in summarise(given)[0] and "60.00 ± 0.50" in summarise(given)[1][0]
+
+
+def test_deviations_over_rounds(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1], last=2, over_rounds=True, summary="mean", rows={"A": None}))
+    runs = cells(plan, tmp_path / "out", [])
+    fake_run(runs[0], [0.9, 0.5, 0.7], finished=True)
+    given = filled(plan, runs)
+    assert summarise(given)[1][0][3] == f"60.00 ± {statistics.stdev([50, 70]):.2f} (n = 1)"
+    assert "The ± of the mean of the last evaluations is their standard deviation" in " ".join(notes(given, "std"))
+    fake_run(runs[1], [0.0, 0.4, 0.4], finished=True)
+    assert summarise(filled(plan, runs))[1][0][3] == f"50.00 ± {statistics.stdev([50, 70]) / 2:.2f}"
+    assert r"50.00} {\scriptsize $\pm$ 7.07}" in latex(filled(plan, runs), "std")
+
+
+def test_what_is_best_says_by_what_it_was_chosen(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, rows={"A": None}))
+    (cell,) = cells(plan, tmp_path / "out", [])
+    run = fake_run(cell, [0.9, 0.5])
+    assert summarise(filled(plan, [cell]))[0][1] == "best"
+    assert (
+        "picked on the test set, as papers do, which flatters; no run had a validation set"
+        in notes(filled(plan, [cell]), "std")[0]
+    )
+    (run / "metrics.csv").unlink()
+    run.rmdir()
+    fake_run(cell, [0.9, 0.5], val__accuracy=[0.1, 0.2])
+    header, (row,) = summarise(filled(plan, [cell]))
+    assert header[1:3] == ["best on test", "at best val"] and row[1:3] == ["90.00", "50.00"]
+
+
+def test_unfinished_runs_are_named_and_in_no_interval(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in runs:
+        fake_run(cell, [0.5 + cell.seed / 8], finished=cell.seed == 0 or cell.row == "A")
+    given = filled(plan, runs)
+    assert given.comparisons("")["B"].difference.count == 1
+    assert any("Not finished, and in no interval: B · seed 1 (round 1)" in note for note in notes(given, "std"))
+
+
+def test_latex_has_the_best_bold_and_the_second_underlined(tmp_path: Path) -> None:
+    given = fill(
+        tmp_path, {"A_1 & α": [0.5], "B": [0.7], "C": [0.7], "D": [math.nan]}, columns={"x": None, "100 %": None}, seeds=[0]
+    )
+    text = latex(given, "std")
+    assert r"A\_1 \& $\alpha$ & \underline{50.00} & \underline{50.00} \\" in text
+    assert r"B & \textbf{70.00} & \textbf{70.00} \\" in text and r"C & \textbf{70.00} & \textbf{70.00} \\" in text
+    assert r"D & -- & -- \\" in text and r" & 100 \% & x \\" in text
+    assert r"\begin{tabular}{lcc}" in text
+    for name in ("table", "tabular"):
+        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
+    assert [line for line in text.splitlines() if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert text.count("{") == text.count("}")
+
+
+def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path))
+    results = [Result(row, "", 0, True, 9, "test/loss", {"best": score}) for row, score in (("A", 0.5), ("B", 0.25))]
+    assert r"B & \textbf{0.25}" in latex(Filled(plan, results), "std")
+
+
+def test_latex_escapes_what_it_would_read_as_its_own() -> None:
+    assert escape("50% of {x}_1 #2 $3 ~ ^ \\ <λ> Δ Α ±") == (
+        r"50\% of \{x\}\_1 \#2 \$3 \textasciitilde{} \textasciicircum{} \textbackslash{} \textless{}$\lambda$\textgreater{} "
+        r"$\Delta$ Α $\pm$"
+    )
+
+
+def test_the_csv_holds_numbers(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A, "B": B}, columns={"x": None}, published={"B": {"x": [62, 0.5]}})
+    write_csv(given, tmp_path / "table.csv")
+    a, b = csv.DictReader((tmp_path / "table.csv").open())
+    assert (a["row"], a["column"], float(a["best"]), float(a["best_std"]), a["difference"]) == ("A", "x", 60, 10, "")
+    low, high = stats.ttest_rel(B, A).confidence_interval()
+    assert [float(b[name]) for name in ("difference", "difference_low", "difference_high", "published", "published_std")] == [
+        *(pytest.approx(2), pytest.approx(100 * low), pytest.approx(100 * high), 62, 0.5)
+    ]
+    assert (b["against"], b["pairs"], b["published_reproduced"]) == ("A", "3", "yes")
+    for line in (a, b):
+        for name, value in line.items():
+            assert (
+                name in ("row", "column", "metric", "against", "published_reproduced") or not value or math.isfinite(float(value))
+            )
+
+
+def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
+    series = [[(1, 20.0), (2, 40.0), (3, 90.0)], [(1, 40.0), (2, 80.0)], [(1, 30.0), (2, 60.0)]]
+    curve = over_seeds(series, 0.95)
+    assert curve.rounds.tolist() == [1, 2, 3] and curve.mean.tolist() == pytest.approx([30, 60, 90])
+    half = 4.302653 * np.array([10, 20]) / math.sqrt(3)
+    assert curve.high[:2] - curve.mean[:2] == pytest.approx(half) and curve.mean[:2] - curve.low[:2] == pytest.approx(half)
+    assert math.isnan(curve.low[2])  # one seed has no interval
+    figure = curves_figure({"x": {"A": series, "B": []}, "y": {"A": series[:2]}}, "Test accuracy (%)", 0.95)
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "Mean over 2 to 3 seeds,\nband: its 95 % interval\n(Student's t)"
+    assert [text.get_text() for text in legend.get_texts()] == ["A"]
+    first, second = figure.axes
+    assert first.get_ylabel() == "Test accuracy (%)" and second.get_ylabel() == ""
+    assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
+    assert first.get_ylim()[0] > 0 and first.get_ylim()[1] < 100  # the wide bands are cut off
+    assert curves_figure({"": {"A": series[:1]}}, "", 0.95).legends[0].get_title().get_text() == "One seed"
+
+
+def test_curves_are_drawn_in_percent_for_screen_and_paper(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
+    runs = cells(plan, tmp_path / "out", [])
+    assert draw_curves(plan, runs, tmp_path) == []
+    for cell in runs:
+        fake_run(cell, [0.2, 0.4, 0.9] if cell.seed else [0.4, 0.8])
+    png, pdf = draw_curves(plan, runs, tmp_path)
+    assert png.read_bytes()[:4] == b"\x89PNG" and pdf.read_bytes()[:4] == b"%PDF"
+
+
+def test_a_papers_figure_as_text(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": [0.5]}, published={"A": {"": [73.07, 0.08]}})
+    assert given.table.published["A"][""]["score"] == Figure(73.07, 0.08)
+    header, (row,) = summarise(given)
+    assert row[header.index("published")] == "73.07 ± 0.08"
