@@ -1,59 +1,68 @@
 """Federated methods and observers, to be listed in ``FederatedTrainer(callbacks=[...])`` in the order in which they act."""
 
-from flcog.callbacks.centralized import Centralized
-from flcog.callbacks.client_dropout import ClientDropout
-from flcog.callbacks.clip_gradient import ClipGradient
-from flcog.callbacks.dense import DENSE
-from flcog.callbacks.ditto import Ditto
-from flcog.callbacks.equal_weights import EqualWeights
-from flcog.callbacks.fedavgm import FedAvgM
-from flcog.callbacks.fedcog.fedcog import FedCOG
-from flcog.callbacks.fedcog.generated_images import GeneratedImages
-from flcog.callbacks.fedcog.generation_time import GenerationTime
-from flcog.callbacks.feddc import FedDC
-from flcog.callbacks.feddecorr import FedDecorr
-from flcog.callbacks.feddisco.command import FEDDISCO_BOUND
-from flcog.callbacks.feddisco.feddisco import FedDisco
-from flcog.callbacks.feddm import FedDM
-from flcog.callbacks.feddyn import FedDyn
-from flcog.callbacks.fedexp import FedExP
-from flcog.callbacks.fedgen import FedGen
-from flcog.callbacks.fednova import FedNova
-from flcog.callbacks.fedopt import FedAdagrad, FedAdam, FedYogi
-from flcog.callbacks.fedprox import FedProx
-from flcog.callbacks.fedpvr import FedPVR
-from flcog.callbacks.fedreg import FedReg
-from flcog.callbacks.fedrep import FedRep
-from flcog.callbacks.fedsam import FedSAM
-from flcog.callbacks.fedssyn.command import SYNTHESIZE
-from flcog.callbacks.fedssyn.fedssyn import Fedssyn
-from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
-from flcog.callbacks.fedssyn.generators.conditional_gan import ConditionalGAN
-from flcog.callbacks.fedssyn.generators.ddpm import DDPM
-from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
-from flcog.callbacks.fedssyn.gradient_heterogeneity import GradientHeterogeneity
-from flcog.callbacks.fedssyn.shuffling_study import SHUFFLING_STUDY
-from flcog.callbacks.fedwalk.command import LEASH
-from flcog.callbacks.fedwalk.fedwalk import FedWalk
-from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
-from flcog.callbacks.ffa_lora import FFALoRA
-from flcog.callbacks.fine_tune import FineTune
-from flcog.callbacks.flex_lora import FlexLoRA
-from flcog.callbacks.gradient_noise import GradientNoise
-from flcog.callbacks.local import Local
-from flcog.callbacks.moon import MOON
-from flcog.callbacks.observers.class_accuracy import ClassAccuracy
-from flcog.callbacks.observers.client_fairness import ClientFairness
-from flcog.callbacks.observers.early_stopping import EarlyStopping
-from flcog.callbacks.observers.local_models import LocalModels
-from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
-from flcog.callbacks.papers import PAPERS as PAPERS  # not in __all__, which lists classes
-from flcog.callbacks.scaffold import SCAFFOLD
-from flcog.callbacks.stragglers import Stragglers
-from flcog.callbacks.vhl import VHL
-from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
+from typing import TYPE_CHECKING
 
-COMMANDS = (SYNTHESIZE, LEASH, FEDDISCO_BOUND, SHUFFLING_STUDY)
+from flcog.core.commands import Command, TrainerCommand
+from flcog.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from flcog.callbacks.centralized import Centralized
+    from flcog.callbacks.client_dropout import ClientDropout
+    from flcog.callbacks.clip_gradient import ClipGradient
+    from flcog.callbacks.dense import DENSE
+    from flcog.callbacks.ditto import Ditto
+    from flcog.callbacks.equal_weights import EqualWeights
+    from flcog.callbacks.fedavgm import FedAvgM
+    from flcog.callbacks.fedcog.fedcog import FedCOG
+    from flcog.callbacks.fedcog.generated_images import GeneratedImages
+    from flcog.callbacks.fedcog.generation_time import GenerationTime
+    from flcog.callbacks.feddc import FedDC
+    from flcog.callbacks.feddecorr import FedDecorr
+    from flcog.callbacks.feddisco.feddisco import FedDisco
+    from flcog.callbacks.feddm import FedDM
+    from flcog.callbacks.feddyn import FedDyn
+    from flcog.callbacks.fedexp import FedExP
+    from flcog.callbacks.fedgen import FedGen
+    from flcog.callbacks.fednova import FedNova
+    from flcog.callbacks.fedopt import FedAdagrad, FedAdam, FedYogi
+    from flcog.callbacks.fedprox import FedProx
+    from flcog.callbacks.fedpvr import FedPVR
+    from flcog.callbacks.fedreg import FedReg
+    from flcog.callbacks.fedrep import FedRep
+    from flcog.callbacks.fedsam import FedSAM
+    from flcog.callbacks.fedssyn.fedssyn import Fedssyn
+    from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
+    from flcog.callbacks.fedssyn.generators.conditional_gan import ConditionalGAN
+    from flcog.callbacks.fedssyn.generators.ddpm import DDPM
+    from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
+    from flcog.callbacks.fedssyn.gradient_heterogeneity import GradientHeterogeneity
+    from flcog.callbacks.fedwalk.fedwalk import FedWalk
+    from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
+    from flcog.callbacks.ffa_lora import FFALoRA
+    from flcog.callbacks.fine_tune import FineTune
+    from flcog.callbacks.flex_lora import FlexLoRA
+    from flcog.callbacks.gradient_noise import GradientNoise
+    from flcog.callbacks.local import Local
+    from flcog.callbacks.moon import MOON
+    from flcog.callbacks.observers.class_accuracy import ClassAccuracy
+    from flcog.callbacks.observers.client_fairness import ClientFairness
+    from flcog.callbacks.observers.early_stopping import EarlyStopping
+    from flcog.callbacks.observers.local_models import LocalModels
+    from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
+    from flcog.callbacks.papers import PAPERS as PAPERS  # not in __all__, which lists classes
+    from flcog.callbacks.scaffold import SCAFFOLD
+    from flcog.callbacks.stragglers import Stragglers
+    from flcog.callbacks.vhl import VHL
+    from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
+else:
+    __getattr__, __dir__ = lazily(__name__)
+
+COMMANDS = (
+    TrainerCommand("synthesize", "flcog.callbacks.fedssyn.command:synthesize"),
+    Command("leash", "flcog.callbacks.fedwalk.command:leash"),
+    Command("feddisco-bound", "flcog.callbacks.feddisco.command:minimise_bound"),
+    Command("shuffling-study", "flcog.callbacks.fedssyn.shuffling_study:shuffling_study"),
+)
 """The subcommands of ``flcog`` that belong to a method."""
 
 __all__ = [

@@ -6,28 +6,35 @@ import os
 # 12 ms took 250 ms on two cores). A hundredth of torch's default wait loses nothing measurable alone. Read once, when torch loads.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
-from lightning import seed_everything
+from typing import TYPE_CHECKING
 
-from flcog import models, schedules
-from flcog.apply import Apply
-from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
-from flcog.core.types import Batch, Params, Slot
-from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
-from flcog.hooks import (
-    Callback,
-    ClientView,
-    Cohort,
-    Context,
-    Gradient,
-    GradientFunction,
-    Messages,
-    Method,
-    Personal,
-    Plan,
-    Run,
-    Upload,
-)
-from flcog.trainer import FederatedTrainer
+from flcog.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from lightning import seed_everything
+
+    from flcog import models, schedules
+    from flcog.apply import Apply
+    from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
+    from flcog.core.types import Batch, Params, Slot
+    from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
+    from flcog.hooks import (
+        Callback,
+        ClientView,
+        Cohort,
+        Context,
+        Gradient,
+        GradientFunction,
+        Messages,
+        Method,
+        Personal,
+        Plan,
+        Run,
+        Upload,
+    )
+    from flcog.trainer import FederatedTrainer
+else:
+    __getattr__, __dir__ = lazily(__name__)
 
 __version__ = "0.1.0"
 

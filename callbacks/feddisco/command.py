@@ -7,7 +7,7 @@ import torch
 
 from flcog.callbacks.feddisco.bound import Bound
 from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 from flcog.data import Partitioner, Samples
 from flcog.datamodules import Dirichlet
 
@@ -46,11 +46,8 @@ def minimise_bound(arguments: list[str]) -> None:
         print(f"{k:>8}{n[k]:>10.4f}{d[k]:>10.4f}{path[-1][k]:>10.4f}")
 
 
-FEDDISCO_BOUND = Command("feddisco-bound", minimise_bound)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = FEDDISCO_BOUND.parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = parser_of("feddisco-bound", minimise_bound, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--clients", type=int, default=10, help="number of clients")
     parser.add_argument("--beta", type=float, default=0.5, help="of the Dirichlet split of balanced classes (NIID-1)")
     parser.add_argument("--classes", type=int, default=10, help="number of classes")

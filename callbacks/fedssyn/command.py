@@ -7,17 +7,12 @@ from typing import Any
 from flcog.callbacks.fedssyn.fedssyn import Fedssyn
 from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.callbacks.fedssyn.synthesis_cache import export_images
-from flcog.core.commands import TrainerCommand
 from flcog.core.files import short
 from flcog.hooks import Run
 
 
 def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
-    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit.
-
-    >>> SYNTHESIZE.name
-    'synthesize'
-    """
+    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit."""
     trainer.prepare(model, datamodule, keep_files=True)
     _write_images(trainer.run)
 
@@ -35,6 +30,3 @@ def _write_images(run: Run) -> None:
     print("Delete what must not be sent. What is left is shared by:")
     print(f"  {shlex.join(['flcog', *['fit' if word == 'synthesize' else word for word in sys.argv[1:]]])}")
     print(f"To begin anew, delete {short(exchange.folder)}.")
-
-
-SYNTHESIZE = TrainerCommand("synthesize", synthesize)

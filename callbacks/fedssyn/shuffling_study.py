@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 from flcog.core.files import write_figure, write_table
 from flcog.datamodules import Natural, Quadratics, Shuffled
 
@@ -218,11 +218,8 @@ def shuffling_study(arguments: list[str]) -> None:
     _write(Path(given.out), rows, curves)
 
 
-SHUFFLING_STUDY = Command("shuffling-study", shuffling_study)
-
-
 def _parser() -> ArgumentParser:
-    parser = SHUFFLING_STUDY.parser()
+    parser = parser_of("shuffling-study", shuffling_study)
     parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
     parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
     parser.add_argument("--dimension", type=int, default=25, help="d")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
 from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 
 _INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
 """What to do where a way to rank finds nothing."""
@@ -87,11 +87,8 @@ def leash(arguments: list[str]) -> None:
     print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
 
 
-LEASH = Command("leash", leash)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = LEASH.parser()
+    parser = parser_of("leash", leash)
     commands = parser.add_subparsers(dest="command", required=True)
     options: dict[str, argparse.ArgumentParser] = {}
     for name, description in (

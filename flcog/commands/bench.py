@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.apply import masked_mean
-from flcog.core.commands import TrainerCommand
 from flcog.core.fabric import num_cores
 from flcog.core.randomness import fold_each
 from flcog.core.trees import Tree, map_leaves, rows
@@ -102,9 +101,6 @@ def _print(trainer: Any, pairs: Sequence[tuple[float, float]]) -> None:
     if doubt > STABLE:
         spread = f"{len(ratios)} rounds lie between {min(ratios):.3f} and {max(ratios):.3f}"
         print(f"this machine is noisy: {spread}; free it, or give more --seconds")
-
-
-BENCH = TrainerCommand("bench", bench)
 
 
 def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:

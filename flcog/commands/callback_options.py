@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import yaml
 
-from flcog.commands.errors import guess
+from flcog.commands.complaint import guess
 
 LIST = "trainer.callbacks"
 

@@ -12,23 +12,20 @@ from typing import Any, NamedTuple
 import yaml
 
 from flcog.commands.lightning_cli import find_modules_here
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 
 ADDRESS = re.compile(r"https?://[^\s,;)]*[^\s,;).:]")
 
 
 def cite(arguments: list[str]) -> None:
     """Print the BibTeX of a run's methods and data, and flcog's own."""
-    parser = CITE.parser()
+    parser = parser_of("cite", cite)
     parser.add_argument("run", type=Path, help="the run's directory")
     run = parser.parse_args(arguments).run
     if not (run / "run.yaml").is_file():
         raise ValueError(f"{run} holds no run.yaml: give the directory of a run, such as runs/20260131-120000")
     used = parts_of(_yaml(run / "run.yaml"), _yaml(run / "config.yaml"))
     print(bibliography(used))
-
-
-CITE = Command("cite", cite)
 
 
 class Entry(NamedTuple):

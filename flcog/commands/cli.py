@@ -1,60 +1,65 @@
-"""The command line: lists the subcommands of ``flcog``, and hands the arguments to the one that is asked for."""
+"""The command line: lists the subcommands of ``flcog``, and hands the arguments to the one that is asked for.
+
+Nothing here loads torch, which takes seconds: a list, a version or a mistyped command comes at once.
+"""
 
 import argparse
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
+import flcog
 import flcog.callbacks
-from flcog.commands.bench import BENCH
-from flcog.commands.cite import CITE
-from flcog.commands.compare.command import COMPARE
-from flcog.commands.errors import complain, guess
-from flcog.commands.lightning_cli import FederatedCLI
-from flcog.commands.methods import METHODS
-from flcog.commands.partition import PARTITION
-from flcog.commands.refusals import refusal
-from flcog.commands.replay import REPLAY
-from flcog.commands.report.command import REPORT
-from flcog.commands.shipped_configs import CONFIGS
-from flcog.core import lost_processes
+from flcog.commands.complaint import complain, guess
 from flcog.core.child_processes import end_with_parent
-from flcog.core.commands import Command, TrainerCommand
-from flcog.trainer import FederatedTrainer
+from flcog.core.commands import COMPLETING, Command, TrainerCommand
 
-VERBS = tuple(
-    TrainerCommand(verb.__name__, verb) for verb in (FederatedTrainer.fit, FederatedTrainer.validate, FederatedTrainer.test)
+ALL = (
+    *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
+    TrainerCommand("partition", "flcog.commands.partition:partition"),
+    TrainerCommand("bench", "flcog.commands.bench:bench"),
+    Command("replay", "flcog.commands.replay:replay"),
+    Command("report", "flcog.commands.report.command:report"),
+    Command("compare", "flcog.commands.compare.command:compare"),
+    Command("methods", "flcog.commands.methods:methods"),
+    Command("cite", "flcog.commands.cite:cite"),
+    Command("configs", "flcog.commands.shipped_configs:configs"),
+    *flcog.callbacks.COMMANDS,
 )
-
-ALL = (*VERBS, PARTITION, BENCH, REPLAY, REPORT, COMPARE, METHODS, CITE, CONFIGS, *flcog.callbacks.COMMANDS)
 
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """``flcog``: run a command; a mistake of the user's is one line, anything else a traceback."""
+    """``flcog``: find the command, and run it."""
     end_with_parent()
-    try:
-        with lost_processes.fails_for_all():
-            _run(sys.argv[1:] if argv is None else argv, argv)
-    except Exception as error:
-        reason = refusal(error)
-        if reason is None:
-            raise
-        complain(reason)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None  # a run's Checkpoint, or compare, has said how to go on
-
-
-def _run(words: Sequence[str], argv: list[str] | None) -> None:
-    """The command that ``words`` begin with; ``argv`` as ``main`` got it, for LightningCLI warns of arguments that are given twice."""
-    if words and words[0] in ("-h", "--help", "--version"):
+    words = sys.argv[1:] if argv is None else argv
+    if COMPLETING in os.environ:
+        words = _words_to_complete()
+    elif words and words[0] in ("-h", "--help", "--version"):
         _parser().parse_args(words)
-    command = _asked(words)
-    if isinstance(command, TrainerCommand):
-        FederatedCLI(argv, command)
-    else:
-        command.run(list(words[1:]))
+    try:
+        command = _asked(words)
+    except ValueError as error:
+        complain(str(error))
+        raise SystemExit(2) from None
+    from flcog.commands.execution import execute  # loads torch
+
+    execute(command, words[1:], argv)
+
+
+def _words_to_complete() -> list[str]:
+    """The words that stand before the one to complete. Completes the command's own name, and ends there."""
+    if importlib.util.find_spec("argcomplete") is None:
+        raise SystemExit(1)
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")
+    if words[1:2] and words[1] in COMMANDS and words[2:]:
+        return [words[1]]
+    import argcomplete
+
+    argcomplete.autocomplete(_parser())
+    raise SystemExit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

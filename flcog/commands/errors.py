@@ -1,7 +1,6 @@
 """One-line messages for what jsonargparse refuses: what was given, what is allowed, and what was probably meant."""
 
 import argparse
-import difflib
 import inspect
 import os
 import re
@@ -16,6 +15,7 @@ import flcog.callbacks
 import flcog.datamodules
 from flcog.client import ClientModule
 from flcog.commands import shipped_configs
+from flcog.commands.complaint import guess
 from flcog.data import FederatedDataModule
 from flcog.hooks import Callback, Method
 
@@ -23,11 +23,6 @@ BASES = (Callback, Method, FederatedDataModule, ClientModule)
 """What users' classes derive from; nothing to run by themselves."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-
-
-def complain(message: str) -> None:
-    """One line on the error stream."""
-    print(f"flcog: error: {message}", file=sys.stderr)
 
 
 def explain(parser: Any, message: str) -> str:
@@ -42,13 +37,6 @@ def explain(parser: Any, message: str) -> str:
         if found := re.search(pattern, text):
             return say(parser, text, *found.groups())
     return text[:600]
-
-
-def guess(name: str, names: Iterable[str]) -> str:
-    """The nearest of ``names``, whatever the case of its letters, as a question; nothing where none is near."""
-    by_lower = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def base_class_refusal(part: Any) -> str | None:

@@ -11,7 +11,7 @@ import torch
 
 import flcog.callbacks
 from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.hooks import Method
@@ -21,7 +21,7 @@ from flcog.trainer import FederatedTrainer
 
 def methods(arguments: list[str]) -> None:
     """Show the methods to choose from, with what they send, measured."""
-    parser = METHODS.parser()
+    parser = parser_of("methods", methods)
     parser.add_argument("--markdown", action="store_true", help="as the README has it")
     options = parser.parse_args(arguments)
     rows = method_rows(example(cls) for cls in all_methods())
@@ -30,9 +30,6 @@ def methods(arguments: list[str]) -> None:
         return
     # A pipe has no width: as wide as is comfortable to read.
     print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))
-
-
-METHODS = Command("methods", methods)
 
 
 def all_methods() -> list[type[Method]]:

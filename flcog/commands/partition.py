@@ -4,7 +4,6 @@ from typing import Any
 
 from rich.console import Console
 
-from flcog.core.commands import TrainerCommand
 from flcog.core.files import write_figure
 from flcog.data import FederatedDataModule
 from flcog.run.partition_figure import partition_figure
@@ -26,6 +25,3 @@ def partition(
         write_figure(plot, partition_figure(federation), dpi=200, bbox_inches="tight")
     if save is not None:
         federation.split.save(save)
-
-
-PARTITION = TrainerCommand("partition", partition)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from flcog.commands.lightning_cli import FederatedCLI
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 from flcog.core.files import short
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.engine import rounds
@@ -17,7 +17,7 @@ from flcog.trainer import FederatedTrainer
 
 def replay(arguments: list[str]) -> None:
     """Run one client's local update of one round again, alone."""
-    parser = REPLAY.parser()
+    parser = parser_of("replay", replay)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("--round", type=int, required=True, help="the round, counted from 1")
     parser.add_argument("--client", type=int, required=True, help="the client's number")
@@ -27,9 +27,6 @@ def replay(arguments: list[str]) -> None:
         raise ValueError(f"{options.run} holds no config.yaml: give the directory of a run started by `flcog fit`")
     cli = FederatedCLI(["--config", str(config), "--trainer.logger", "false", "--trainer.executor", "loop"])
     replay_client(cli.trainer, cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
-
-
-REPLAY = Command("replay", replay)
 
 
 def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: Path, round: int, client: int) -> None:

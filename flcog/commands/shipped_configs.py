@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import flcog
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 
 OPTIONS = ("-c", "--config")
 
@@ -53,7 +53,7 @@ def with_paths(arguments: Iterable[str]) -> list[str]:
 
 def configs(arguments: Sequence[str]) -> None:
     """List the configs that come with flcog, which -c and compare take by name."""
-    parser = CONFIGS.parser(epilog="flcog configs methods/fedprox prints one, to read or to copy.")
+    parser = parser_of("configs", configs, epilog="flcog configs methods/fedprox prints one, to read or to copy.")
     parser.add_argument("name", nargs="?", help="a config to print, or a part of the names to list")
     given = parser.parse_args(arguments).name
     path = Path(find(given)) if given else folder()
@@ -83,6 +83,3 @@ def _first_sentence(text: str) -> str:
     paragraphs = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).split("\n\n")
     said = next((part for part in paragraphs if part.strip() and not part.startswith("flcog ")), "")
     return re.split(r"[.:]\s(?=[A-Z])", " ".join(said.split()), maxsplit=1)[0].rstrip(".")
-
-
-CONFIGS = Command("configs", configs)

@@ -1,17 +1,33 @@
-"""A subcommand of ``flcog``: its name and the function that runs it. Families of methods list their own."""
+"""A subcommand of ``flcog``: its name and where its function is. Families of methods list their own."""
 
 import argparse
+import ast
+import importlib
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from flcog.core.lazy import source_of
 from flcog.core.text import first_paragraph
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *args: Any, **options: Any) -> Any:
+        if COMPLETING in os.environ:
+            import argcomplete
+
+            os.environ[COMPLETING] = "2"  # what it completes begins with the second word
+            argcomplete.autocomplete(self)
+        return super().parse_args(*args, **options)
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog}: {message}; {self.prog} --help lists its options")
+
+
+COMPLETING = "_ARGCOMPLETE"
+"""The environment variable with which a shell asks for completions instead of a run."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +36,29 @@ class Command:
 
     Args:
         name: what users type.
-        run: called with the words that follow the name. Its docstring is the command's help.
+        place: its function, called with the words that follow the name, as "module:function". It is imported when it is run. Its
+            docstring is the command's help.
     """
 
     name: str
-    run: Callable[..., Any]
+    place: str
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        module, names = self.place.split(":")
+        found: Any = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+        return found  # type: ignore[no-any-return]
 
     @property
     def summary(self) -> str:
-        """The help in one line, for the list of commands."""
-        return first_paragraph(self.run)
-
-    def parser(self, **options: Any) -> argparse.ArgumentParser:
-        """A parser for the command's own options, with its name and help."""
-        return _Parser(prog=f"flcog {self.name}", description=inspect.getdoc(self.run), **options)
+        """The help in one line, for the list of commands; read without importing the function."""
+        module, names = self.place.split(":")
+        node: Any = ast.parse(source_of(module))
+        for name in names.split("."):
+            node = next(part for part in node.body if getattr(part, "name", None) == name)
+        return first_paragraph(ast.get_docstring(node) or "")
 
 
 class TrainerCommand(Command):
@@ -42,3 +67,8 @@ class TrainerCommand(Command):
     Its further parameters are the command's options, with their types from the signature and their help from the docstring. What it
     returns, figures by name or nothing, is printed.
     """
+
+
+def parser_of(name: str, run: Callable[..., Any], **options: Any) -> argparse.ArgumentParser:
+    """A parser for the options of a command, with its name, and its function's docstring as help."""
+    return _Parser(prog=f"flcog {name}", description=inspect.getdoc(run), **options)

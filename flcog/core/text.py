@@ -25,8 +25,9 @@ def figure(value: float) -> str:
 
 
 def first_paragraph(documented: Any) -> str:
-    """Of the docstring of a class or a function, in one line."""
-    return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())
+    """Of a docstring, or that of a class or a function, in one line."""
+    text = documented if isinstance(documented, str) else documented.__doc__ or ""
+    return " ".join(text.strip().split("\n\n")[0].split())
 
 
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -173,7 +173,7 @@ def test_a_config_is_refused_in_one_line(content: bytes, tmp_path: Path, capsys:
 
 def test_a_folder_or_a_class_s_file_for_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "folder").mkdir()
-    assert "-c takes a YAML file: path is not a file" in refusal(["fit", "-c", "folder"], capsys)
+    assert "a config that flcog configs lists: path is not a file" in refusal(["fit", "-c", "folder"], capsys)
     (tmp_path / "model.yaml").write_bytes(b"caf\xe9: 1")
     assert "model: the file is not UTF-8" in refusal(["fit", "-c", QUICKSTART, "--model", "model.yaml"], capsys)
 

@@ -127,7 +127,8 @@ def test_identical_clients_are_one(case: Case) -> None:
 
 # What every method must have --------------------------------------------------------------------------------------------------------
 
-METHODS = {name: value for name, value in vars(flcog.callbacks).items() if inspect.isclass(value) and issubclass(value, Method)}
+EXPORTED = {name: getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__}
+METHODS = {name: value for name, value in EXPORTED.items() if issubclass(value, Method)}
 CONFIGS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 
 

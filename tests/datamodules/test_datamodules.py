@@ -12,9 +12,8 @@ from flcog.data import FederatedDataModule
 from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural
 from flcog.datamodules.files import standardisation
 
-MODULES = {name for name in flcog.datamodules.__all__ if isinstance(getattr(flcog.datamodules, name), type)} & {
-    name for name, cls in vars(flcog.datamodules).items() if isinstance(cls, type) and issubclass(cls, FederatedDataModule)
-}
+EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__}
+MODULES = {name for name, cls in EXPORTED.items() if isinstance(cls, type) and issubclass(cls, FederatedDataModule)}
 
 
 def test_all_data_sets_are_listed() -> None:

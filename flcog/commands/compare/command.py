@@ -13,7 +13,7 @@ from flcog.commands.compare.runner import Runner, claim
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import KEYS, read_table
 from flcog.core import signals
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 from flcog.core.text import seconds
 
 EXTRA = "Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5"
@@ -69,8 +69,11 @@ def compare(arguments: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key}: {meaning}" for key, meaning in KEYS.items())
-    parser = COMPARE.parser(
-        epilog=f"{EXTRA}\n\nA table's YAML file may say:\n{keys}", formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        "compare",
+        compare,
+        epilog=f"{EXTRA}\n\nA table's YAML file may say:\n{keys}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "table", type=_table, nargs="*", help="the table's YAML file, or the name of one that comes with flcog, e.g. digits"
@@ -206,6 +209,3 @@ def _outcome(cell: Cell, metric: str | None) -> str:
         return "no evaluation"
     scale = percent_scale([result])
     return ", ".join(f"{name} {number(scale * result.scores[name])}" for name in ("best", "last"))
-
-
-COMPARE = Command("compare", compare)

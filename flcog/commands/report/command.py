@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flcog.commands.report import curves, evidence, overview
 from flcog.commands.report.run_files import RunFiles, read_run
-from flcog.core.commands import Command
+from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
 
 
@@ -16,7 +16,7 @@ def report(arguments: list[str]) -> None:
 
     The page needs no network. It shows what the runs' directories hold, single clients' figures included: mind whom you give it to.
     """
-    parser = REPORT.parser()
+    parser = parser_of("report", report)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory; several are laid side by side")
     parser.add_argument(
         "--output", type=Path, help="the page; report.html in the run's directory, or here for several, by default"
@@ -31,9 +31,6 @@ def report(arguments: list[str]) -> None:
     with replacing(output, "w") as file:
         file.write(page(runs, options.title))
     print(short(output))
-
-
-REPORT = Command("report", report)
 
 
 def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
