@@ -2,7 +2,9 @@
 
 import csv
 import math
+import shutil
 import statistics
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,18 @@ def test_latex_has_the_best_bold_and_the_second_underlined(tmp_path: Path) -> No
     assert text.count("{") == text.count("}")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
+def test_latex_compiles(tmp_path: Path) -> None:
+    letters = "A & 50% $5 #1 a_b {c} ~ ^ \\ <α> Δ | ± × ≥ ≤ ∞ − · é"
+    given = fill(tmp_path, {letters: A, "B": B}, columns={letters: None}, title=letters)
+    packages = r"\usepackage{booktabs}"
+    (tmp_path / "a.tex").write_text(
+        rf"\documentclass{{article}}{packages}\begin{{document}}{latex(given, 'std')}\end{{document}}"
+    )
+    subprocess.run(["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+
+
 def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path))
     results = [Result(row, "", 0, True, 9, "test/loss", {"best": score}) for row, score in (("A", 0.5), ("B", 0.25))]
@@ -273,16 +287,20 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     assert curve.rounds.tolist() == [1, 2, 3] and curve.mean.tolist() == pytest.approx([30, 60, 90])
     half = 4.302653 * np.array([10, 20]) / math.sqrt(3)
     assert curve.high[:2] - curve.mean[:2] == pytest.approx(half) and curve.mean[:2] - curve.low[:2] == pytest.approx(half)
-    assert math.isnan(curve.low[2])  # one seed has no interval
+    assert math.isnan(curve.low[2])  # one seed has no interval, and that of two is too wide to look at
+    assert np.isnan(over_seeds(series[:2], 0.95).low).all()
     figure = curves_figure({"x": {"A": series, "B": []}, "y": {"A": series[:2]}}, "Test accuracy (%)", 0.95)
     (legend,) = figure.legends
-    assert legend.get_title().get_text() == "Mean over 2 to 3 seeds,\nband: its 95 % interval\n(Student's t)"
+    assert (
+        legend.get_title().get_text() == "Mean over 2 to 3 seeds,\nband: its 95 % interval\n(Student's t,\nfrom three seeds on)"
+    )
     assert [text.get_text() for text in legend.get_texts()] == ["A"]
     first, second = figure.axes
     assert first.get_ylabel() == "Test accuracy (%)" and second.get_ylabel() == ""
     assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
     assert first.get_ylim()[0] > 0 and first.get_ylim()[1] < 100  # the wide bands are cut off
-    assert curves_figure({"": {"A": series[:1]}}, "", 0.95).legends[0].get_title().get_text() == "One seed"
+    for count, title in ((1, "One seed"), (2, "Mean over 2 seeds")):
+        assert curves_figure({"": {"A": series[:count]}}, "", 0.95).legends[0].get_title().get_text() == title
 
 
 def test_curves_are_drawn_in_percent_for_screen_and_paper(tmp_path: Path) -> None:

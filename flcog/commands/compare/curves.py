@@ -84,14 +84,15 @@ def _legend(figure: Figure, counts: Sequence[int], confidence: float) -> None:
     if not handles:
         return
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    band = f"Mean over {seeds} seeds,\nband: its {percent(confidence)} interval\n(Student's t)"
+    fewer = "" if counts[0] > 2 else ",\nfrom three seeds on"
+    band = f"Mean over {seeds} seeds,\nband: its {percent(confidence)} interval\n(Student's t{fewer})"
     figure.legend(
         list(handles.values()),
         list(handles),
         loc="outside right upper",
         frameon=False,
         fontsize=8,
-        title=band if counts[-1] > 1 else "One seed",
+        title=band if counts[-1] > 2 else f"Mean over {seeds} seeds" if counts[-1] == 2 else "One seed",
         title_fontsize=8,
         alignment="left",
         ncols=-(-len(handles) // 14),
@@ -99,15 +100,17 @@ def _legend(figure: Figure, counts: Sequence[int], confidence: float) -> None:
 
 
 def over_seeds(seeds: Series, confidence: float) -> Curve:
-    """The mean over seeds at each round that any of them evaluated; one seed has no interval, and no band."""
+    """The mean over seeds at each round that any of them evaluated, and from three of them on its interval."""
     values: dict[float, list[float]] = {}
     for series in seeds:
         for round, value in series:
             values.setdefault(round, []).append(value)
     rounds = sorted(values)
     found: list[Estimate] = [estimate(values[round], confidence) for round in rounds]
-    columns = ([e.mean for e in found], [e.low for e in found], [e.high for e in found])
-    return Curve(np.array(rounds), *map(np.array, columns))
+    # Two seeds' interval is thirteen of their deviations wide, at every round anew: no band.
+    halves = np.array([e.half if e.count > 2 else np.nan for e in found])
+    means = np.array([e.mean for e in found])
+    return Curve(np.array(rounds), means, means - halves, means + halves)
 
 
 def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:

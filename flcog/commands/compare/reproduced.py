@@ -16,7 +16,7 @@ from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
 ITEM_KEYS = ("shows", "command", "deviations", "illustration")
-HEADER = ["", "shows", "command", "not as in the paper", "run", "reproduced"]
+HEADER = ["", "shows", "command", "settings", "run", "reproduced"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _row(item: str, shows: str, filling: Filling) -> list[str]:
 
 
 def _deviations(deviations: Sequence[str]) -> str:
-    return "; ".join(deviation.rstrip(".") for deviation in deviations) or "nothing"
+    return "not as there: " + "; ".join(text.rstrip(".") for text in deviations) if deviations else "as in the paper"
 
 
 def _run(filling: Filling) -> str:
