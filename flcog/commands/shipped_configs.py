@@ -29,11 +29,14 @@ def find(given: str, within: str = "") -> str:
         given: a path, or a shipped config's name with or without ``configs/`` before and ``.yaml`` behind it.
         within: a folder of configs that may be left out of the name.
     """
-    if Path(given).exists():
-        return given
+    return given if Path(given).exists() else str(shipped(given, within) or given)
+
+
+def shipped(given: str, within: str = "") -> Path | None:
+    """The shipped config of that name, if there is one; arguments as :func:`find` has them."""
     name = re.sub(r"\.yaml$", "", re.sub(r"^(\./)?configs/", "", given))
     found = next((known for known in (name, f"{within}/{name}") if known in names()), None)
-    return given if found is None else str(folder() / f"{found}.yaml")
+    return None if found is None else folder() / f"{found}.yaml"
 
 
 def with_paths(arguments: Iterable[str]) -> list[str]:

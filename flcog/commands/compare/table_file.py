@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from flcog.commands import shipped_configs
 from flcog.commands.compare.plan import SPLIT_SEED, Part, Summary, Table
 from flcog.commands.compare.published import read_published
 
@@ -150,14 +151,20 @@ def _check_columns(rows: Mapping[str, Part], columns: Mapping[str, Part], path: 
 
 
 def _config(name: str, where: str, path: Path) -> Path:
+    """A file, from the table's folder, or a config that comes with flcog, by its name."""
     try:
         config = (path.parent / name).resolve()
         found = config.is_file()
     except (OSError, RuntimeError):  # a name that is too long, links in a circle
         config, found = path.parent / name, False
-    if not found:
-        raise ValueError(f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}")
-    return config
+    if found:
+        return config
+    if (shipped := shipped_configs.shipped(name)) is None:
+        raise ValueError(
+            f"{where} in {path} names {config}, which is no file; paths are relative to {path.parent}, "
+            f"and flcog configs lists those that go by name"
+        )
+    return shipped
 
 
 def _seeds(content: dict[Any, Any], path: Path) -> tuple[int, ...]:

@@ -1,0 +1,199 @@
+"""Makes the site's pages that come from the code: a page per method and data set, the command line, Python's classes.
+
+mkdocs-gen-files runs it at each build; nothing of it is kept in the tree.
+"""
+
+import contextlib
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mkdocs_gen_files
+import yaml
+from latex2mathml.converter import convert
+
+import flcog.callbacks
+import flcog.datamodules
+from flcog.commands.cli import COMMANDS
+from flcog.commands.methods import all_methods
+from flcog.core.commands import TrainerCommand
+from flcog.core.text import first_paragraph
+
+ROOT = Path(__file__).parents[1]
+EQUATIONS = yaml.safe_load((ROOT / "docs/equations.yaml").read_text(encoding="utf-8"))
+MAIN_CLASSES = ("FederatedTrainer", "ClientModule", "Classifier", "MultiLabelClassifier", "Regressor", "FederatedDataModule")
+
+
+def write(path: str, text: str) -> None:
+    with mkdocs_gen_files.open(path, "w") as file:
+        file.write(text.rstrip() + "\n")
+
+
+def pages_of_the_root() -> None:
+    """README, RESULTS and CONTRIBUTING lie at the top of the tree; their links lead to the site's pages."""
+    names = {"README.md": "index.md", "RESULTS.md": "results.md", "CONTRIBUTING.md": "contributing.md"}
+    for name, page in names.items():
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, target in names.items():
+            text = text.replace(f"]({other})", f"]({target})")
+        write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8").replace("](../RESULTS.md)", "](results.md)")
+        if path.stem in ("methods", "data-sets"):  # they become the first pages of their sections
+            write(f"{path.stem}/index.md", _linked(text, path.stem).replace("](results.md)", "](../results.md)"))
+        else:
+            write(path.name, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
+
+
+def _linked(text: str, section: str) -> str:
+    """Each name in the first column of a table becomes a link to its own page."""
+    pattern = r"^\| `?(\w+)`? \|" if section == "data-sets" else r"^\| (\w+) \|"
+    known = {cls.__name__ for cls in (data_modules() if section == "data-sets" else all_methods())}
+    return re.sub(pattern, lambda m: f"| [{m[1]}]({m[1]}.md) |" if m[1] in known else m[0], text, flags=re.MULTILINE)
+
+
+def data_modules() -> list[type]:
+    exported = [getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__]
+    return [cls for cls in exported if isinstance(cls, type) and issubclass(cls, flcog.FederatedDataModule)]
+
+
+def methods() -> Iterator[str]:
+    row_of = {
+        line.split(" | ")[0].strip("| "): line for line in (ROOT / "docs/methods.md").read_text().splitlines() if line[:1] == "|"
+    }
+    for cls in all_methods():
+        name = cls.__name__
+        equations = "\n\n".join(convert(line, display="block") for line in EQUATIONS.get(name, ()))
+        text = f"# {name}\n\n{_prose(cls, equations)}\n\n## Run it\n\n{_configs(name)}"
+        if name in row_of:
+            head = (ROOT / "docs/methods.md").read_text().split("<!-- methods -->\n")[1].splitlines()[:2]
+            text += "\n\n## What it sends, and where it works\n\n" + "\n".join([*head, row_of[name]])
+        text += _tables(name)
+        write(f"methods/{name}.md", text)
+        yield name
+
+
+def data_sets() -> Iterator[str]:
+    for cls in data_modules():
+        name = cls.__name__
+        write(f"data-sets/{name}.md", f"# {name}\n\n{_prose(cls)}\n")
+        yield name
+
+
+def _prose(cls: type, equations: str = "") -> str:
+    """A docstring as Markdown, its first sentence followed by the equations."""
+    text = re.sub(r":\w+:`~?([\w.]+)`", lambda m: f"`{m[1].rpartition('.')[2]}`", inspect.getdoc(cls) or "")
+    text = text.replace("``", "`")
+    body, *sections = re.split(r"^(Args|Example|Examples):\n", text, flags=re.MULTILINE)
+    body = re.sub(r"::\n\n((?:    .*(?:\n|$)|\n)+)", _block, body)
+    body = re.sub(r"(?<![(<`])https?://[^\s),;]+[^\s),;.]", r"<\g<0>>", body)
+    first, _, rest = body.partition("\n\n")
+    parts = [first.strip(), equations, rest.strip()]
+    for title, content in zip(sections[::2], sections[1::2], strict=True):
+        parts.append(_arguments(content) if title == "Args" else f"## Example\n\n```python\n{inspect.cleandoc(content)}\n```")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _block(found: re.Match[str]) -> str:
+    return ":\n\n```text\n" + inspect.cleandoc(found[1]) + "\n```\n\n"
+
+
+def _arguments(content: str) -> str:
+    """The arguments as a table."""
+    entries = re.findall(r"^    ([\w, *]+): ((?:.*\n?)(?:(?:        .*)?\n?)*)", content + "\n", re.MULTILINE)
+    rows = [f"| `{name}` | {' '.join(said.split()).replace('|', chr(92) + '|')} |" for name, said in entries]
+    return "\n".join(["## Arguments", "", "| argument | |", "|---|---|", *rows])
+
+
+def _configs(name: str) -> str:
+    """The configs that add the method."""
+    found = [path for path in sorted((ROOT / "configs/methods").glob("*.yaml")) if _adds(path, name)]
+    lines = [f"    flcog fit -c quickstart -c methods/{path.stem}" for path in found if "DATA" not in path.read_text()]
+    if not lines:
+        lines = [f"    flcog fit -c quickstart --trainer.callbacks+={name}"]
+    shown = "\n\n".join(f"`methods/{path.stem}`:\n\n```yaml\n{path.read_text().rstrip()}\n```" for path in found)
+    return "\n".join(lines) + (f"\n\n{shown}" if shown else "")
+
+
+@cache
+def _classes(path: Path) -> set[str]:
+    return set(re.findall(r"flcog\.callbacks\.(\w+)\b", path.read_text()))
+
+
+def _adds(path: Path, name: str) -> bool:
+    return name in _classes(path)
+
+
+def _tables(name: str) -> str:
+    """The papers' tables that compare the method."""
+    lines = []
+    for path in sorted((ROOT / "configs/tables").glob("*.yaml")):
+        table = yaml.safe_load(path.read_text())
+        if _uses(table.get("rows"), path, name):
+            lines.append(f"- `flcog compare {path.stem}`: {table.get('title', '')}")
+    return "\n\n## Tables that compare it\n\n" + "\n".join(lines) if lines else ""
+
+
+def _uses(rows: Any, path: Path, name: str) -> bool:
+    if isinstance(rows, str):
+        return _uses(yaml.safe_load((path.parent / rows).read_text()).get("rows"), path, name)
+    configs = [path.parent / config for row in (rows or {}).values() if row for config in row.get("configs", ())]
+    return any(_adds(config.resolve(), name) for config in configs)
+
+
+def command_line() -> None:
+    parts = [
+        "# Command line\n\n`flcog COMMAND --help` lists every option. `flcog fit` and its like take those of the trainer, the model and "
+        "the data: `flcog fit -c quickstart --print_config` prints them all."
+    ]
+    for command in COMMANDS.values():
+        parts.append(f"## flcog {command.name}\n\n{_command(command)}")
+    write("cli.md", "\n\n".join(parts))
+
+
+def _command(command: Any) -> str:
+    if isinstance(command, TrainerCommand):
+        text = inspect.getdoc(command.run) or ""
+        arguments = text.partition("Args:\n")[2]
+        options = [
+            name for name in inspect.signature(command.run).parameters if name not in ("self", "model", "datamodule", "trainer")
+        ]
+        own = [line for line in _arguments(arguments).splitlines() if any(f"| `{name}" in line for name in options)]
+        table = "\n".join(["| option | |", "|---|---|", *own])
+        return first_paragraph(command.run).replace("``", "`") + (f"\n\n{table}" if own else "")
+    return f"```text\n{_help(command)}\n```"
+
+
+def _help(command: Any) -> str:
+    """What ``--help`` prints."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        command.run(["--help"])
+    return said.getvalue().rstrip()
+
+
+def python() -> None:
+    names = [name for name in flcog.__all__ if name not in (*MAIN_CLASSES, "models", "schedules", "seed_everything")]
+    parts = [f"::: flcog.{name}" for name in MAIN_CLASSES]
+    parts += ["## Hooks and their types", *(f"::: flcog.{name}\n    options: {{heading_level: 3}}" for name in names)]
+    parts += ["## Models\n\n::: flcog.models\n    options: {heading_level: 3, show_root_heading: false}"]
+    write("api.md", "# Python\n\n" + "\n\n".join(parts))
+
+
+def navigation(section: str, names: Iterator[str]) -> None:
+    nav = mkdocs_gen_files.Nav()
+    nav["Overview"] = "index.md"
+    for name in names:
+        nav[name] = f"{name}.md"
+    write(f"{section}/SUMMARY.md", "".join(nav.build_literate_nav()))
+
+
+pages_of_the_root()
+navigation("methods", methods())
+navigation("data-sets", data_sets())
+command_line()
+python()

@@ -1,0 +1,43 @@
+"""The documentation site builds without a warning, its notebooks run, and every method's equations are there."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from harness import ROOT
+
+from flcog.commands.methods import all_methods
+
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+def test_every_equation_of_a_docstring_is_rendered() -> None:
+    equations = yaml.safe_load((ROOT / "docs/equations.yaml").read_text())
+    with_equations = {cls.__name__ for cls in all_methods() if "::\n" in (inspect.getdoc(cls) or "").partition("Example")[0]}
+    assert with_equations - set(equations) == set(), "add them to docs/equations.yaml"
+    assert set(equations) <= {cls.__name__ for cls in all_methods()}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="of the group docs, which CI installs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "methods/FedProx/index.html").read_text()
+    assert "<math" in page and "flcog fit -c quickstart -c methods/fedprox" in page
+    assert "://fonts." not in page, "a reader without a network sees the page as it is meant"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="of the group docs, which CI installs")
+    import nbformat
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")  # its cells call flcog
+    nbclient.NotebookClient(nbformat.read(path, as_version=4), timeout=600, kernel_name="python3").execute()
