@@ -10,7 +10,7 @@ import difflib
 import inspect
 from collections.abc import Callable as Function
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -423,6 +423,16 @@ class Method(Callback):
     def active(self, round: int) -> bool:
         return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
 
+    def until(self, round: int) -> "Method | None":
+        """What it is in the rounds before this one: itself where it acts in them, None where it has no part in them.
+
+        A method that changes nothing yet but gathers what it will need is another of its class, which gathers the same: all
+        arguments that do not matter until then at fixed values. Runs whose methods are the same until a round share those rounds.
+        """
+        if self.start_round < round or self.overrides("configure_model") or self.overrides("prepare_data"):
+            return self
+        return replace(self, start_round=round) if any(map(self.active, range(round))) else None
+
     # Before the first round -------------------------------------------------------------------------------------------------------
 
     def configure_model(self, model: ClientModule) -> ClientModule:
@@ -538,7 +548,7 @@ class Method(Callback):
 HOOKS = [
     name
     for name, value in vars(Method).items()
-    if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active")
+    if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active", "until")
 ]
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
 EXCLUSIVE_HOOKS = ("personal",)

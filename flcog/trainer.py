@@ -22,6 +22,7 @@ from flcog.engine.evaluating import evaluate
 from flcog.engine.lightning_hooks import check_hooks
 from flcog.engine.setup import data_modules
 from flcog.hooks import Callback, Method, check_methods
+from flcog.run.branching import check_branch_arguments
 from flcog.run.directory import LAST, next_command
 from flcog.run.observers.defaults import default_observers
 from flcog.run.opening import Opening
@@ -141,7 +142,14 @@ class FederatedTrainer:
     # The verbs --------------------------------------------------------------------------------------------------------------------
 
     @_in_precision
-    def fit(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> None:
+    def fit(
+        self,
+        model: L.LightningModule,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | None = None,
+        branch: str | None = None,
+        round: int | None = None,
+    ) -> None:
         """Train for ``rounds`` rounds, or go on from a checkpoint.
 
         One run, with every hook where it fires (observers' hooks begin with ``on_``)::
@@ -189,6 +197,11 @@ class FederatedTrainer:
                 trainer's methods. The run that goes on is the same experiment: another seed, list of methods, model, data set or
                 partition is refused, and so is any other setting that was changed, unless ``resume_changed`` says that it was
                 meant. More rounds are no change, nor is where and how the run is computed and tracked, nor which observers watch.
+            branch: a run's directory, from which a new run branches: its rounds up to ``round`` are that run's, whose checkpoint of
+                that round is the one it ended with or one kept by ``Checkpoint(keep_rounds=[round])``. The result is that of a run
+                from round 1 on, to the last bit, for which the methods must differ from then on only (``start_round``); what one
+                of them gathers in the rounds before (FedCOG, MOON), the run that is branched from must have gathered too.
+            round: after which it branches.
 
         Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end it after the round in hand, SIGTERM and a second Ctrl-C drop that round (several
         processes always finish it). The run is saved, and fit left by a KeyboardInterrupt after Ctrl-C, else by a SystemExit with
@@ -199,7 +212,10 @@ class FederatedTrainer:
         stop.listen()
         try:
             opening = self._opening(model, datamodule)
-            run = self._session = opening.fit(ckpt_path, self.resume_changed, self.logger, lock)
+            if branch is None and round is None:
+                run = self._session = opening.fit(ckpt_path, self.resume_changed, self.logger, lock)
+            else:
+                run = self._session = opening.branch(*check_branch_arguments(branch, round, ckpt_path), self.logger, lock)
             self._observe("on_fit_start")
             stop.rounds_begin(shared=run.processes.count > 1)
             while run.round < self.settings.rounds and not run.should_stop:

@@ -22,6 +22,9 @@ from flcog.core.lazy import load
 from flcog.data import FederatedDataModule
 from flcog.trainer import FederatedTrainer
 
+NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round")
+"""Options of ``flcog fit`` that say how a run begins, not what it is."""
+
 
 class Parser(LightningArgumentParser):
     """Says what is wrong in one line, and what was probably meant."""
@@ -118,7 +121,7 @@ class FederatedCLI(LightningCLI):
                 raise ValueError(refusal)
         trainer = FederatedTrainer(**options)
         self._dump_config()
-        trainer.config = {key: value for key, value in self.config_dump.items() if key not in ("config", "ckpt_path")}
+        trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}
         # Said for one resume: the run's own config.yaml must not say it for all that follow.
         trainer.config["trainer"].pop("resume_changed", None)
         return trainer

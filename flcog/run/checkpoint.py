@@ -94,6 +94,14 @@ def _test(path: Path) -> None:
         raise ValueError(f"the checksum of {damaged} in it does not match")
 
 
+def round_of(path: Path) -> int | None:
+    """How many rounds a checkpoint's run had done; None where there is no checkpoint."""
+    try:
+        return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["round"])  # without reading the tensors
+    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
+        return None
+
+
 def may_have_methods(path: Path, names: list[str]) -> bool:
     """Whether a checkpoint is of a run with these methods; True where it cannot be read, which reading all of it will tell."""
     try:

@@ -62,6 +62,34 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Pat
     return path / LAST if path.is_dir() else path
 
 
+def kept_checkpoint(run: Path, round: int) -> Path:
+    """Where a run keeps the checkpoint of a round, if it was told to."""
+    return run / "checkpoints" / f"round-{round:06d}.ckpt"
+
+
+def find_round(run: Path, round: int, round_of: Callable[[Path], int | None]) -> Path:
+    """The checkpoint that a run has of a round.
+
+    Args:
+        run: its directory.
+        round: how many rounds were done.
+        round_of: reads that from a checkpoint; None where it is none.
+    """
+    if not run.is_dir():
+        raise ValueError(f"there is no run {run} to branch from: give the directory of one")
+    kept = kept_checkpoint(run, round)
+    if kept.is_file():
+        return kept
+    if round_of(run / LAST) == round:
+        return run / LAST
+    found = {round_of(path) for path in (run / LAST, *sorted((run / "checkpoints").glob("round-*.ckpt")))} - {None}
+    has = f"those of rounds {', '.join(map(str, sorted(filter(None, found))))}" if found else "none"
+    raise ValueError(
+        f"{run} has no checkpoint of round {round} to branch from, but {has}: train it with "
+        f"--trainer.callbacks+=Checkpoint --trainer.callbacks.keep_rounds [{round}]"
+    )
+
+
 def run_of(checkpoint: Path) -> Path:
     """The directory of the run that wrote a checkpoint, in which it goes on."""
     folder = checkpoint.resolve().parent

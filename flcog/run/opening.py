@@ -19,7 +19,8 @@ from flcog.engine.client_model import ClientModel, make_client_model
 from flcog.engine.setup import data_modules, set_up
 from flcog.hooks import Callback, Method, Note
 from flcog.run import checkpoint, experiment
-from flcog.run.directory import find_checkpoint, new_run_directory, run_of
+from flcog.run.branching import check_branch, take_over
+from flcog.run.directory import LAST, find_checkpoint, find_round, new_run_directory, run_of
 from flcog.run.resuming import check_meant, check_resumable
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
@@ -89,10 +90,35 @@ class Opening:
             run.engine.notes.extend(notes)
             run.restore(*saved, resume=True)
         run.record()
-        if self.model in _trained and saved is None:
-            text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
-            run.engine.notes.append(Note("note", text))
-        _trained.add(self.model)
+        self._note_training(run, anew=saved is None)
+        return run
+
+    def branch(self, trunk: str, round: int, logger: Logger | list[Logger] | bool | None, lock: WriterLock) -> Session:
+        """A new run with its directory, whose rounds until this one are another run's.
+
+        Args:
+            trunk: the other run's directory.
+            round: after which it goes its own way.
+            logger: its trackers, as the trainer has them.
+            lock: which is locked for this run.
+        """
+        check_environment(logger)
+        processes, other = processes_of(self.fabric), Path(trunk).resolve()
+        saved = self._read(processes.agree(find_round(other, round, checkpoint.round_of)))
+        assert saved is not None
+        client, described = self._describe()
+        checkpoint.check_same_model(saved.path, saved.content["params"] | saved.content["buffers"], client.tensors)
+        check_branch(*saved, self.settings, self.methods, described)
+        directory = _make_directory(self.root, lock, processes)
+        trackers = Trackers(logger, directory) if processes.is_first else Trackers()
+        run = self._session(client, described, None, directory, trackers, keep_files=True)
+        content = take_over(saved.content, other, self.methods, run.server.servers, directory, processes)
+        run.restore(saved.path, content, resume=True)
+        run.record()
+        run.save(directory / LAST)  # so that it goes on like any run, even if it is killed in its first round
+        for row in run.history:
+            trackers.log_metrics(row)
+        self._note_training(run, anew=False)
         return run
 
     def rounds_by_hand(self, ckpt_path: str | None, keep_files: bool) -> Session:
@@ -124,6 +150,13 @@ class Opening:
         if saved is not None:
             run.restore(*saved, resume=False)
         return run
+
+    def _note_training(self, run: Session, anew: bool) -> None:
+        """Remember the model, and note on a run that begins ``anew`` that an earlier one has trained it."""
+        if self.model in _trained and anew:
+            text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
+            run.engine.notes.append(Note("note", text))
+        _trained.add(self.model)
 
     def _find(self, ckpt_path: str | None) -> Path | None:
         """The checkpoint that is meant, the same on every process."""

@@ -18,6 +18,7 @@ from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
 from flcog.hooks import Callback, Kept, Method, Note, Uploads
 from flcog.run import checkpoint
+from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
 from flcog.run.description import acting_rounds, describe
@@ -57,6 +58,8 @@ class Session:
         self.experiment = dict(experiment or {})
         self.trackers = trackers or Trackers()
         self.should_stop = False
+        self.branch: dict[str, Any] | None = None
+        """The run that it branched from, and after which round."""
         self.clients = SavedClientStates(clients, engine.processes.rank, self._receive)
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self._directory = directory
@@ -163,6 +166,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "processes": self.processes.count,
             "seed": engine.seed,
+            **({"branch": self.branch} if self.branch else {}),
             **environment(),
         }
         update_yaml(self.directory / "run.yaml", setting)
@@ -190,6 +194,8 @@ class Session:
             "reported": {name: sorted(clients) for name, clients in server.reported.items()},
             "ledger": server.ledger.state_dict(),
             "exchanged": checkpoint.digests(self.engine.exchanges),
+            "until": methods_until(self.methods, server.round),
+            "branch": self.branch,
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -224,7 +230,7 @@ class Session:
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
-        server.round = saved["round"]
+        server.round, self.branch = saved["round"], saved.get("branch")
         if not resume:
             if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
                 raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")

@@ -1,5 +1,6 @@
 """The observer that writes checkpoints."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor, or_none
 from flcog.core.signals import RunInterrupted, RunStopped
 from flcog.hooks import Callback, Run
-from flcog.run.directory import LAST
+from flcog.run.directory import LAST, kept_checkpoint
 
 
 class Checkpoint(Callback):
@@ -23,6 +24,7 @@ class Checkpoint(Callback):
             largest of all others.
         every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end. A run that a signal stops writes one.
         keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
+        keep_rounds: further rounds whose checkpoints are kept, for other runs to branch from (``flcog fit --branch``).
 
     Example:
         >>> Checkpoint(monitor="test/loss", keep_every_n_rounds=10).every_n_rounds
@@ -39,14 +41,13 @@ class Checkpoint(Callback):
         mode: Literal["max", "min"] | None = None,
         every_n_rounds: int = 1,
         keep_every_n_rounds: int = 0,
+        keep_rounds: Sequence[int] = (),
     ) -> None:
         at_least(self, 0, every_n_rounds=every_n_rounds, keep_every_n_rounds=keep_every_n_rounds)
-        self.monitor, self.mode, self.every_n_rounds, self.keep_every_n_rounds = (
-            monitor,
-            mode,
-            every_n_rounds,
-            keep_every_n_rounds,
-        )
+        if any(round < 1 for round in keep_rounds):
+            raise ValueError(f"Checkpoint: keep_rounds are rounds, counted from 1; got {list(keep_rounds)}")
+        self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
+        self.keep_every_n_rounds, self.keep_rounds = keep_every_n_rounds, keep_rounds
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
@@ -59,7 +60,7 @@ class Checkpoint(Callback):
         self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
         if run.round == 0:
             self.load_state_dict({})
-        elif (kept := _kept(run, run.round)).is_file():
+        elif (kept := kept_checkpoint(run.directory, run.round)).is_file():
             # The run may have gone on from that very file, which was written before it could know what it refers to.
             self._pinned[kept.name] = list(run.state_files)
 
@@ -72,9 +73,10 @@ class Checkpoint(Callback):
             run.save(run.directory / "checkpoints" / "best.ckpt", resumable=False)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
-        if self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0:
-            run.save(_kept(run, round))
-            self._pinned[_kept(run, round).name] = list(run.state_files)
+        if round in self.keep_rounds or (self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0):
+            kept = kept_checkpoint(run.directory, round)
+            run.save(kept)
+            self._pinned[kept.name] = list(run.state_files)
         is_last = round >= run.settings.rounds or run.should_stop
         if is_last or (self.every_n_rounds and round % self.every_n_rounds == 0):
             self._save_last(run)
@@ -109,5 +111,11 @@ class Checkpoint(Callback):
         self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}
 
 
-def _kept(run: Run, round: int) -> Path:
-    return run.directory / "checkpoints" / f"round-{round:06d}.ckpt"
+def state_of_branch(state: dict[str, Any], best_came: bool) -> dict[str, Any]:
+    """The state with which a run goes on that branched from another, whose kept checkpoints stay where they are.
+
+    Args:
+        state: the other's.
+        best_came: whether its best checkpoint was taken along.
+    """
+    return (state if best_came else {}) | {"pinned": {}}

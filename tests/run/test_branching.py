@@ -1,0 +1,201 @@
+"""A run that branches from another's round is the run from round 1 on, to the last bit; what would not be is refused."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from contracts.registry import client_states
+from harness import (
+    MOMENTUM,
+    BatchNormFeatures,
+    BatchNormMLP,
+    RecordingTrainer,
+    TinyData,
+    classifier,
+    fit,
+    make_trainer,
+    without_times,
+)
+
+import flcog
+from flcog.callbacks import MOON, SCAFFOLD, Checkpoint, Ditto, FedAvgM, FedCOG, FedDyn, FedProx, Local, RoundsToTarget
+from flcog.core.types import Params, Slot
+from flcog.hooks import Context, Method, Upload
+from flcog.run.metrics_rows import read_rows
+
+COG = FedCOG(start_round=2, num_samples=8, steps=2, lambda_dis=2.0, lambda_kd=0.5, batch_size=4)
+OTHER_COG = FedCOG(start_round=2, num_samples=6, steps=1, lambda_kd="balance", targets="complementary", batch_size=4)
+SETTING: dict[str, Any] = {"eval_every": 1, "rounds": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class CountsRounds(Method):
+    """A method of one's own that gathers from round 1 on, as FedCOG does, and says nothing of it."""
+
+    strength: float = 0.5
+
+    def active(self, round: int) -> bool:
+        return super().active(max(round, self.start_round))
+
+    def init_client(self, params: Params, buffers: Params) -> Slot:
+        return {"rounds": next(iter(params.values())).new_zeros(())}
+
+    def draw(self, rng: torch.Generator, client: Any) -> Slot:
+        return {"acts": torch.tensor(float(client.round >= self.start_round))}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        rounds = ctx.client["rounds"] + 1
+        scale = 1 - self.strength * ctx.draws["acts"] * rounds / 10
+        return Upload({name: value * scale for name, value in delta.items()}, {"rounds": rounds})
+
+
+def trunk(root: Path, *callbacks: flcog.Callback, **options: Any) -> Path:
+    """A run of four rounds that keeps what it was after two."""
+    run = fit(root / "trunk", *callbacks, Checkpoint(keep_rounds=[2]), **(SETTING | options)).run_dir
+    assert run is not None
+    return run
+
+
+def branch(root: Path, run: Path, *callbacks: flcog.Callback, round: int = 2, **options: Any) -> RecordingTrainer:
+    options = SETTING | options
+    module, data = options.pop("module", None) or classifier(), options.pop("data", None) or TinyData()
+    trainer = make_trainer(root / "branched", *callbacks, **options)
+    trainer.fit(module, data, branch=str(run), round=round)
+    return trainer
+
+
+def assert_same(branched: RecordingTrainer, straight: RecordingTrainer) -> None:
+    assert without_times(branched.history) == without_times(straight.history)
+    assert branched.run_dir is not None
+    assert without_times(read_rows(branched.run_dir / "metrics.csv")[0]) == without_times(straight.history)
+    for ours, theirs in (
+        (branched.state, straight.state),
+        (client_states(branched), client_states(straight)),
+        *((branched.servers[name], straight.servers[name]) for name in straight.servers),
+    ):
+        assert ours.keys() == theirs.keys()
+        leaves, expected = (torch.utils._pytree.tree_leaves(tree) for tree in (ours, theirs))
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(leaves, expected, strict=True))
+    assert branched.ledger == straight.ledger and len(branched.recorded) == 2
+
+
+CASES: dict[str, tuple[Sequence[Method], Sequence[Method], dict[str, Any]]] = {
+    "a loss": ([], [FedProx(mu=0.5, start_round=2)], {}),
+    "FedCOG from another": ([COG], [OTHER_COG], {}),
+    "FedCOG under vmap": ([OTHER_COG], [COG], {"executor": "vmap"}),
+    "what was only gathered is left": ([COG, MOON(projection=None, start_round=3)], [], {}),
+    "MOON": (
+        [COG, MOON(projection=None, start_round=3)],
+        [MOON(mu=2.0, projection=None, start_round=2)],
+        {"network": BatchNormFeatures},
+    ),
+    "state at the server and BatchNorm": (
+        [SCAFFOLD(), FedAvgM(), COG],
+        [SCAFFOLD(), FedAvgM(), OTHER_COG],
+        {"network": BatchNormMLP, "optimizer": MOMENTUM},
+    ),
+    "state that begins later": ([], [SCAFFOLD(start_round=2), FedDyn(start_round=2)], {}),
+    "personal models": ([Ditto()], [Ditto(), FedAvgM(start_round=2)], {"data": {"client_test": 0.3}}),
+    "a method of one's own": ([CountsRounds(start_round=3)], [CountsRounds(start_round=2)], {}),
+    "every client for itself": ([Local()], [Local(), FedProx(start_round=2)], {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_it_is_the_run_from_round_1(case: Any, tmp_path: Path) -> None:
+    methods, arm, options = case
+    options = dict(options)
+    network, optimizer = options.pop("network", None), options.pop("optimizer", MOMENTUM)
+    data = options.pop("data", {})
+
+    def setting() -> dict[str, Any]:
+        return {"module": classifier(optimizer, network), "data": TinyData(**data), **options}
+
+    run = trunk(tmp_path, *methods, **setting())
+    branched = branch(tmp_path, run, *arm, **setting())
+    straight = fit(tmp_path / "straight", *arm, **(SETTING | setting()))
+    assert_same(branched, straight)
+    if arm:  # and the arm is another one than the trunk
+        assert without_times(straight.history)[3] != without_times(read_rows(run / "metrics.csv")[0])[3]
+
+
+def test_it_branches_from_the_end_of_a_run_and_resumes(tmp_path: Path) -> None:
+    ended = fit(tmp_path / "trunk", COG, **(SETTING | {"rounds": 2})).run_dir
+    assert ended is not None
+    branched = branch(tmp_path, ended, OTHER_COG, rounds=3)
+    resumed = fit(tmp_path / "branched", OTHER_COG, ckpt_path="last", **SETTING)
+    straight = fit(tmp_path / "straight", OTHER_COG, **SETTING)
+    assert resumed.run_dir == branched.run_dir and without_times(resumed.history) == without_times(straight.history)
+    assert all(torch.equal(resumed.state[name], value) for name, value in straight.state.items())
+    assert resumed.run_dir is not None
+    record = yaml.safe_load((resumed.run_dir / "run.yaml").read_text())
+    assert record["branch"] == {"run": str(ended), "round": 2, "methods": ["FedCOG"]}
+
+
+def test_its_directory_is_one_like_any_other(tmp_path: Path) -> None:
+    """It can be killed before its first round, its best checkpoint is there, and observers know what they saw in the trunk."""
+    run = trunk(tmp_path, RoundsToTarget(0.01))
+
+    class Dies(flcog.Callback):
+        def on_round_start(self, run: flcog.Run, round: int, cohort: Sequence[int]) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        branch(tmp_path, run, RoundsToTarget(0.01), Dies())
+    resumed = fit(tmp_path / "branched", RoundsToTarget(0.01), ckpt_path="last", **SETTING)
+    straight = fit(tmp_path / "straight", RoundsToTarget(0.01), **SETTING)
+    assert without_times(resumed.history) == without_times(straight.history)
+    best = [make_trainer(tmp_path / name).test(classifier(), TinyData(), "best") for name in ("branched", "straight")]
+    assert best[0] == best[1]
+    assert resumed.run_dir is not None and not list(resumed.run_dir.glob("checkpoints/round-*"))
+
+
+def refusal(root: Path, run: Path, *callbacks: flcog.Callback, **options: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        branch(root, run, *callbacks, **options)
+    assert "\n" not in str(caught.value) and not (root / "branched").exists()
+    return str(caught.value)
+
+
+def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
+    run = trunk(tmp_path, SCAFFOLD(), COG)
+    kept = f"{run}/checkpoints/round-000002.ckpt"
+    assert "FedProx would have acted before round 3, and not in" in refusal(tmp_path, run, SCAFFOLD(), FedProx())
+    assert "in which SCAFFOLD acted, in this order; here it is no method: list" in refusal(tmp_path, run, COG)
+    assert "another SCAFFOLD: SCAFFOLD.start_round" not in refusal(tmp_path, run, SCAFFOLD(start_round=2))
+    other = MOON(projection=None, start_round=2)
+    assert f"{kept} lacks what MOON gathers from round 1 on: list MOON in that run too" in refusal(
+        tmp_path, run, SCAFFOLD(), other
+    )
+    assert "by a run with seed 0; this one has 1" in refusal(tmp_path, run, SCAFFOLD(), seed=1)
+    assert "trainer.local_steps was 4, is 5. A branch changes methods only" in refusal(tmp_path, run, SCAFFOLD(), local_steps=5)
+    assert "use the same data.num_clients, partitioner" in refusal(
+        tmp_path, run, SCAFFOLD(), data=TinyData(order=(0, 1, 2, 3, 4))
+    )
+    assert "holds another model" in refusal(tmp_path, run, SCAFFOLD(), module=classifier(network=BatchNormMLP))
+    assert "trainer.rounds=2 leaves nothing to train" in refusal(tmp_path, run, SCAFFOLD(), rounds=2)
+    text = refusal(tmp_path, run, SCAFFOLD(), round=3)
+    assert text.startswith(f"{run} has no checkpoint of round 3 to branch from, but those of rounds 2, 4: train it with")
+    assert "there is no run" in refusal(tmp_path, tmp_path / "nowhere", SCAFFOLD())
+
+
+def test_methods_that_change_model_or_data_have_no_late_start(tmp_path: Path) -> None:
+    for method in (MOON(start_round=2), flcog.callbacks.FedDisco(start_round=2)):
+        assert method.until(2) is method
+    assert FedProx(start_round=2).until(2) is None and FedProx(start_round=2).until(3) is not None
+    assert COG.until(2) == OTHER_COG.until(2) and COG.until(3) is COG
+    assert dataclasses.replace(COG, lambda_dis=0.0).until(2) is None
+
+
+def test_its_arguments_belong_together(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"branch and round belong together, .*; got branch=None, round=3"):
+        trainer.fit(classifier(), TinyData(), round=3)
+    with pytest.raises(ValueError, match="give branch=x or ckpt_path=last"):
+        trainer.fit(classifier(), TinyData(), "last", branch="x", round=3)
+    with pytest.raises(ValueError, match=r"Checkpoint: keep_rounds are rounds, counted from 1; got \[0\]"):
+        Checkpoint(keep_rounds=[0])
