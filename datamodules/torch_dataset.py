@@ -76,7 +76,7 @@ class TorchDataset(ItemSets):
         given = {"train": train, "test": test, "val": val}
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():
-            _check(dataset, part)
+            require_map_style(dataset, part)
         self._given_targets = targets if isinstance(targets, Mapping) else {"train": targets}
         if unknown := set(self._given_targets) - set(PARTS):
             raise ValueError(f"targets are by part, of train, test and val; got {', '.join(map(str, unknown))}")
@@ -142,7 +142,7 @@ def _users_of(dataset: Any, users: Any) -> np.ndarray | None:
     return as_array([users(index) for index in range(len(dataset))] if callable(users) else users)
 
 
-def _check(dataset: Any, part: str) -> None:
+def require_map_style(dataset: Any, part: str) -> None:
     """Refuse what cannot be read by index."""
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         kind = "a stream, whose samples cannot be given to clients" if isinstance(dataset, IterableDataset) else "no data set"

@@ -369,6 +369,8 @@ class FederatedDataModule(L.LightningDataModule):
     task: Task = "classification"
     num_classes: int
     class_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    """Choices made on the user's behalf, for the run's summary."""
 
     def __init__(
         self,

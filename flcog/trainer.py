@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
+from torch.utils.data import DataLoader, Dataset
 
 from flcog.core import lost_processes, signals
 from flcog.core.allocations import keep_allocations
@@ -29,6 +30,9 @@ from flcog.run.opening import Opening
 from flcog.run.session import Session
 from flcog.run.writer_lock import WriterLock
 from flcog.settings import Settings, require_one_of
+
+Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
+"""What can be trained on: our data modules, and what is wrapped as one."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -145,7 +149,7 @@ class FederatedTrainer:
     def fit(
         self,
         model: L.LightningModule,
-        datamodule: FederatedDataModule,
+        datamodule: Data,
         ckpt_path: str | None = None,
         branch: str | None = None,
         round: int | None = None,
@@ -192,7 +196,8 @@ class FederatedTrainer:
             model: a :class:`flcog.ClientModule`, or any LightningModule with ``training_step`` and ``configure_optimizers``; these
                 with ``configure_model``, and ``test_step`` or ``validation_step`` to evaluate it, are all of Lightning's hooks that
                 are called. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step.
-            datamodule: the federation's data.
+            datamodule: the federation's data. A map-style torch data set, a ``DataLoader`` of one or a plain
+                ``LightningDataModule`` is divided over ten clients at random, which the summary says.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
                 trainer's methods. The run that goes on is the same experiment: another seed, list of methods, model, data set or
                 partition is refused, and so is any other setting that was changed, unless ``resume_changed`` says that it was
@@ -241,21 +246,17 @@ class FederatedTrainer:
                 stop.leave()
 
     @_in_precision
-    def validate(
-        self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None
-    ) -> dict[str, float]:
+    def validate(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the validation sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
     @_in_precision
-    def test(self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None) -> dict[str, float]:
+    def test(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
     @_in_precision
-    def prepare(
-        self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None = None, keep_files: bool = False
-    ) -> None:
+    def prepare(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
 
         Args:
@@ -327,8 +328,12 @@ class FederatedTrainer:
         if self._session is not None:
             self.fabric.call(hook, self._session, *args)
 
-    def _opening(self, model: L.LightningModule, datamodule: FederatedDataModule) -> Opening:
+    def _opening(self, model: L.LightningModule, datamodule: Any) -> Opening:
         """What opens a session, once the processes have started. Refuses hooks that nobody would call."""
+        if not isinstance(datamodule, FederatedDataModule):
+            from flcog.datamodules.wrapping import federated
+
+            datamodule = federated(datamodule)
         if not self._launched:
             launch(self.fabric, self.num_nodes)
             self._launched = True
@@ -338,9 +343,7 @@ class FederatedTrainer:
             self.settings, self.methods, self.observers, self.fabric, self.default_root_dir, self.config, model, datamodule
         )
 
-    def _measure(
-        self, model: L.LightningModule, datamodule: FederatedDataModule, ckpt_path: str | None, split: str
-    ) -> dict[str, float]:
+    def _measure(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._opening(model, datamodule).evaluation(ckpt_path)
         figures = evaluate(run.engine, run.server, run.clients)
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}

@@ -18,22 +18,24 @@ LAYERS = (
     ("flcog.core",),
     ("flcog.data", "flcog.models", "flcog.metrics", "flcog.schedules", "flcog.settings"),
     ("flcog.client", "flcog.apply", "flcog.reading", "flcog.label_statistics"),
+    ("flcog.datamodules",),
     ("flcog.evaluation",),
     ("flcog.hooks",),
     ("flcog.engine",),
     ("flcog.run",),
     ("flcog.trainer",),
     ("flcog",),
-    ("flcog.datamodules",),
     ("flcog.callbacks",),
     ("flcog.commands", "flcog.__main__"),
 )
 """From the ground up: a module imports its own floor and those below it. What a floor may not use of those below stands in ``CLOSED``."""
 
 CLOSED = {
-    "flcog.datamodules": ("flcog.evaluation", "flcog.hooks", "flcog.engine", "flcog.run", "flcog.trainer", "flcog"),
+    "flcog.evaluation": ("flcog.datamodules",),
+    "flcog.hooks": ("flcog.datamodules",),
+    "flcog.engine": ("flcog.run", "flcog.datamodules"),
+    "flcog.run": ("flcog.datamodules",),
     "flcog.callbacks": ("flcog.engine", "flcog.run", "flcog.trainer", "flcog", "flcog.datamodules"),
-    "flcog.engine": ("flcog.run",),
 }
 
 FACES = {"flcog.callbacks": ("flcog.run.observers",)}

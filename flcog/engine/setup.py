@@ -131,7 +131,8 @@ def set_up(
         processes: who shares the clients out.
         workspace: where methods may keep what runs can share; None where nothing is to be written.
     """
-    function, optimizer, notes = client
+    function, optimizer = client.function, client.optimizer
+    notes = [*client.notes, *(Note("note", text) for text in datamodule.notes)]
     server = ServerState(
         params={name: value.detach().clone() for name, value in function.params.items()},
         buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},

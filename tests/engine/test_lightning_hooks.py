@@ -277,7 +277,7 @@ def test_what_is_no_module_or_no_data_is_refused() -> None:
     for model, data, message in (
         (nn.Linear(2, 2), TinyData(), r"a client is a flcog.ClientModule, .*; got Linear$"),
         (Empty(), TinyData(), r"Empty has no training_step"),
-        (Plain(), L.LightningDataModule(), r"data is a flcog.FederatedDataModule.*; got LightningDataModule$"),
+        (Plain(), L.LightningDataModule(), r"LightningDataModule has no train_dataloader: write one"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer(None).prepare(model, data)  # type: ignore[arg-type]

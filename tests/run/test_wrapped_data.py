@@ -1,0 +1,128 @@
+"""``fit`` on a torch data set, a loader or a plain LightningDataModule: the same run as on the data module that says it all."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from datamodules.test_torch_dataset import FEATURES, LABELS, Items, module, pad
+from harness import distance, make_trainer
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from flcog.datamodules import ArrayData
+from flcog.datamodules.wrapping import federated
+
+TENSORS = TensorDataset(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))
+TESTS = TensorDataset(torch.from_numpy(FEATURES[:9]), torch.from_numpy(LABELS[:9]))
+
+
+class Plain(L.LightningDataModule):
+    """Lightning's own way."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.called: list[str] = []
+        self.options = options
+
+    def prepare_data(self) -> None:
+        self.called.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.called.append(stage)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TENSORS, **{"batch_size": 16, "shuffle": True, **self.options})
+
+    def test_dataloader(self) -> Any:
+        return [DataLoader(TESTS, batch_size=20)]
+
+
+def arrays(**options: Any) -> ArrayData:
+    return ArrayData(train_inputs=FEATURES, train_targets=LABELS, **options)
+
+
+def fitted(tmp_path: Path, data: Any) -> Any:
+    trainer = make_trainer(tmp_path, rounds=2, local_steps=2, precision="32-true", eval_every=1)
+    trainer.fit(module(), data)
+    return trainer
+
+
+def test_a_data_set(tmp_path: Path) -> None:
+    trainer = fitted(tmp_path, TENSORS)
+    assert distance(trainer.state, fitted(tmp_path, arrays()).state) == 0
+    note = next(note for note in trainer.notes if "divided" in note)
+    assert "a TensorDataset is divided over 10 clients at random, in batches of 64; no test set: flcog" in note
+
+
+def test_a_loader(tmp_path: Path) -> None:
+    trainer = fitted(tmp_path, DataLoader(TENSORS, batch_size=7, drop_last=True))
+    assert distance(trainer.state, fitted(tmp_path, arrays(batch_size=7, drop_last=True)).state) == 0
+
+
+def test_a_lightning_data_module(tmp_path: Path) -> None:
+    data = Plain()
+    trainer = fitted(tmp_path, data)
+    expected = fitted(tmp_path, arrays(batch_size=16, test_inputs=FEATURES[:9], test_targets=LABELS[:9]))
+    assert distance(trainer.state, expected.state) == 0 and data.called == ["prepare_data", "fit", "test"]
+    assert trainer.history[-1]["test/accuracy"] == expected.history[-1]["test/accuracy"]
+    figures = [trainer.test(module(), part) for part in (Plain(), arrays(test_inputs=FEATURES[:9], test_targets=LABELS[:9]))]
+    assert figures[0] == figures[1]
+    note = next(note for note in trainer.notes if "divided" in note)
+    assert "a Plain is divided over 10 clients at random, in batches of 16: " in note
+
+
+def test_a_collate_fn_and_a_sampler_are_seen() -> None:
+    options = {"shuffle": False, "sampler": WeightedRandomSampler([1.0] * 60, 60), "collate_fn": pad}
+    wrapped = federated(Plain(**options))
+    assert wrapped.federation.num_clients == 10 and wrapped.collate_fn is pad  # type: ignore[attr-defined]
+    assert wrapped.notes[0].endswith("its WeightedRandomSampler is not used")
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class NoTraining(L.LightningDataModule):
+    pass
+
+
+class TwoLoaders(Plain):
+    def train_dataloader(self) -> Any:
+        return {"a": super().train_dataloader(), "b": super().train_dataloader()}
+
+
+class Transfers(Plain):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+class Frame:
+    pass
+
+
+Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (Stream(), "train is a Stream, a stream, whose samples cannot be given to clients"),
+        (DataLoader(Stream()), "train is a Stream, a stream"),
+        (NoTraining(), "NoTraining has no train_dataloader: write one"),
+        (TwoLoaders(), "TwoLoaders.train_dataloader returns a dict, and clients share the data set of one"),
+        (Transfers(), "Transfers.on_after_batch_transfer would never be called in federated training"),
+        ((FEATURES, LABELS), r"data is a tuple: give flcog.datamodules.ArrayData\(train_inputs="),
+        (FEATURES, "data is a ndarray: give flcog.datamodules.ArrayData"),
+        (Frame(), r'data is a DataFrame: give flcog.datamodules.Table\(data, target="label"\)'),
+        ("data/train.csv", "data is a str: give a flcog.FederatedDataModule"),
+        (Items(FEATURES[:0]), "the train set is empty"),
+        (Items(np.zeros((3, 6)), [0, 1, 2]), "10 clients cannot share 3 samples: .* set num_clients"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        make_trainer(None).prepare(module(), data)
