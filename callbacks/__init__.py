@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.early_stopping import EarlyStopping
     from flcog.callbacks.observers.local_models import LocalModels
     from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
+    from flcog.callbacks.observers.training_scores import TrainingScores
     from flcog.callbacks.papers import PAPERS as PAPERS  # not in __all__, which lists classes
     from flcog.callbacks.scaffold import SCAFFOLD
     from flcog.callbacks.stragglers import Stragglers
@@ -117,4 +118,5 @@ __all__ = [
     "RoundsToTarget",
     "Stragglers",
     "Summary",
+    "TrainingScores",
 ]

@@ -176,6 +176,8 @@ class Federation:
     test: Samples | None = None
     client_val: Partition | None = None
     client_test: Partition | None = None
+    reweighted_test: bool = False
+    """Whether a client is tested on ``test``, every class weighted by its share of the client's samples."""
     augment: Augment | None = None
     class_names: tuple[str, ...] | None = None
     whole: Partition | None = None
@@ -359,7 +361,10 @@ class FederatedDataModule(L.LightningDataModule):
         batch_size: samples per local step.
         eval_batch_size: samples per evaluation step.
         partition_seed: fixes the split; independent of the trainer's seed, so that seeds can be compared on one split.
-        client_test: fraction of each client's samples held out to measure the client's own accuracy.
+        client_test: fraction of each client's samples held out to measure the client's own accuracy; or ``reweighted`` to measure it
+            on the whole test set, every class weighted by its share of the client's samples, which takes none from training
+            (classification; FedCOG's "personalized test dataset", Figure 2 and Table 9, https://arxiv.org/abs/2312.05966). That costs
+            an evaluation of each client's own model, where a method keeps such.
         client_val: fraction of each client's samples held out for the client's own choices.
         drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on what it has).
         test_like_clients: keep so many test samples of each class that its share is that of all clients' samples together, as
@@ -379,20 +384,23 @@ class FederatedDataModule(L.LightningDataModule):
         batch_size: int = 64,
         eval_batch_size: int = 1000,
         partition_seed: int = 0,
-        client_test: float = 0.0,
+        client_test: float | Literal["reweighted"] = 0.0,
         client_val: float = 0.0,
         drop_last: bool = False,
         test_like_clients: bool = False,
     ) -> None:
         super().__init__()
         checks.at_least(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        if client_test < 0 or client_val < 0 or client_test + client_val >= 1:
+        self.reweighted_test = client_test == "reweighted"
+        held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
+        if held_out < 0 or client_val < 0 or held_out + client_val >= 1:
             raise ValueError(
-                f"client_test and client_val are fractions that leave something to train on; got {client_test} and {client_val}"
+                "client_test and client_val are fractions that leave something to train on, or client_test is reweighted; got "
+                f"{client_test} and {client_val}"
             )
         self.num_clients, self.partitioner, self.partition_seed = num_clients, partitioner, partition_seed
         self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
-        self.client_test, self.client_val, self.test_like_clients = client_test, client_val, test_like_clients
+        self.client_test, self.client_val, self.test_like_clients = held_out, client_val, test_like_clients
         checks.seed(self, "partition_seed")
         self._federation: Federation | None = None
 
@@ -425,6 +433,11 @@ class FederatedDataModule(L.LightningDataModule):
                 "use fewer clients, a larger beta, or a partitioner with a minimum size"
             )
         test = splits.test
+        if self.reweighted_test and (test is None or self.task != "classification"):
+            what = "no test set" if test is None else f"the task {self.task}"
+            raise ValueError(
+                f"client_test=reweighted weighs the classes of a test set; {type(self).__name__} has {what}: give a fraction"
+            )
         if self.test_like_clients:
             if test is None or self.task != "classification":
                 what = "no test set" if test is None else f"the task {self.task}"
@@ -442,6 +455,7 @@ class FederatedDataModule(L.LightningDataModule):
             test=test,
             client_val=client_val if self.client_val else None,
             client_test=client_test if self.client_test else None,
+            reweighted_test=self.reweighted_test,
             augment=self.augment(),
             class_names=self.class_names,
             whole=whole if self.client_test or self.client_val else None,

@@ -96,17 +96,23 @@ class Evaluator:
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
 
     @torch.no_grad()
-    def on_classes(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
-        """The mean score on each class of a classification's set, [num_classes]; NaN for classes that it lacks."""
+    def on_classes(self, params: Params, buffers: Params, samples: Samples, alone: bool = False) -> Tensor:
+        """The mean score on each class of a classification's set, [num_classes]; NaN for classes that it lacks.
+
+        Args:
+            params, buffers: the model's.
+            samples: the set.
+            alone: whether this process goes through all of it, for a model that the others do not have.
+        """
         num_classes = self.federation.num_classes
         sums = torch.zeros(2, num_classes, dtype=torch.float64, device=self.processes.device)
-        for inputs, targets in self._batches(samples, self._mine(len(samples))):
+        for inputs, targets in self._batches(samples, np.arange(len(samples)) if alone else self._mine(len(samples))):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             labels = first_leaf(targets)
             sums[0].index_add_(0, labels, scores.double())
             sums[1].index_add_(0, labels, torch.ones_like(scores, dtype=torch.float64))
-        total, count = self.processes.total(sums).cpu()
+        total, count = (sums if alone else self.processes.total(sums)).cpu()
         return total / count
 
     @torch.no_grad()
@@ -134,6 +140,16 @@ class Evaluator:
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             total += float(self.model.module.per_example_score(outputs, targets).sum())  # type: ignore[operator,union-attr]
         return total / len(rows)
+
+
+def reweighted(scores: Tensor, counts: Tensor) -> Tensor:
+    """The mean of scores on classes [C], each weighted by how many samples of it a client has; NaN where those it has were not tested.
+
+    >>> reweighted(torch.tensor([0.5, 1.0, torch.nan]), torch.tensor([3.0, 1.0, 9.0]))
+    tensor(0.6250)
+    """
+    tested = counts.where(~scores.isnan(), 0)
+    return (scores.nan_to_num() * tested).sum() / tested.sum()
 
 
 def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:

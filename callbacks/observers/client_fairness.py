@@ -38,7 +38,8 @@ class ClientFairness(Callback):
     """
 
     def on_fit_start(self, run: Run) -> None:
-        if run.federation.client_test is None and run.federation.client_val is None:
+        federation = run.federation
+        if federation.client_test is None and federation.client_val is None and not federation.reweighted_test:
             raise ValueError(
                 "ClientFairness compares clients on parts of their own, and none are held out: set data.client_test=0.2"
             )

@@ -6,7 +6,7 @@ import torch
 
 from flcog.client import ClientModule
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.evaluation import spread
+from flcog.evaluation import reweighted, spread
 from flcog.hooks import Method, Run
 
 
@@ -55,10 +55,9 @@ class LocalModels(Method):
                     scores.setdefault(f"local/{name.replace('/', '_')}", []).append(figures[name])
                 if federation.task == "classification" and isinstance(module, ClientModule):
                     accuracy = evaluate.on_classes(params, buffers, federation.test)
-                    shares = federation.label_counts(client).where(~accuracy.isnan(), 0)
-                    if shares.any():
-                        reweighted = (accuracy.nan_to_num() * shares).sum() / shares.sum()
-                        scores.setdefault("local/reweighted_accuracy", []).append(float(reweighted))
+                    own_accuracy = reweighted(accuracy, federation.label_counts(client))
+                    if not own_accuracy.isnan():
+                        scores.setdefault("local/reweighted_accuracy", []).append(float(own_accuracy))
             own = None if federation.client_test is None else federation.client_test.client(client)
             if own is not None and len(own) and isinstance(module, ClientModule):
                 name = f"local/client_{module.score_name}"

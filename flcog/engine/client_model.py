@@ -80,7 +80,8 @@ def _with_methods(
     notes = []
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
-        if method.overrides("personal") and method.communicates and datamodule.federation.client_test is None:
+        unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
+        if method.overrides("personal") and method.communicates and unmeasured:
             notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = model.to(processes.device, DTYPES[settings.precision])
     processes.overwrite(model.state_dict().values())

@@ -1,11 +1,13 @@
 """The figures of an evaluation: the global model on the central sets, its spread over clients, and the clients' own models."""
 
+import torch
+
 from flcog.client import ClientModule
 from flcog.core.types import Params
 from flcog.engine.personal import evaluate_personal, mean_over_clients, only_personal
 from flcog.engine.setup import Engine
 from flcog.engine.state import ClientStates, ServerState
-from flcog.evaluation import spread
+from flcog.evaluation import reweighted, spread
 
 
 def evaluated_params(engine: Engine, server: ServerState) -> Params:
@@ -40,4 +42,10 @@ def evaluate(engine: Engine, server: ServerState, clients: ClientStates) -> dict
                     scores = engine.evaluator.on_clients(params, server.buffers, parts)
                     metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
                 metrics |= evaluate_personal(engine, server, clients, params, parts, split)
+        if federation.reweighted_test and federation.test is not None:
+            if alone is None:
+                classes = engine.evaluator.on_classes(params, server.buffers, federation.test)
+                scores = torch.stack([reweighted(classes, federation.label_counts(k)) for k in range(federation.num_clients)])
+                metrics |= spread(scores, f"test/client_{module.score_name}", lower_is_better=False)
+            metrics |= evaluate_personal(engine, server, clients, params, None, "test")
     return metrics

@@ -15,19 +15,19 @@ from flcog.engine.program import ClientTensors, Program
 from flcog.engine.rounds import give_slots
 from flcog.engine.setup import Engine
 from flcog.engine.state import ClientStates, ServerState
-from flcog.evaluation import spread
+from flcog.evaluation import reweighted, spread
 from flcog.hooks import Method
 
 
 def evaluate_personal(
-    engine: Engine, server: ServerState, clients: ClientStates, params: Params, parts: Partition, split: str
+    engine: Engine, server: ServerState, clients: ClientStates, params: Params, parts: Partition | None, split: str
 ) -> dict[str, float]:
     """How the scores of the clients' own models are spread; nothing where no method keeps such models.
 
     Args:
         engine, server, clients: the run as it stands.
         params: where the global model is evaluated.
-        parts: each client's held-out part.
+        parts: each client's held-out part; None for the test set, its classes weighted by the client's.
         split: what the figures are called after: ``val`` or ``test``.
     """
     method = next((method for method in engine.methods if method.overrides("personal")), None)
@@ -35,14 +35,25 @@ def evaluate_personal(
         return {}
     module = engine.model.module
     assert isinstance(module, ClientModule)
-    scores = torch.zeros(parts.num_clients, dtype=torch.float64)
-    for client in np.flatnonzero(parts.sizes).tolist():
+    num_clients = engine.federation.num_clients
+    tested = np.ones(num_clients, dtype=bool) if parts is None else parts.sizes > 0
+    scores = torch.zeros(num_clients, dtype=torch.float64)
+    for client in np.flatnonzero(tested).tolist():
         if _is_mine(engine, clients, client):
             own, buffers = personal_model(engine, server, clients, method, params, client)
-            scores[client] = engine.evaluator.on_rows(own, buffers, parts.client(client))
+            scores[client] = _score(engine, own, buffers, client, parts)
     scores = engine.processes.total(scores.to(engine.processes.device)).cpu()
-    scores[torch.from_numpy(parts.sizes == 0)] = torch.nan
+    scores[torch.from_numpy(~tested)] = torch.nan
     return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+
+
+def _score(engine: Engine, params: Params, buffers: Params, client: int, parts: Partition | None) -> float:
+    """A client's own model on what is the client's, as ``evaluate_personal`` has it."""
+    if parts is not None:
+        return engine.evaluator.on_rows(params, buffers, parts.client(client))
+    assert engine.federation.test is not None
+    classes = engine.evaluator.on_classes(params, buffers, engine.federation.test, alone=True)
+    return float(reweighted(classes, engine.federation.label_counts(client)))
 
 
 def only_personal(engine: Engine, server: ServerState) -> Method | None:

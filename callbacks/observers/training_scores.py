@@ -1,0 +1,53 @@
+"""TrainingScores: an observer of the global model on the samples that the clients train on."""
+
+import numpy as np
+
+from flcog.core.checks import at_least
+from flcog.core.monitor import lower_is_better, main_metric
+from flcog.hooks import Callback, Run
+
+
+class TrainingScores(Callback):
+    """Adds to evaluations how good the global model is on all clients' training samples, pooled and not augmented.
+
+    Columns, for a classifier::
+
+        training/loss, training/accuracy    of the global model (``train/loss`` is the mean of what clients see while they train)
+        training/accuracy_at_best           of the one that has been the best on the test set so far
+
+    other tasks have their own scores. FedWalk's Figure 2 shows the first, its Table 2 the last, for it takes the global model with
+    the highest accuracy (https://arxiv.org/abs/2404.11888). Costs a pass over the training set.
+
+    Args:
+        every: the loss and the scores are taken at every so many evaluations, and whenever the model is the best so far, >= 1.
+
+    Example:
+        >>> TrainingScores(every=10).every
+        10
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        at_least(self, 1, every=every)
+        self.every = every
+
+    def on_fit_start(self, run: Run) -> None:
+        if run.settings.eval_every == 0:
+            raise ValueError(
+                "TrainingScores looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, or remove TrainingScores"
+            )
+
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        name = main_metric(metrics)
+        better = name is not None and _is_best(name, metrics[name], [row[name] for row in run.history if name in row])
+        if better or round // run.settings.eval_every % self.every == 0:
+            rows = np.sort(run.federation.partition.indices)
+            figures = run.evaluator.on_set(run.evaluated_params(), run.buffers, run.federation.train, rows)
+            metrics |= {f"training/{key}": value for key, value in figures.items()}
+        if name is not None:
+            score = f"training/{name.partition('/')[2]}"
+            kept = f"{score}_at_best"
+            metrics[kept] = metrics[score] if better else next(row[kept] for row in reversed(run.history) if kept in row)
+
+
+def _is_best(name: str, value: float, earlier: list[float]) -> bool:
+    return not earlier or (value < min(earlier) if lower_is_better(name) else value > max(earlier))

@@ -1,0 +1,84 @@
+"""TrainingScores: the global model on all that the clients train on, in every round and where the test set liked it best."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import MOMENTUM, TinyData, classifier, fit, without_times
+
+from flcog.callbacks import FedDyn, TrainingScores
+from flcog.callbacks.observers.training_scores import _is_best
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("methods", [(), (FedDyn(alpha=0.1),)], ids=["fedavg", "feddyn"])
+def test_it_is_the_model_on_the_pooled_samples(methods: Any, tmp_path: Path) -> None:
+    """What is held out of a client is not trained on; of FedDyn the mean of the clients is evaluated."""
+    module, data = classifier(), TinyData(client_test=0.3)
+    trainer = fit(tmp_path, TrainingScores(), *methods, module=module, data=data, eval_every=1, rounds=2)
+    model, partition = copy.deepcopy(module.model), data.federation.partition
+    model.load_state_dict({name.removeprefix("model."): value for name, value in trainer.run.evaluated_params().items()})
+    rows = torch.cat([torch.from_numpy(partition.client(k)) for k in range(8)])
+    assert 0 < len(rows) < len(data.federation.train)
+    outputs, targets = model(data.federation.train.inputs[rows].double()).detach(), data.federation.train.targets[rows]
+    row = trainer.history[-1]
+    assert row["training/accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).double().mean()))
+    assert row["training/loss"] == pytest.approx(float(F.cross_entropy(outputs, targets)), rel=1e-5)
+
+
+def test_the_chosen_model_is_the_first_of_the_best(tmp_path: Path) -> None:
+    """FedWalk's Table 2: the global model with the highest test accuracy is the final one."""
+    rows = fit(tmp_path, TrainingScores(), module=classifier(MOMENTUM), eval_every=1, rounds=8).history
+    for count in range(1, 9):
+        best = max(rows[:count], key=lambda row: row["test/accuracy"])
+        assert rows[count - 1]["training/accuracy_at_best"] == best["training/accuracy"]
+    assert len({row["training/accuracy_at_best"] for row in rows}) > 2
+
+
+def test_some_evaluations_are_enough(tmp_path: Path) -> None:
+    everywhere, sparse = (
+        fit(tmp_path, TrainingScores(every), module=classifier(MOMENTUM), eval_every=2, rounds=12).history for every in (1, 3)
+    )
+    measured = {row["round"] for row in sparse if "training/loss" in row}
+    best, improved = 0.0, set()
+    for row in everywhere[1::2]:
+        if row["test/accuracy"] > best:
+            best = row["test/accuracy"]
+            improved.add(row["round"])
+    assert measured == {6, 12} | improved and len(measured) < 6
+    columns = [[row.get("training/accuracy_at_best") for row in rows] for rows in (everywhere, sparse)]
+    assert columns[0] == columns[1]
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    def run(rounds: int, **options: Any) -> Any:
+        return fit(tmp_path, TrainingScores(), module=classifier(MOMENTUM), rounds=rounds, eval_every=1, **options)
+
+    whole, half = run(6), run(3)
+    resumed = run(6, ckpt_path=str(half.run_dir))
+    assert without_times(resumed.history) == without_times(whole.history)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "earlier", "best"),
+    [
+        ("test/accuracy", 0.5, [], True),
+        ("test/accuracy", 0.5, [0.4, 0.5], False),
+        ("test/accuracy", 0.6, [0.4, 0.5], True),
+        ("test/mse", 0.3, [0.4, 0.5], True),
+        ("test/mse", 0.45, [0.4, 0.5], False),
+    ],
+)
+def test_which_is_better(name: str, value: float, earlier: list[float], best: bool) -> None:
+    assert _is_best(name, value, earlier) == best
+
+
+def test_it_needs_evaluations(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.eval_every=0 makes none"):
+        fit(tmp_path, TrainingScores(), eval_every=0)
+    with pytest.raises(ValueError, match="every must be at least 1; got 0"):
+        TrainingScores(every=0)
