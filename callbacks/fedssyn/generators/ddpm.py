@@ -1,6 +1,5 @@
 """DDPM: a denoising diffusion model as a generator of labelled images, from diffusers' network and noise schedule."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,37 +11,6 @@ from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining,
 from flcog.core.checks import all_at_least, at_least, positive, within
 
 
-class MovingAverage:
-    """The exponential moving average of parameters, which forgets the random start quickly and then less and less.
-
-    After t steps it moves by ``1 - min(decay, (1 + t) / (10 + t))`` of the way. A constant decay of 0.9995 would, after the 1,000
-    steps that a client with few images takes, still be 61 % of the random start.
-
-    >>> weight = nn.Parameter(torch.tensor([1.0]))
-    >>> average = MovingAverage([weight], decay=0.9)
-    >>> weight.data += 1
-    >>> average.update()  # (1 + 0) / (10 + 0) of the start is left
-    >>> average.values
-    [tensor([1.9000])]
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
-        self.parameters, self.decay, self.steps = list(parameters), decay, 0
-        self.values = [value.detach().clone() for value in self.parameters]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Take in the parameters as they are now."""
-        rate = 1 - min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self.values, [value.detach() for value in self.parameters], rate)
-        self.steps += 1
-
-    @torch.no_grad()
-    def copy_to_parameters(self) -> None:
-        for parameter, value in zip(self.parameters, self.values, strict=True):
-            parameter.copy_(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DDPM(DataGenerator):
     """A U-Net that takes the noise out of images of a class, step by step.
@@ -52,7 +20,8 @@ class DDPM(DataGenerator):
         min  || e - e_theta(sqrt(alpha_bar_t) x + sqrt(1 - alpha_bar_t) e, t, y) ||^2 / D,     e ~ N(0, I),  x in [-1, 1]
 
     Images are drawn by the ancestral sampler of Ho et al. with variance beta~_t over ``sampling_steps`` of the T steps, with the
-    predicted x_0 cut to [-1, 1], from a moving average of the weights with warm-up (see :class:`MovingAverage`).
+    predicted x_0 cut to [-1, 1], from a moving average of the weights. Its decay warms up (diffusers' ``EMAModel``): a constant
+    0.9995 would, after the 1,000 steps that a client with few images takes, still be 61 % of the random start.
 
     Ho et al. 2020 (https://arxiv.org/abs/2006.11239), cosine schedule of Nichol and Dhariwal 2021
     (https://arxiv.org/abs/2102.09672). The defaults are the setting of Fedssyn (section 4 of https://arxiv.org/abs/2306.13263, which
@@ -133,12 +102,21 @@ class DDPM(DataGenerator):
             predicted = module(signal.sqrt() * images + (1 - signal).sqrt() * noise, steps, class_labels=labels).sample
             return (predicted - noise).square().flatten(1).mean(1)
 
-        average = MovingAverage(network.parameters(), self.ema)
+        average = require("diffusers", "DDPM").training_utils.EMAModel(network.parameters(), decay=self.ema, foreach=True)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr)
         Training(
-            network, loss, optimizer, data, labels, self.epochs, self.batch_size, log, self.privacy, lambda _: average.update()
+            network,
+            loss,
+            optimizer,
+            data,
+            labels,
+            self.epochs,
+            self.batch_size,
+            log,
+            self.privacy,
+            lambda _: average.step(network.parameters()),
         ).run()
-        average.copy_to_parameters()
+        average.copy_to(network.parameters())
         network.eval()
 
         def sample(labels: Tensor) -> Tensor:

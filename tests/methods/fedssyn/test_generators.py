@@ -10,12 +10,13 @@ import torch
 from contracts.case import Refusals
 from harness import train
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from flcog.callbacks import BetaVAE, ConditionalGAN, Fedssyn, PrivateTraining
 from flcog.callbacks.fedssyn.generators import beta_vae
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, require
 from flcog.callbacks.fedssyn.generators.beta_vae import Autoencoder, Posterior
-from flcog.callbacks.fedssyn.generators.ddpm import DDPM, MovingAverage
+from flcog.callbacks.fedssyn.generators.ddpm import DDPM
 from flcog.data import Samples
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -253,20 +254,31 @@ def test_dropout_is_the_networks() -> None:
     assert [module.p for module in modules if isinstance(module, nn.Dropout)].count(0.3) >= 5
 
 
-def test_the_moving_average_warms_up() -> None:
-    weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
-    average, expected = MovingAverage([weight], 0.9995), 0.0
-    for step in range(60):
-        weight.data.fill_(step + 1)
-        average.update()
-        decay = min(0.9995, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * (step + 1)
-    assert average.values[0].item() == pytest.approx(expected, rel=1e-12)
-    average.copy_to_parameters()
-    assert weight.item() == average.values[0].item()
-    # Of the random start next to nothing is left, where a constant decay leaves 97 %.
-    start = MovingAverage([nn.Parameter(torch.zeros(()))], 0.9995)
-    assert math.prod(min(0.9995, (1 + t) / (10 + t)) for t in range(60)) < 1e-8 and start.steps == 0
+def test_images_come_from_a_moving_average_of_the_weights() -> None:
+    """Of the weights after each step, as the optimiser's hook sees them; its decay warms up, so that nothing of the start is left."""
+    seen: list[Tensor] = []
+    networks: list[nn.Module] = []
+
+    class Watched(DDPM):
+        def network(self, *shape: int) -> nn.Module:
+            networks.append(super().network(*shape))
+            return networks[0]
+
+    generator = Watched(
+        width=4, multipliers=(1, 1), blocks=1, attention=0, diffusion_steps=4, sampling_steps=2, epochs=12, batch_size=2
+    )
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(next(networks[0].parameters()).detach().clone()))
+    try:
+        generator.train(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 0, 1]), 2, lambda epoch, figures: None)
+    finally:
+        hook.remove()
+    expected = seen[0]
+    for step, value in enumerate(seen[1:], start=1):
+        decay = min(generator.ema, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * value
+    (average, *_) = networks[0].parameters()
+    assert len(seen) == 24 and not torch.equal(average, seen[-1])
+    torch.testing.assert_close(average.detach(), expected)
 
 
 def test_what_cannot_be_generated_is_said_in_one_line() -> None:
