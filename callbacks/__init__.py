@@ -62,6 +62,7 @@ COMMANDS = (
     TrainerCommand("synthesize", "flcog.callbacks.fedssyn.command:synthesize"),
     Command("leash", "flcog.callbacks.fedwalk.command:leash"),
     Command("feddisco-bound", "flcog.callbacks.feddisco.command:minimise_bound"),
+    TrainerCommand("feddisco-exploration", "flcog.callbacks.feddisco.exploration:explore"),
     Command("shuffling-study", "flcog.callbacks.fedssyn.shuffling_study:shuffling_study"),
 )
 """The subcommands of ``flcog`` that belong to a method."""
