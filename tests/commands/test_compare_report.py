@@ -1,26 +1,29 @@
 """What ``flcog compare`` says of arms and papers, and the files that it ends as."""
 
 import csv
+import itertools
 import math
+import re
 import shutil
 import statistics
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from commands.test_compare import fake_run, filled, plan_file
+from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
 from flcog.commands.compare.curves import curves_figure, draw_curves, over_seeds
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, notes, paper_table
 from flcog.commands.compare.latex import escape, latex
-from flcog.commands.compare.plan import cells
+from flcog.commands.compare.plan import Summary, cells
 from flcog.commands.compare.published import Figure
+from flcog.commands.compare.report import text
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.table import summarise
 from flcog.commands.compare.table_csv import write_csv
@@ -318,3 +321,24 @@ def test_a_papers_figure_as_text(tmp_path: Path) -> None:
     assert given.table.published["A"][""]["score"] == Figure(73.07, 0.08)
     header, (row,) = summarise(given)
     assert row[header.index("published")] == "73.07 ± 0.08"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_is_reported(path: Path, tmp_path: Path) -> None:
+    """With scores that are the paper's on average, each of its scores is reproduced."""
+    table = replace(read_table(path), seeds=(0, 1, 2))
+    rng = np.random.default_rng(0)
+    results = []
+    for row, column, shift in itertools.product(table.rows, table.columns, (-1.0, 0.0, 1.0)):
+        figure = table.published.get(row, {}).get(column, {}).get("score")
+        score = (figure.value if figure else 50) + shift + rng.normal(0, 0.01)
+        scores = dict.fromkeys(get_args(Summary), score)
+        results.append(Result(row, column, int(shift) + 1, True, 9, "test/accuracy", scores, averaged=5, seconds=1.0))
+    given = Filled(table, results)
+    said = text(given, "std")
+    assert said.startswith(table.title) and not re.search(r"\b(nan|inf)\b", said)
+    marks = [verdict.marks[0] for verdict in verdicts(given) if verdict.quantity == "score" and verdict.column in table.columns]
+    assert set(marks) <= {"yes"}
+    assert latex(given, "interval").count(r"\\") == len(table.rows) + 1
+    write_csv(given, tmp_path / "table.csv")
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + len(table.rows) * len(given.columns)
