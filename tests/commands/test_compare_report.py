@@ -186,7 +186,18 @@ def test_an_average_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
     assert given.scores("A", "all", "best") == {0: pytest.approx(60), 1: pytest.approx(60)}
     (verdict,) = verdicts(given)
     assert verdict.mark == "yes" and verdict.ours is not None and verdict.ours.count == 2
-    assert "all best" in summarise(given)[0] and "60.00 ± 0.50" in summarise(given)[1][0]
+    header, (row,) = summarise(given)
+    assert header[:4] == ["", "x", "y", "all"] and row[3] == "60.00 ± 0.00 (n = 2) [60.00 ± 0.50]"
+
+
+def test_one_page_shows_all_settings_and_each_has_its_own_table(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A, "B": B}, columns={"x": None, "y": None}, published={"B": {"x": 62}})
+    header, (a, b) = summarise(given)
+    assert header[:3] == ["", "x", "y"] and a[1:3] == ["60.00 ± 10.00"] * 2
+    assert b[1:3] == ["62.00 ± 9.54 [62.00]", "62.00 ± 9.54"]
+    said = text(given, "std")
+    assert "The first table has the best evaluation of each run; the paper's is in brackets." in said
+    assert said.index("**Differences**") < said.index("**The paper**") < said.index("**x**\n\n|  | best |") < said.index("**y**")
 
 
 def test_deviations_over_rounds(tmp_path: Path) -> None:

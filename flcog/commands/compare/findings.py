@@ -90,6 +90,9 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
     table = filled.table
     results = [result for column in table.columns for result in filled.in_column(column)]
     said = [_note_on_scores(filled), _note_on_spread(filled, spread)]
+    if len(filled.columns) > 1:
+        brackets = "; the paper's is in brackets" if table.published else ""
+        said.append(f"The first table has the {SUMMARIES[table.summary]} of each run{brackets}.")
     if any(filled.comparisons(column) for column in filled.columns):
         what = SUMMARIES[table.summary]
         said.append(

@@ -20,27 +20,62 @@ Column = tuple[str, Callable[[str], str]]
 """A column's header, and its text by row."""
 
 
-def summarise(filled: Filled, spread: Spread = "std") -> tuple[list[str], list[list[str]]]:
-    """Header and rows: for each setting the scores over seeds, rounds to targets and what the paper has; then the cost."""
+Grid = tuple[list[str], list[list[str]]]
+"""Header and rows."""
+
+
+def summarise(filled: Filled, spread: Spread = "std") -> Grid:
+    """The table on a page: of one setting all scores, of several the compared ones, with the paper's; then the cost."""
     several = len(filled.columns) > 1
-    columns: list[Column] = [("", str)]
-    for column in filled.columns:
-        named = [
-            *_score_columns(filled, column, spread),
-            *_target_columns(filled, column),
-            *_published_columns(filled, column),
-        ]
-        columns += [(f"{column} {what}".strip(), text) for what, text in named]
-    all_settings = " (all)" if several else ""
-    columns += [
-        (f"total time{all_settings}", lambda row: _time(filled, row, lambda result: result.seconds)),
+    scores = _overview(filled, spread) if several else _one_setting(filled, filled.columns[0], spread)
+    return _grid(filled, [*scores, *_cost_columns(filled, " (all)" if several else "")])
+
+
+def in_setting(filled: Filled, column: str, spread: Spread = "std") -> Grid:
+    """All scores of one setting, rounds to targets and what the paper has."""
+    return _grid(filled, _one_setting(filled, column, spread))
+
+
+def _grid(filled: Filled, columns: Sequence[Column]) -> Grid:
+    rows = [[text(row) for _, text in columns] for row in filled.table.rows]
+    kept = [place for place, (name, _) in enumerate(columns) if name != IN_ALL or any(row[place] for row in rows)]
+    return ["", *(columns[place][0] for place in kept)], [
+        [name, *(row[place] for place in kept)] for name, row in zip(filled.table.rows, rows, strict=True)
+    ]
+
+
+def _overview(filled: Filled, spread: Spread) -> list[Column]:
+    """The compared score by setting, with the paper's in brackets."""
+
+    def text(column: str) -> Callable[[str], str]:
+        def written(row: str) -> str:
+            figure = filled.table.published.get(row, {}).get(column, {}).get("score")
+            paper = f"[{figure_text(figure, 'score')}]" if figure else ""
+            return f"{score_text(filled, row, column, filled.table.summary, spread)} {paper}".strip()
+
+        return written
+
+    return [(column, text(column)) for column in filled.columns]
+
+
+def _one_setting(filled: Filled, column: str, spread: Spread) -> list[Column]:
+    return [
+        *_score_columns(filled, column, spread),
+        *_target_columns(filled, column),
+        *_published_columns(filled, column),
+    ]
+
+
+IN_ALL = "sent in all"
+
+
+def _cost_columns(filled: Filled, settings: str) -> list[Column]:
+    return [
+        (f"total time{settings}", lambda row: _time(filled, row, lambda result: result.seconds)),
         ("time of an acting round", lambda row: _time(filled, row, lambda result: result.acting_seconds)),
         ("sent up", lambda row: _sent(_runs(filled, row), lambda result: result.up_bytes)),
-        ("sent in all", lambda row: _sent(_runs(filled, row), lambda result: result.total_bytes)),
+        (IN_ALL, lambda row: _sent(_runs(filled, row), lambda result: result.total_bytes)),
     ]
-    rows = [[text(row) for _, text in columns] for row in filled.table.rows]
-    kept = [place for place, (name, _) in enumerate(columns) if name != "sent in all" or any(row[place] for row in rows)]
-    return [columns[place][0] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def _score_columns(filled: Filled, column: str, spread: Spread) -> list[Column]:
