@@ -27,7 +27,7 @@ from harness import (
 from torch import Tensor, nn
 
 import flcog
-from engine.test_engine import Pictures, Plain
+from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.threads import ThreadedLoop

@@ -1,0 +1,96 @@
+"""Which executor runs the clients, and when another takes its place."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, make_trainer, train
+from torch import Tensor, nn
+
+import flcog
+from flcog.data import Samples, Splits
+from flcog.engine.executors.vmap import VmapExecutor
+
+
+class Plain(L.LightningModule):
+    """A user's own module, unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_plain_lightning_module_trains_on_the_loop(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", r"what Plain.training_step logs is not kept \(train_loss\)")
+        trainer = make_trainer(tmp_path, eval_every=1)
+        trainer.fit(Plain(), TinyData())
+    ours = make_trainer(tmp_path, eval_every=1)
+    ours.fit(classifier(), TinyData())
+    assert trainer.history[-1]["train/loss"] == pytest.approx(ours.history[-1]["train/loss"], rel=1e-12)
+    assert trainer.history[-1]["test/accuracy"] == pytest.approx(ours.history[-1]["test/accuracy"])
+    with pytest.warns(UserWarning, match="executor=vmap falls back to loop: a plain LightningModule"):
+        make_trainer(tmp_path, executor="vmap").prepare(Plain(), TinyData())
+
+
+def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:
+    class Branching(flcog.Classifier):
+        def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return super().per_example_loss(outputs, targets) * (2.0 if outputs.sum() > 0 else 1.0)
+
+    module = Branching(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES))
+    with pytest.warns(UserWarning, match="executor=vmap falls back to loop: this model or method cannot be vectorised"):
+        trainer = train(module=module, executor="vmap")
+    assert trainer.executor.name == "loop"
+
+    class Own(torch.optim.SGD):
+        pass
+
+    with pytest.warns(UserWarning, match="Own is no elementwise optimiser"):
+        make_trainer(None, executor="vmap").prepare(classifier(Own), TinyData())
+
+
+def test_a_batched_program_that_has_run_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(None, executor="vmap")
+    trainer.prepare(classifier(), TinyData())
+    trainer.train_round()
+
+    def fails(self: Any, assignment: Any) -> Any:
+        raise RuntimeError("out of memory")
+        yield
+
+    monkeypatch.setattr(VmapExecutor, "run", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train_round()
+    assert trainer.executor.name == "vmap"
+
+
+def test_auto_says_what_it_chose() -> None:
+    tiny, large = (make_trainer(None, executor="auto") for _ in range(2))
+    tiny.prepare(classifier(), TinyData())
+    assert tiny.executor.name == "vmap" and "small model" in tiny.notes[0]
+    large.prepare(flcog.Classifier(flcog.models.SimpleCNN(1)), Pictures())
+    assert large.executor.name == "loop" and "only for small models" in large.notes[0]
+
+
+class Pictures(flcog.FederatedDataModule):
+    num_classes = 10
+
+    def load(self) -> Splits:
+        return Splits(Samples(torch.zeros(40, 28, 28, 1, dtype=torch.uint8), torch.arange(40) % 10))

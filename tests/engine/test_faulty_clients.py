@@ -1,0 +1,86 @@
+"""Clients that fail, or send what is no number: named, or dropped."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make_trainer, train
+from torch import Tensor
+
+import flcog
+from flcog.hooks import Method, Upload
+
+
+class Broken(flcog.Classifier):
+    """Fails on one client's data, in its third step."""
+
+    calls = 0
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        Broken.calls += 1
+        if Broken.calls == 3:
+            raise KeyError("a bug in the user's loss")
+        return super().per_example_loss(outputs, targets)
+
+
+def test_an_error_inside_a_client_names_it() -> None:
+    Broken.calls = 0
+    with pytest.raises(KeyError) as caught:
+        train(module=Broken(flcog.models.MLP(NUM_FEATURES, (), NUM_CLASSES)), clients_per_round=8)
+    assert caught.value.__notes__ == ["in client 0, round 1, local step 3 of 4"]
+
+
+def test_bad_updates_name_client_and_round() -> None:
+    @dataclass(frozen=True)
+    class Poison(Method):
+        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+            factor = torch.where(torch.as_tensor(ctx.num_samples == SIZES[3]), torch.nan, 1.0)
+            return Upload({name: value * factor for name, value in delta.items()}, ctx.client)
+
+    for executor in ("loop", "vmap"):
+        with pytest.raises(ValueError, match="the update of client 3 in round 1 is NaN or infinite"):
+            train(Poison(), clients_per_round=8, executor=executor)
+        kept = train(Poison(), clients_per_round=8, executor=executor, on_bad_update="drop")
+        assert kept.rows[0]["clients/dropped"] == 1 and kept.rows[0]["clients/participating"] == 7
+        assert all(torch.isfinite(value).all() for value in kept.params.values())
+
+
+def test_bad_messages_name_client_and_round() -> None:
+    @dataclass(frozen=True)
+    class Poison(Method):
+        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+            value = torch.where(torch.as_tensor(ctx.num_samples == SIZES[3]), torch.inf, 1.0)
+            return Upload(delta, ctx.client, sum={"count": {"of": value.expand(2)}})
+
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            counts.append(messages.sum["count"]["of"].tolist())
+            return delta, server
+
+    for executor in ("loop", "vmap"):
+        counts: list[list[float]] = []
+        with pytest.raises(ValueError, match="the update of client 3 in round 1 is NaN or infinite"):
+            train(Poison(), clients_per_round=8, executor=executor)
+        train(Poison(), clients_per_round=8, executor=executor, on_bad_update="drop", rounds=1)
+        assert counts == [[7.0, 7.0]]
+
+
+def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:
+    @dataclass(frozen=True)
+    class Constant(Method):
+        """Client k uploads its number of samples, as every parameter's change; client 3's is infinite."""
+
+        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+            size = torch.as_tensor(ctx.num_samples)
+            value = torch.where(size == SIZES[3], torch.inf, size.to(torch.float64))
+            return Upload({name: torch.ones_like(d) * value for name, d in delta.items()}, ctx.client)
+
+    trainer = make_trainer(None, Constant(), rounds=1, clients_per_round=8, on_bad_update="drop")
+    trainer.prepare(classifier(), TinyData())
+    before = {name: value.clone() for name, value in trainer.run.params.items()}
+    trainer.train_round()
+    sizes = np.array([size for k, size in enumerate(SIZES) if k != 3], dtype=float)
+    expected = (sizes**2).sum() / sizes.sum()
+    for name, value in trainer.run.params.items():
+        torch.testing.assert_close(value - before[name], torch.full_like(value, expected))

@@ -1,0 +1,47 @@
+"""Choices made on the user's behalf, which the summary shows."""
+
+from typing import Any
+
+import torch
+from harness import TinyData, classifier, make_trainer
+
+from flcog.hooks import Method
+
+
+def test_what_a_user_should_know_is_noted() -> None:
+    from flcog.callbacks import Ditto, FedProx
+
+    def groups(params: Any) -> torch.optim.Optimizer:
+        first, *rest = params
+        return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": rest}], lr=0.1)
+
+    def notes(*methods: Method, module: Any = None, **data: Any) -> str:
+        trainer = make_trainer(None, *methods)
+        trainer.prepare(module or classifier(), TinyData(**data))
+        return "\n".join(trainer.notes)
+
+    assert "groups" not in notes(module=classifier(groups)) and "groups" not in notes(FedProx(mu=0.1))
+    assert "the optimiser's groups differ" in notes(FedProx(mu=0.1), module=classifier(groups))
+    assert "Ditto are measured only with data.client_test" in notes(Ditto())
+    assert "measured" not in notes(Ditto(), client_test=0.2)
+
+
+def test_weights_that_are_lost_are_noted() -> None:
+    from flcog.callbacks import EqualWeights, FedAvgM, FedDC, FedDisco, FedDyn
+
+    def notes(*methods: Method) -> list[str]:
+        trainer = make_trainer(None, *methods)
+        trainer.prepare(classifier(), TinyData())
+        return [note for note in trainer.notes if "weigh by" in note]
+
+    assert notes(FedDisco(), FedDyn()) == [
+        "note: FedDyn is listed after FedDisco and sets the weights: swap them to weigh by FedDisco"
+    ]
+    assert notes(EqualWeights(), FedDisco()) == [
+        "note: FedDisco is listed after EqualWeights and sets the weights: swap them to weigh by EqualWeights"
+    ]
+    assert len(notes(EqualWeights(), FedDisco(), FedDC())) == 3
+    for fine in ((FedDyn(), FedDisco()), (FedDC(), FedDyn()), (FedDisco(), FedAvgM()), (FedDisco(),)):
+        assert notes(*fine) == []
+    assert notes(FedDisco(stop_round=2), EqualWeights(start_round=2)) == []
+    assert len(notes(FedDisco(stop_round=3), EqualWeights(start_round=2))) == 1

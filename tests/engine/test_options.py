@@ -1,0 +1,59 @@
+"""Options, federations and folders that no run can be made with."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+from harness import NUM_FEATURES, TinyData, classifier, make_trainer, train
+
+import flcog
+from flcog.data import Partition, Partitioner, Samples
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of local_steps and local_epochs; got neither"),
+        ({"local_steps": 1, "local_epochs": 1}, "exactly one of local_steps and local_epochs; got both"),
+        ({"local_steps": 0}, "local_steps must be at least 1; got 0"),
+        ({"local_epochs": 0.0}, "local_epochs must be positive"),
+        ({"local_steps": 1, "rounds": 0}, "rounds must be at least 1"),
+        ({"local_steps": 1, "clients_per_round": 10.0}, "a count has no decimal point"),
+        ({"local_steps": 1, "clients_per_round": 0}, "clients_per_round is a count"),
+        ({"local_steps": 1, "executor": "fast"}, "executor must be one of auto, loop, vmap; got 'fast'"),
+        ({"local_steps": 1, "precision": "16-mixed"}, "precision must be one of"),
+        ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),
+        ({"local_steps": 1, "callbacks": [L.Callback()]}, "callbacks are flcog methods or observers; got Callback"),
+    ],
+)
+def test_bad_options_get_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        flcog.FederatedTrainer(**({"logger": False} | options))
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_federations_get_one_line() -> None:
+    with pytest.raises(ValueError, match="clients_per_round=9 but the federation has 8 clients"):
+        train(clients_per_round=9)
+    with pytest.raises(ValueError, match="Regressor learns regression, but TinyData holds classification data"):
+        train(module=flcog.Regressor(flcog.models.MLP(NUM_FEATURES, (), 1)))
+
+    @dataclass(frozen=True)
+    class Sparse(Partitioner):
+        def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+            return Partition.from_clients([np.arange(len(samples)), np.zeros(0, np.int64)])
+
+    data = TinyData()
+    data.partitioner = Sparse()
+    with pytest.raises(ValueError, match="1 of 2 clients have no training samples"):
+        train(data=data)
+
+
+def test_an_unwritable_run_directory_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write runs under"):
+        make_trainer(tmp_path / "file").fit(classifier(), TinyData())

@@ -1,0 +1,104 @@
+"""When a run stops early, and that a resumed run goes on counting."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from harness import TinyData, classifier, fit
+from run.killed_runs import killed
+
+from flcog.callbacks import EarlyStopping
+from flcog.core.processes import Processes
+from flcog.hooks import Callback
+from flcog.run import checkpoint
+from flcog.run.observers.checkpoint import Checkpoint
+from flcog.run.observers.defaults import default_observers
+from flcog.run.observers.progress import ProgressBar
+
+STANDSTILL = partial(torch.optim.SGD, lr=0.0)
+"""An optimiser under which no metric ever changes."""
+
+
+@pytest.mark.parametrize(("eval_every", "last"), [(1, 3), (2, 6)])
+def test_early_stopping_counts_evaluations_without_improvement(
+    tmp_path: Path, eval_every: int, last: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = EarlyStopping(patience=2)
+    trainer = fit(tmp_path, stopping, module=classifier(STANDSTILL), rounds=20, eval_every=eval_every)
+    assert trainer.run.round == last == len(trainer.history)
+    accuracy = trainer.history[-1]["test/accuracy"]
+    assert (
+        f"ends the run after round {last}: test/accuracy has not improved on {accuracy:.4g} of round" in capsys.readouterr().out
+    )
+    assert trainer.run_dir is not None and checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["round"] == last
+
+
+def test_early_stopping_asks_for_more_than_min_delta_and_stops_at_a_threshold(tmp_path: Path) -> None:
+    def run(*callbacks: Callback) -> list[float]:
+        trainer = fit(tmp_path, *callbacks, module=classifier(partial(torch.optim.SGD, lr=0.3)), eval_every=1, rounds=12)
+        return [row["test/loss"] for row in trainer.history]
+
+    def stopped_in(**options: Any) -> int:
+        return len(run(EarlyStopping("test/loss", **options)))
+
+    losses = run()
+
+    def first_without_gain(better: Any, patience: int) -> int:
+        seen = [losses[: n + 1] for n in range(len(losses))]
+        return next(len(s) for s in seen if len(s) - 1 - s.index(better(s)) == patience)
+
+    falling, growing = first_without_gain(min, 2), first_without_gain(max, 2)
+    assert 3 < falling < 12 and falling != growing
+    assert stopped_in(patience=2) == falling
+    assert stopped_in(patience=2, mode="max") == growing
+    assert stopped_in(patience=2, min_delta=10.0) == 3
+    enough = sorted(losses)[4]
+    assert stopped_in(threshold=enough) == 1 + next(n for n, loss in enumerate(losses) if loss <= enough) > 1
+
+
+def test_early_stopping_takes_nan_for_no_improvement() -> None:
+    stopping = EarlyStopping("test/loss", patience=2)
+    run: Any = SimpleNamespace(processes=Processes(rank=1), round=0, settings=SimpleNamespace(eval_every=1), should_stop=False)
+    stopping.on_fit_start(run)
+    for round, (value, stops) in enumerate([(float("nan"), False), (1.0, False), (float("nan"), False), (float("nan"), True)], 1):
+        stopping.on_evaluation_end(run, round, {"test/loss": value})
+        assert run.should_stop is stops
+
+
+def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"module": classifier(STANDSTILL), "rounds": 20, "eval_every": 1}
+    both = [EarlyStopping("test/loss", patience=4), EarlyStopping("test/accuracy", patience=9)]
+    run = killed(tmp_path, *both, at=4, **options)
+
+    def resumed(*patience: int) -> int:
+        observers = [EarlyStopping(name, patience=n) for name, n in zip(("test/loss", "test/accuracy"), patience, strict=True)]
+        return fit(tmp_path, *observers, ckpt_path=str(run), **options).round
+
+    assert resumed(4, 9) == 5
+    assert resumed(4, 9) == 5
+    assert resumed(8, 6) == 7  # each has its own counter: the second's was at 4 of 6
+    assert resumed(8, 9) == 9
+
+
+def test_a_second_fit_starts_counting_anew(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, EarlyStopping(patience=2), module=classifier(STANDSTILL), rounds=9, eval_every=1)
+    trainer.fit(classifier(STANDSTILL), TinyData())
+    assert trainer.run.round == 3
+
+
+def test_bad_arguments_are_refused() -> None:
+    for options, message in (
+        ({"patience": 0}, "patience must be at least 1"),
+        ({"min_delta": -1}, "min_delta must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EarlyStopping(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="every_n_rounds must be at least 0; got -1"):
+        Checkpoint(every_n_rounds=-1)
+    with pytest.raises(ValueError, match="num_lines must be at least 1"):
+        ProgressBar(num_lines=0)
+    with pytest.raises(ValueError, match="Checkpoint is listed 2 times"):
+        default_observers([Checkpoint(), Checkpoint()])

@@ -1,0 +1,99 @@
+"""The progress of a run: a live line on a terminal, a few plain lines elsewhere."""
+
+import io
+import re
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from harness import fit
+from rich.console import Console
+
+from flcog.core.processes import Processes
+from flcog.core.text import clock, seconds
+from flcog.run.observers.progress import ProgressBar
+from flcog.run.observers.progress_displays import REFRESHES_PER_SECOND
+from run.killed_runs import killed
+
+
+def progress_lines(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if re.match(r"round +\d+/", line)]
+
+
+def test_without_a_terminal_progress_is_a_few_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fit(tmp_path, rounds=50, local_steps=1, clients_per_round=1, eval_every=1)
+    lines = progress_lines(capsys.readouterr().out)
+    assert 15 <= len(lines) <= 22
+    assert lines[0].startswith("round  1/50  ") and lines[-1].startswith("round 50/50  ")
+    row = trainer.history[-1]
+    scores = f"  test accuracy {row['test/accuracy']:.4f}, loss {row['test/loss']:.4f}  train loss {row['train/loss']:.4f}  "
+    assert scores in lines[-1]
+    assert lines[-1].endswith("/round  0:00 left")
+    assert not progress_lines_of_a_run_with(tmp_path, capsys, ProgressBar(enabled=False))
+
+
+def progress_lines_of_a_run_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bar: ProgressBar, **options: Any
+) -> list[str]:
+    fit(tmp_path, bar, **options)
+    return progress_lines(capsys.readouterr().out)
+
+
+def test_progress_goes_on_where_a_resumed_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = killed(tmp_path, at=3, rounds=4)
+    capsys.readouterr()
+    lines = progress_lines_of_a_run_with(tmp_path, capsys, ProgressBar(), rounds=4, ckpt_path=str(run))
+    assert [line.split("  ")[0] for line in lines] == ["round 3/4", "round 4/4"]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal of 80 columns is sent by the progress bar."""
+    screen = io.StringIO()
+    console = partial(Console, file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
+    monkeypatch.setattr("flcog.run.observers.progress_displays.Console", console)
+    return screen
+
+
+def test_on_a_terminal_progress_is_one_live_line(
+    tmp_path: Path, terminal: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.perf_counter()
+    trainer = fit(tmp_path, rounds=100, local_steps=1, clients_per_round=1, eval_every=1)
+    took = time.perf_counter() - began
+    drawn = re.findall(r"round \d+/100 [^\r\n]*? left", terminal.getvalue())
+    row = trainer.history[-1]
+    scores = (
+        f"test accuracy {row['test/accuracy']:.4f}, loss {row['test/loss']:.4f}  train loss {row['train/loss']:.4f}  0:00 left"
+    )
+    assert drawn[-1].startswith("round 100/100 ") and drawn[-1].endswith(scores)
+    assert max(map(len, drawn)) <= 80
+    assert len(drawn) <= took * REFRESHES_PER_SECOND + 3, "the line is drawn by the clock, not by the round"
+    assert terminal.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"
+    assert not progress_lines(capsys.readouterr().out)
+
+
+def test_the_terminal_is_put_right_when_a_run_dies(tmp_path: Path, terminal: io.StringIO) -> None:
+    killed(tmp_path, at=3)
+    assert terminal.getvalue().endswith("\x1b[?25h") and "round 2/3" in terminal.getvalue()
+
+
+def test_progress_costs_far_less_than_a_short_round(terminal: io.StringIO) -> None:
+    trainer: Any = SimpleNamespace(processes=Processes(), settings=SimpleNamespace(rounds=2000), round=0, should_stop=False)
+    bar = ProgressBar()
+    bar.on_fit_start(trainer)
+    began = time.process_time()
+    for round in range(1, 2001):
+        bar.on_round_start(trainer, round, [])
+        bar.on_evaluation_end(trainer, round, {"test/accuracy": 0.5})
+        bar.on_round_end(trainer, round, {"train/loss": 0.5})
+    bar.on_fit_end(trainer)
+    assert (time.process_time() - began) / 2000 < 1e-3
+
+
+def test_times_are_written_for_people() -> None:
+    assert [seconds(value) for value in (0.0042, 0.0213, 0.213, 12.34, 123.4)] == ["4.2 ms", "21 ms", "0.21 s", "12.3 s", "123 s"]
+    assert [clock(value) for value in (8, 75, 3675, 100_000)] == ["0:08", "1:15", "1:01:15", "1 d 3:46:40"]

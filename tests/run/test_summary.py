@@ -1,0 +1,157 @@
+"""What a run says of itself at its beginning and its end."""
+
+import dataclasses
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import TinyData, classifier, fit
+
+from flcog.callbacks import SCAFFOLD, EarlyStopping, FedProx, RoundsToTarget
+from flcog.core.ledger import human
+from flcog.core.processes import Processes
+from flcog.data import Splits
+from flcog.run import checkpoint
+from flcog.run.description import describe_method as describe
+from flcog.run.observers.checkpoint import Checkpoint
+from flcog.run.observers.progress import ProgressBar
+from flcog.run.observers.summary import Summary
+
+
+class WithValidation(TinyData):
+    """The test set's first ten samples are the validation set."""
+
+    def load(self) -> Splits:
+        splits = super().load()
+        assert splits.test is not None
+        rows = torch.arange(len(splits.test))
+        held = [type(splits.test)(splits.test.gather(part), splits.test.targets[part]) for part in (rows[:10], rows[10:])]
+        return Splits(splits.train, test=held[1], val=held[0])
+
+
+def summary_of(printed: str) -> dict[str, str]:
+    """The topics of a printed summary, with their texts unwrapped."""
+    topics: dict[str, str] = {}
+    topic = ""
+    for line in printed.splitlines():
+        if match := re.match(r"  (\S.*?)(?:  +(.*))?$", line):
+            topic = match[1]
+            topics[topic] = match[2] or ""
+        elif line.startswith("    ") and topic:
+            topics[topic] += " " + line.strip()
+    return topics
+
+
+def test_the_summary_says_what_the_run_is_and_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fit(tmp_path, SCAFFOLD(), FedProx(mu=0.25, start_round=1), eval_every=1, rounds=6)
+    printed = capsys.readouterr().out
+    before, after = printed.split("round 1/6", 1)
+    setting, results = summary_of(before), summary_of(after)
+    num_parameters = sum(p.numel() for p in trainer.run.params.values())
+    assert setting["task"] == "classification, 3 classes"
+    assert setting["model"] == f"MLP, {num_parameters} parameters"
+    assert setting["data"] == "TinyData, 80 samples, 30 test samples"
+    assert setting["clients"] == f"8 (partition {trainer.run.federation.partition.hash}), 5 a round"
+    assert setting["local work"] == "4 local steps, batches of 4"
+    assert setting["methods"] == f"{describe(SCAFFOLD())} FedProx(start_round=1, mu=0.25)"
+    assert setting["executor"] == "loop"
+    assert setting["run"] == results["run"] == str(trainer.run_dir)
+
+    accuracies = [row["test/accuracy"] for row in trainer.history]
+    assert results["rounds"] == "6 of 6"
+    best = f"best {max(accuracies):.4f} (round {1 + accuracies.index(max(accuracies))})"
+    assert results["test/accuracy"] == f"{best}, last {accuracies[-1]:.4f}, mean of last 5 {np.mean(accuracies[-5:]):.4f}"
+    up, down = (sum(row[f"comm/{way}_bytes"] for row in trainer.history) for way in ("up", "down"))
+    plain = 6 * 5 * 8 * num_parameters  # rounds, clients, bytes of a float64
+    assert results["sent"] == f"{human(up)} up ({up / plain:.2f} x FedAvg's), {human(down)} down ({down / plain:.2f} x FedAvg's)"
+    assert 1.9 < up / plain < 2.1
+    assert re.fullmatch(r".* m?s a round \(median\), 0:\d\d in all with evaluation", results["took"])
+    assert (
+        max(len(line) for line in printed.splitlines() if not line.startswith("  trainer.") and str(tmp_path) not in line) <= 80
+    )
+
+
+def test_the_summary_is_silent_about_what_does_not_apply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, rounds=2, local_epochs=1.0)
+    printed = capsys.readouterr().out
+    assert "none: plain FedAvg" in printed and "1 local epoch, batches of 4" in printed
+    assert "FedAvg's" not in printed and "accuracy" not in printed and "Go on" not in printed
+    fit(tmp_path, Summary(enabled=False), ProgressBar(enabled=False))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_validation_set_chooses_the_round_whose_test_score_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fit(tmp_path, data=WithValidation(), module=classifier(partial(torch.optim.SGD, lr=0.7)), eval_every=1, rounds=6)
+    chosen = max(trainer.history, key=lambda row: row["val/accuracy"])
+    assert f"{chosen['test/accuracy']:.4f} where val/accuracy was best (round {chosen['round']})" in capsys.readouterr().out
+    assert trainer.run_dir is not None
+    assert checkpoint.read(trainer.run_dir / "checkpoints/best.ckpt")["round"] == chosen["round"]
+
+
+def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trainer: Any = fit(tmp_path, rounds=1, eval_every=1)
+    observers = [ProgressBar(), RoundsToTarget(0.0), EarlyStopping(threshold=0.0), Checkpoint(), Summary()]
+    metrics = dict(trainer.history[0])
+    for is_first in (True, False):
+        run = trainer.run
+        settings = dataclasses.replace(run.settings, rounds=2)
+        run.engine = dataclasses.replace(run.engine, settings=settings, processes=Processes(rank=int(not is_first)))
+        run.server.round = 0
+        stand_in: Any = run
+        capsys.readouterr()
+        for observer in observers:
+            observer.on_fit_start(stand_in)
+            observer.on_round_start(stand_in, 1, [0])
+            observer.on_evaluation_end(stand_in, 1, metrics)
+            observer.on_round_end(stand_in, 1, metrics)
+            observer.on_fit_end(stand_in)
+            observer.on_exception(stand_in, KeyboardInterrupt())
+        printed = capsys.readouterr().out
+        for word in ("parameters", "round 1/2", "reached 0", "ends the run", "go on", "median") if is_first else ():
+            assert word in printed
+    assert printed == ""
+
+
+CONFIG = """
+trainer: {{rounds: 3, local_steps: 1, clients_per_round: 2, logger: false, default_root_dir: {root}, accelerator: cpu}}
+model:
+  class_path: flcog.Classifier
+  init_args:
+    model: {{class_path: flcog.models.MLP, init_args: {{in_features: 64, hidden: [8], num_outputs: 10}}}}
+data: {{class_path: flcog.datamodules.Digits, init_args: {{image_size: 8}}}}
+"""
+
+
+STOPPING = """
+trainer:
+  callbacks+: [{class_path: flcog.callbacks.EarlyStopping, init_args: {threshold: 0.0}}]
+"""
+
+
+@pytest.mark.usefixtures("command_line")
+def test_the_commands_that_a_run_suggests_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flcog.commands.cli import main
+
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+    (tmp_path / "config.yaml").write_text(CONFIG.format(root=tmp_path / "runs"))
+    (tmp_path / "stopping.yaml").write_text(STOPPING)
+    monkeypatch.chdir(tmp_path)
+    main(["fit", "-c", "config.yaml", "-c", "stopping.yaml"])
+    printed = capsys.readouterr().out
+    commands = dict(re.findall(r"^(.*):\n  (flcog .*)$", printed, re.MULTILINE))
+    assert commands.keys() == {"Test its best model", "Go on with it"}
+    (value,) = re.findall(r"best (0\.\d{4}) \(round 1\)", printed)
+    main(shlex.split(commands["Test its best model"])[1:])
+    assert f"{float(value):.3g}" in capsys.readouterr().out
+    main([*shlex.split(commands["Go on with it"])[1:], "--trainer.callbacks", "null"])
+    assert "3 of 3" in capsys.readouterr().out
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    main(["fit", "-c", "config.yaml", "--trainer.rounds", "1"])
+    assert "\n  uv run flcog test " in capsys.readouterr().out
