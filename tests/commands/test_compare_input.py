@@ -55,7 +55,7 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\ncolumns: {x: }\npublished: {A: {x: .nan}}", "must be figures, .*; A, x is nan"),
         (
             b"rows: {A: }\npublished: {A: {'': {speed: 3}}}",
-            "may have score, rounds, seconds, bytes for a cell; A is {'speed': 3}",
+            "may have score, rounds, seconds, bytes, saved for a cell; A is {'speed': 3}",
         ),
         (b"rows: {A: }\npublished: {A: {'': {rounds: never}}}", "or for rounds \"> 100\"; A is 'never'"),
         (b"rows: {A: }\npublished: {A: {'': '> 100'}}", "must be figures, .*; A is '> 100'"),

@@ -168,6 +168,58 @@ def test_rounds_to_a_target(rounds: list[int | None], published: Any, mark: str,
     assert (line[2], line[-1]) == (ours, mark)
 
 
+# A takes 100 rounds of 10 bytes, of which it needs 80 or does not get there; B needs 4 rounds and 20 bytes more.
+@pytest.mark.parametrize(
+    ("needed", "published", "mark", "shown"),
+    [
+        ([80, 80], 92.5, "yes", "92.5 %"),
+        ([80, 80], 91, "no", "92.5 %"),
+        ([80, 80], "> 92", "yes", "92.5 %"),
+        ([80, 80], "> 95", "no", "92.5 %"),
+        ([80], 92.5, "one seed", "92.5 %"),
+        ([None, None], "> 94", "yes", "> 94.0 %"),
+        ([None, None], "> 96", "not judged", "> 94.0 %"),
+        ([None, None], 96, "not judged", "> 94.0 %"),
+        ([None, 80], 90, "no", "> 93.2 %"),
+    ],
+)
+def test_bytes_saved_on_the_way_to_a_target(
+    needed: list[int | None], published: Any, mark: str, shown: str, tmp_path: Path
+) -> None:
+    plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, published={"B": {"": {"saved": published}}}))
+
+    def run(row: str, seed: int, rounds: int | None, before: int = 0) -> Result:
+        targets = {"accuracy_0.5": (rounds, 10 * rounds + before)} if rounds else {}
+        return Result(row, "", seed, True, 100, "test/accuracy", {"best": 0.5}, targets=targets, total_bytes=1000 + before)
+
+    runs = [run(*one) for seed, rounds in enumerate(needed) for one in (("A", seed, rounds), ("B", seed, 4, 20))]
+    given = Filled(plan, runs)
+    (line,) = [row for row in lines(paper_table(given))[1:] if row[1] == "saved"]
+    assert (line[2], line[-1]) == (shown, mark)
+    header, rows = summarise(given)
+    text = rows[1][header.index("rounds and bytes saved")]
+    rounds = statistics.fmean(value or 100 for value in needed) / 4
+    assert text == (f"> {rounds:.1f}x, {shown}" if None in needed else f"{rounds:.1f}x, {shown}")
+    assert rows[0][header.index("rounds and bytes saved")] == ""
+    write_csv(given, tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open() as file:
+        b = list(csv.DictReader(file))[1]
+    assert float(b["times_fewer_rounds"]) == pytest.approx(rounds) and b["savings_are_lower_bounds"] == str(int(None in needed))
+
+
+def test_what_does_not_get_there_saves_nothing(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, published={"B": {"": {"saved": 90}}}))
+    assert verdicts(Filled(plan, []))[0].mark == "not run"
+    results = [
+        Result(row, "", seed, True, 100, "test/accuracy", {"best": 0.5}, targets={"accuracy_0.5": (9, 90)} if row == "A" else {})
+        for row in "AB"
+        for seed in (0, 1)
+    ]
+    (verdict,) = verdicts(Filled(plan, results))
+    assert (verdict.text, verdict.mark) == ("target not reached (2 of 2 seeds)", "no")
+    assert "rounds and bytes saved" not in summarise(Filled(plan, results))[0]
+
+
 def test_bytes_and_seconds(tmp_path: Path) -> None:
     figures = {"bytes": 1000, "seconds": [983, 100]}
     plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, published={"A": {"": figures}, "B": {"": figures}}))

@@ -1,13 +1,18 @@
 """A paper's figures in a table's YAML file: what stands under ``published``."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Quantity = Literal["score", "rounds", "seconds", "bytes"]
-"""The compared metric (in percent where it is a share), the rounds to a target, a run's whole time, and what it sends both ways."""
+Quantity = Literal["score", "rounds", "seconds", "bytes", "saved"]
+"""The compared metric (in percent where it is a share), the rounds to a target, a run's whole time, what it sends both ways, and the per
+cent of the bytes to the target that it saves beside the row that it is compared with."""
+
+MAY_BE_BEYOND = ("rounds", "saved")
+"""Of these a paper may say no more than that they are larger: the target was not reached."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ def read_published(value: Any, rows: Mapping[str, Any], columns: Mapping[str, An
 
     Args:
         value: figures by row and column. One is a number or ``[mean, ±]`` and means the score, or it is a mapping with any of score,
-            rounds, seconds and bytes. Rounds may be "> 100" where the paper did not reach the target.
+            rounds, seconds, bytes and saved. Rounds may be "> 100", where the paper did not reach the target, and saved likewise.
         rows: the table's.
         columns: those that figures may stand in.
         path: the table's file.
@@ -62,11 +67,11 @@ def _quantities(value: Any, where: str, cell: str) -> Mapping[Quantity, Figure]:
 
 
 def _figure(value: Any, quantity: Quantity, where: str, cell: str) -> Figure:
-    if isinstance(value, str) and quantity == "rounds" and value.removeprefix(">").strip().isdecimal():
+    if isinstance(value, str) and quantity in MAY_BE_BEYOND and re.fullmatch(r">?\s*\d+(\.\d+)?\s*", value):
         return Figure(float(value.removeprefix(">")), beyond=value.startswith(">"))
     numbers = value if isinstance(value, list) else [value]
     if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
-        beyond = ', or for rounds "> 100"' if quantity == "rounds" else ""
+        beyond = f', or for {quantity} "> 100"' if quantity in MAY_BE_BEYOND else ""
         raise ValueError(f"{where} must be figures, 73.07 or [73.07, 0.08] with its ±{beyond}; {cell.rstrip(', ')} is {value!r}")
     value, *spread = map(float, numbers)
     return Figure(value, spread[0] if spread else None)

@@ -10,6 +10,7 @@ from flcog.commands.compare.paired import estimate
 from flcog.commands.compare.plan import Summary
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.results import Result, number, standard_deviation
+from flcog.commands.compare.savings import saving
 from flcog.core.ledger import human
 from flcog.core.text import seconds
 
@@ -62,6 +63,7 @@ def _one_setting(filled: Filled, column: str, spread: Spread) -> list[Column]:
     return [
         *_score_columns(filled, column, spread),
         *_target_columns(filled, column),
+        *_saving_columns(filled, column),
         *_published_columns(filled, column),
     ]
 
@@ -139,6 +141,12 @@ def _rounds_to(target: str, results: Sequence[Result]) -> str:
     return f"{rounds:g} ({human(round(sent))})"
 
 
+def _saving_columns(filled: Filled, column: str) -> list[Column]:
+    """What rows save on the way to the target, beside those that they are compared with; no column where none does."""
+    found = {row: one for row in filled.table.rows if (one := saving(filled, row, column)) is not None}
+    return [("rounds and bytes saved", lambda row: found[row].text if row in found else "")] if found else []
+
+
 def _published_columns(filled: Filled, column: str) -> list[Column]:
     figures = {row: cells.get(column, {}) for row, cells in filled.table.published.items()}
     shown = [name for name in _PUBLISHED if any(name in quantities for quantities in figures.values())]
@@ -149,7 +157,13 @@ def _published_columns(filled: Filled, column: str) -> list[Column]:
     return [(_PUBLISHED[name], text(name)) for name in shown]
 
 
-_PUBLISHED = {"score": "published", "rounds": "published rounds", "seconds": "published time", "bytes": "published bytes"}
+_PUBLISHED = {
+    "score": "published",
+    "rounds": "published rounds",
+    "seconds": "published time",
+    "bytes": "published bytes",
+    "saved": "published saving",
+}
 
 
 def _published(figure: Figure | None, quantity: str) -> str:
@@ -157,8 +171,15 @@ def _published(figure: Figure | None, quantity: str) -> str:
 
 
 def figure_text(figure: Figure, quantity: str) -> str:
-    """A paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB"."""
-    write = {"score": number, "rounds": lambda value: f"{value:g}", "seconds": seconds, "bytes": human}[quantity]
+    """A paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %"."""
+    writers: dict[str, Callable[[float], str]] = {
+        "score": number,
+        "rounds": lambda value: f"{value:g}",
+        "seconds": seconds,
+        "bytes": human,
+        "saved": lambda value: f"{value:.1f} %",
+    }
+    write = writers[quantity]
     spread = "" if figure.spread is None else f" ± {write(figure.spread)}"
     return ("> " if figure.beyond else "") + write(figure.value) + spread
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import OUT_REMEDY, Summary
 from flcog.commands.compare.results import Result, standard_deviation
+from flcog.commands.compare.savings import saving
 from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.files import write_table
 
@@ -22,7 +23,7 @@ def write_csv(filled: Filled, path: Path) -> None:
     for column in filled.columns:
         comparisons = filled.comparisons(column)
         for row in filled.table.rows:
-            line = _scores(filled, row, column) | _costs(filled.of(row, column))
+            line = _scores(filled, row, column) | _costs(filled.of(row, column)) | _savings(filled, row, column)
             if row in comparisons:
                 found = comparisons[row]
                 line |= {"against": found.against, "pairs": found.difference.count, "difference": found.difference.mean}
@@ -65,6 +66,17 @@ def _costs(results: list[Result]) -> Line:
     }
     known = {name: [value for value in values if not math.isnan(value)] for name, values in costs.items()}
     return line | {name: statistics.fmean(values) for name, values in known.items() if values}
+
+
+def _savings(filled: Filled, row: str, column: str) -> Line:
+    found = saving(filled, row, column)
+    if found is None:
+        return {}
+    return {
+        "times_fewer_rounds": found.times.mean,
+        "bytes_saved_percent": found.percent.mean,
+        "savings_are_lower_bounds": int(found.beyond),
+    }
 
 
 def _published(verdict: Verdict) -> Line:

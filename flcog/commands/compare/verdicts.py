@@ -4,7 +4,8 @@ A published score is reproduced if it lies in our interval: the confidence inter
 last digit that the paper prints (0.005 of a percentage point, half a round). A published *gain*, the difference of two published scores,
 is reproduced if our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval
 holds much, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced
-within one per cent. Seconds are another machine's, and are shown without a mark.
+within one per cent; of the bytes to a target that a row saves, the per cent is judged as scores are. Seconds are another machine's, and
+are shown without a mark.
 """
 
 import math
@@ -15,8 +16,9 @@ from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.paired import Difference, Estimate, estimate
 from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.results import Result
+from flcog.commands.compare.savings import saving
 
-ROUNDING = {"score": 0.005, "rounds": 0.5}
+ROUNDING = {"score": 0.005, "rounds": 0.5, "saved": 0.5}
 """Half of the last digit that papers print."""
 
 NOT_RUN, ONE_SEED, NO, YES, NOT_JUDGED = "not run", "one seed", "no", "yes", "not judged"
@@ -68,6 +70,8 @@ def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: 
     gain = _gain(filled, row, column) if quantity == "score" else None
     if quantity == "rounds":
         ours, text, mark = _rounds(runs, figure, filled.table.confidence)
+    elif quantity == "saved":
+        ours, text, mark = _saved(filled, row, column, runs, figure)
     else:
         ours, text = _ours(filled, row, column, quantity, runs), ""
         mark = _mark(ours, figure, quantity)
@@ -109,6 +113,26 @@ def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[
     if figure.beyond and ours.count > 1:
         return ours, "", YES if ours.mean > figure.value else NO
     return ours, "", _mark(ours, figure, "rounds")
+
+
+def _saved(filled: Filled, row: str, column: str, runs: Sequence[Result], figure: Figure) -> tuple[Estimate | None, str, str]:
+    """Of the per cent of bytes that a row saves: ours, what to say where it is no number, and the mark."""
+    found, missed = saving(filled, row, column), [run for run in runs if not run.targets]
+    if found is None or not found.percent.count:
+        said = f"target not reached ({len(missed)} of {len(runs)} seeds)" if missed else ""
+        ours = None if missed else estimate([], filled.table.confidence)
+        return ours, said, NOT_RUN if not missed else ONE_SEED if len(runs) == 1 else NO
+    ours, slack = found.percent, ROUNDING["saved"]
+    text = f"> {ours.mean:.1f} %" if found.beyond else ""
+    if ours.count == 1:
+        mark = ONE_SEED
+    elif figure.beyond:  # both say "at least": less in ours than in the paper may be true
+        mark = YES if ours.mean >= figure.value - slack else NOT_JUDGED if found.beyond else NO
+    elif found.beyond:
+        mark = NO if ours.mean > figure.value + slack else NOT_JUDGED
+    else:
+        mark = _mark(ours, figure, "saved")
+    return None if found.beyond else ours, text, mark
 
 
 def _gain(filled: Filled, row: str, column: str) -> tuple[Difference, float] | None:
