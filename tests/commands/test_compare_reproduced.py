@@ -117,6 +117,9 @@ def test_saved_results_count(clone: Path) -> None:
     main(["compare", "configs/tables/one.yaml", "--show", "--save-results"])
     shutil.rmtree(clone / "runs")
     assert page()["Table 1"] == expected and expected[0][4] == "2 / 4"
+    # A trial with other settings does not take their place.
+    run(clone, "one", {("A", 0): 0.1}, ["--trainer.rounds", "2"])
+    assert page()["Table 1"][0][4] == "2 / 4; others with `--trainer.rounds 2`"
 
 
 def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

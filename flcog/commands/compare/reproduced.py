@@ -9,7 +9,7 @@ from flcog.commands import shipped_configs
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Table, cells
 from flcog.commands.compare.results import Result
-from flcog.commands.compare.saved_results import results_of, seeds_run
+from flcog.commands.compare.saved_results import read_results, results_of, seeds_run
 from flcog.commands.compare.table_file import read_mapping, read_table
 from flcog.commands.compare.verdicts import NO, NOT_JUDGED, NOT_RUN, ONE_SEED, YES, Verdict, verdicts
 from flcog.core.files import replacing, short
@@ -78,13 +78,14 @@ def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
     table = read_table(path)
+    kept = saved / f"{path.stem}.csv"
     results: list[Result] = []
     for root in roots:
         out = root / path.stem
-        seeds = tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, saved / f"{path.stem}.csv")]))
-        with_seeds = replace(table, seeds=seeds)
-        for result in results_of(with_seeds, cells(with_seeds, out, []), saved / f"{path.stem}.csv"):
-            results += [result] * result.finished
+        with_seeds = replace(table, seeds=tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, kept)])))
+        runs = cells(with_seeds, out, [])
+        found = [*read_results(kept, runs), *results_of(with_seeds, runs, None)]
+        results += [result for result in found if result.finished]
     whole = {result.name: result for result in results if not result.outdated and not result.arguments}
     return Filling(
         path,
