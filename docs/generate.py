@@ -18,13 +18,14 @@ from latex2mathml.converter import convert
 
 import flcog.callbacks
 import flcog.datamodules
+from flcog.commands.cite import citations
 from flcog.commands.cli import COMMANDS
 from flcog.commands.methods import all_methods
 from flcog.core.commands import TrainerCommand
 from flcog.core.text import first_paragraph
 
 ROOT = Path(__file__).parents[1]
-EQUATIONS = yaml.safe_load((ROOT / "docs/equations.yaml").read_text(encoding="utf-8"))
+PAGES = yaml.safe_load((ROOT / "docs/method_pages.yaml").read_text(encoding="utf-8"))
 MAIN_CLASSES = ("FederatedTrainer", "ClientModule", "Classifier", "MultiLabelClassifier", "Regressor", "FederatedDataModule")
 
 
@@ -67,12 +68,13 @@ def methods() -> Iterator[str]:
     }
     for cls in all_methods():
         name = cls.__name__
-        equations = "\n\n".join(convert(line, display="block") for line in EQUATIONS.get(name, ()))
-        text = f"# {name}\n\n{_prose(cls, equations)}\n\n## Run it\n\n{_configs(name)}"
+        equations = "\n\n".join(convert(line, display="block") for line in PAGES[name].get("equations", ()))
+        prose = _prose(cls, f"{equations}\n\n**When to use it.** {PAGES[name]['when']}")
+        text = f"# {name}\n\n{prose}\n\n## Run it\n\n{_configs(name)}"
         if name in row_of:
             head = (ROOT / "docs/methods.md").read_text().split("<!-- methods -->\n")[1].splitlines()[:2]
             text += "\n\n## What it sends, and where it works\n\n" + "\n".join([*head, row_of[name]])
-        text += _tables(name)
+        text += _tables(name) + _cite(cls)
         write(f"methods/{name}.md", text)
         yield name
 
@@ -80,7 +82,7 @@ def methods() -> Iterator[str]:
 def data_sets() -> Iterator[str]:
     for cls in data_modules():
         name = cls.__name__
-        write(f"data-sets/{name}.md", f"# {name}\n\n{_prose(cls)}\n")
+        write(f"data-sets/{name}.md", f"# {name}\n\n{_prose(cls)}{_cite(cls)}\n")
         yield name
 
 
@@ -143,6 +145,11 @@ def _uses(rows: Any, path: Path, name: str) -> bool:
         return _uses(yaml.safe_load((path.parent / rows).read_text()).get("rows"), path, name)
     configs = [path.parent / config for row in (rows or {}).values() if row for config in row.get("configs", ())]
     return any(_adds(config.resolve(), name) for config in configs)
+
+
+def _cite(cls: type) -> str:
+    found = citations(cls)
+    return "\n\n## Cite it\n\n```bibtex\n" + "\n\n".join(entry.text for entry in found) + "\n```" if found else ""
 
 
 def command_line() -> None:

@@ -14,11 +14,12 @@ from flcog.commands.methods import all_methods
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 
 
-def test_every_equation_of_a_docstring_is_rendered() -> None:
-    equations = yaml.safe_load((ROOT / "docs/equations.yaml").read_text())
-    with_equations = {cls.__name__ for cls in all_methods() if "::\n" in (inspect.getdoc(cls) or "").partition("Example")[0]}
-    assert with_equations - set(equations) == set(), "add them to docs/equations.yaml"
-    assert set(equations) <= {cls.__name__ for cls in all_methods()}
+def test_every_method_has_a_page() -> None:
+    pages = yaml.safe_load((ROOT / "docs/method_pages.yaml").read_text())
+    assert set(pages) == {cls.__name__ for cls in all_methods()}, "docs/method_pages.yaml says when to use a method"
+    for cls in all_methods():
+        page, has_equation = pages[cls.__name__], "::\n" in (inspect.getdoc(cls) or "").partition("Example")[0]
+        assert page["when"].endswith(".") and bool(page.get("equations")) >= has_equation, cls.__name__
 
 
 @pytest.mark.slow
