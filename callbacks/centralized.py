@@ -1,4 +1,4 @@
-"""Centralized: the bound that one model trained on everybody's data sets."""
+"""Centralized: one model trained on the pooled data of all clients, to compare federated methods with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from flcog.hooks import Method
 class Centralized(Method):
     """Trains one model on the pooled data of all clients, with as many steps a round as the round's clients would take together.
 
-    The bound that papers draw as a line above federated methods. For m clients a round of N, with n samples in all::
+    The bound that papers draw as a line above federated methods. With m of N clients in a round, and n samples in all::
 
         x <- x - lr grad F(x),   F = sum_k n_k / n F_k,   m local_steps times a round, or local_epochs m / N times over all samples
 
     So it sees as many samples as the other arms of a table do, and what it costs is what they cost. Papers say little of the
-    budget of their lines: give more by ``trainer.rounds`` or ``trainer.local_steps``. Batch size and optimiser are the clients',
-    and as a client's does, the optimiser starts anew each round, learning rate schedule by the round. Nothing is sent: 0 bytes.
+    budget of their lines: give more by ``trainer.rounds`` or ``trainer.local_steps``. Batch size and optimiser are the clients';
+    the optimiser starts anew each round, as theirs do, and the learning rate's schedule goes by rounds. Nothing is sent: 0 bytes.
     What other methods exchange before round 1 is in the pool if they are listed before it (Fedssyn's synthetic data), and counted.
 
     Li et al., Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity, 2024,

@@ -1,4 +1,4 @@
-"""ClipGradient: the gradient of every local step is clipped to a longest norm."""
+"""ClipGradient: the gradient of every local step is shortened to a given norm, if it is longer."""
 
 from dataclasses import dataclass
 

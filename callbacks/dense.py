@@ -19,7 +19,8 @@ from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
 def synthesis_loss(
     teacher: Tensor, student: Tensor, labels: Tensor, distances: Tensor, oh: float, bn: float, adv: float
 ) -> Tensor:
-    """What makes images good to distil on: sure labels, familiar statistics, and a student who errs.
+    """The loss of generated images: low where the teacher is sure of the labels, BatchNorm's statistics are those of training, and the
+    student disagrees with the teacher.
 
     >>> sure = torch.tensor([[9.0, 0.0]])
     >>> bool(synthesis_loss(sure, -sure, torch.tensor([0]), torch.zeros(()), 1, 1, 1) < 0)
@@ -137,7 +138,7 @@ class DENSE(Method):
         network: nn.Module,
         rng: torch.Generator,
     ) -> Tensor:
-        """A batch of images by a generator of their own: those of the step with the least loss."""
+        """A batch of images from a generator that is trained for them alone: those of its step with the least loss."""
         generator = input_generator(shape, self.latent, self.width, rng)
         z = torch.randn(self.batch_size, self.latent, generator=rng, device=rng.device).requires_grad_()
         learnt = [*generator.parameters(), z]

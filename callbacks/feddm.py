@@ -111,7 +111,7 @@ class FedDM(Method):
         targets = train.targets[own.to(device)].cpu()
         for label in range(client.num_classes):
             of_class = own[targets == label]
-            # A class the client has not is filled with any sample, set to 0 below: every client's tensors have one shape.
+            # A class that the client lacks is filled with some sample and set to 0 below: every client's tensors have the same shape.
             of_class = of_class if len(of_class) else own[:1]
             repeats = -(-self.images_per_class // len(of_class))
             order = torch.cat([torch.randperm(len(of_class), generator=rng) for _ in range(repeats)])

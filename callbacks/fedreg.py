@@ -31,7 +31,7 @@ def reject(direction: Params, gradient: Params) -> Params:
 
 
 def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> list[Batch]:
-    """For each eta the batch after ``steps`` steps of its inputs, of that size, up the sign of the loss's slope, within their range."""
+    """The batch with its inputs moved ``steps`` times by eta along the sign of the loss's gradient, within their range; for each eta."""
     inputs, copies, around = batch.inputs, len(etas), [1] * (batch.inputs.ndim - 1)
     padding = inputs.new_zeros(len(inputs)).bool() if batch.mask is None else batch.mask == 0
     padding = padding.view(-1, *around)

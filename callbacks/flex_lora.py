@@ -32,7 +32,7 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
     u, singular, v = torch.linalg.svd(upper @ lower.T, full_matrices=False)
     rank = min(len(old), int((singular > 1e-12 * singular[0]).sum()))
     b, a = (outer @ u * singular)[:, :rank], (v @ inner.T)[:rank]
-    # A singular vector's sign is any: that of the largest entry of A's row is positive.
+    # The sign of a singular vector is arbitrary: here the largest entry of A's row is made positive.
     sign = a.gather(1, a.abs().argmax(1, keepdim=True)).sign()
     full = old.new_zeros(len(b), len(old))
     full[:, :rank] = b * sign.T

@@ -1,4 +1,4 @@
-"""Local: the bound that every client sets who trains for itself."""
+"""Local: every client trains a model of its own, alone, to compare federated methods with."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from flcog.hooks import Context, Method, Personal, Upload
 class Local(Method):
     """Lets every client train a model of its own on its own data, all from the same initial weights; nothing is ever sent.
 
-    What federation is worth, measured by what each client reaches without it. With y_k the model that client k keeps::
+    What each client reaches without the others, which shows what federation is worth. With y_k the model that client k keeps::
 
         y_k <- y_k - lr grad F_k(y_k),   in the rounds in which the client is sampled, as many local steps as in other arms
 

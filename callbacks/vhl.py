@@ -1,4 +1,4 @@
-"""VHL: clients also train on one virtual data set, the same for all, and align their features with its."""
+"""VHL: clients also train on one virtual data set, the same for all, and align their features with that set's."""
 
 import copy
 import functools
@@ -43,7 +43,7 @@ def virtual_set(
 
 
 def supervised_contrast(features: Tensor, labels: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """How much nearer, by the angle, each row is to the others of its label than to all others; rows without such count as 0.
+    """The loss that makes rows of the same label point the same way, and others elsewhere; a row alone with its label counts as 0.
 
     Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, https://arxiv.org/abs/2004.11362.
     """

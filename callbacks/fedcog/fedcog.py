@@ -155,7 +155,7 @@ class FedCOG(Method):
         return ctx.draws["w"] * (learnt - task_loss) if ctx.draws else learnt
 
     def _learnt(self, apply: Apply, params: Params, ctx: Context) -> Tensor:
-        """How far the model is from what this step's inputs teach."""
+        """The distillation loss on the generated inputs of this step."""
         rows = rows_of_step(ctx.step, self.batch_size, self.num_samples, ctx.inputs["inputs"].device)
         labels, outputs = ctx.draws["labels"], apply(params, ctx.inputs["inputs"][rows])
         if self.hard_labels:
@@ -171,7 +171,7 @@ class FedCOG(Method):
 def make_inputs(
     method: FedCOG, apply: Apply, draws: Slot, received: tuple[Params, Params], last: tuple[Params, Params] | None
 ) -> Tensor:
-    """What a client generates.
+    """The inputs that a client generates.
 
     Args:
         method: how.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def complement(counts: Tensor) -> Tensor:
-    """How many samples of each label a client lacks of its most frequent one, ``max(d) - d`` (A.1.1); all alike where it lacks none.
+    """How many fewer samples a client has of each label than of its most frequent one, ``max(d) - d`` (A.1.1); ones if all are equal.
 
     >>> complement(torch.tensor([500, 0, 400, 200, 400]))
     tensor([  0, 500, 100, 300, 100])

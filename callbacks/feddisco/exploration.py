@@ -136,7 +136,7 @@ def _mix(run: Run, worse: LocalModel, better: LocalModel) -> Trial:
 
 
 def _between(ours: Tensor, theirs: Tensor, r: float) -> Tensor:
-    """A buffer that counts, such as BatchNorm's batches, is one of both."""
+    """The mean with weight r for ``theirs``; of whole numbers, such as BatchNorm's count of batches, ``ours``."""
     return torch.lerp(ours, theirs, r) if ours.is_floating_point() else ours
 
 

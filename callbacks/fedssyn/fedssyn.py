@@ -91,7 +91,7 @@ class Fedssyn(Method):
 
     @property
     def plain_batches(self) -> bool:  # type: ignore[override]
-        """Samples that are there may be of any kind."""
+        """Only generators need inputs that are one tensor; real samples are shared as they are."""
         return self.share not in ("real", "none")
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:

@@ -126,7 +126,7 @@ def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> d
             parts = {"present": moments(run.federation.partition, client, "own")}
         else:
             original = moments(exchange.before, client, "own")
-            # Synthetic data come on top; only where real ones were exchanged is what a client kept less than what it had.
+            # Synthetic data are added to a client's own; where real data were exchanged, it kept only a part of its own.
             whole = len(exchange.own.client(client)) == original.num_samples
             own = original if whole else moments(exchange.own, client, "kept")
             received, p = moments(exchange.received, client, "received"), float(exchange.shares[client])
@@ -186,7 +186,9 @@ def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Momen
         mean = torch.zeros(sum(value.numel() for value in params.values()), dtype=torch.float64, device=device)
         square = 0.0
         if not len(rows):
-            return Moments(mean, square, 0)  # as with p = 1, where a client keeps nothing: it counts for nothing in a mixture
+            return Moments(
+                mean, square, 0
+            )  # with p = 1 a client keeps nothing of its own, which then has no weight in the mixture
         for first in range(0, len(rows), chunk_size):
             slopes = each(params, *run.evaluator.reader.train(rows[first : first + chunk_size]))
             mean += torch.cat([slopes[name].flatten(1).sum(0, dtype=torch.float64) for name in params]) / len(rows)

@@ -96,7 +96,7 @@ def capacity(num_samples: np.ndarray, p: float | None, wanted: np.ndarray) -> np
     """
     if p is None or p == 1:
         return wanted
-    # Rounding is forgiven: 0.06 / 0.94 * 94 should be 6 and is 5.999... in floating point.
+    # Up to rounding errors: 0.06 / 0.94 * 94 should be 6 and is 5.999... in floating point.
     return np.minimum(wanted, np.floor(p / (1 - p) * num_samples + 1e-9).astype(np.int64))
 
 

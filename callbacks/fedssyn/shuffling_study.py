@@ -97,7 +97,7 @@ def fit_line(targets: np.ndarray, rounds: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Row:
-    """What shuffling a fraction p did.
+    """What shuffling a fraction p saved, counted and by the theory.
 
     Args:
         p: the fraction.

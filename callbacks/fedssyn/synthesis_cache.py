@@ -50,7 +50,7 @@ class Synthesis:
     seed: int
 
     def about(self, federation: Federation) -> dict[str, Any]:
-        """All that the sets depend on."""
+        """All that the sets depend on, which names their folder."""
         return {
             "format": FORMAT,
             "generator": repr(self.generator),
@@ -121,7 +121,7 @@ def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | No
 
 
 def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]:
-    """Write every synthetic image as ``images/client-0000/<class>/<number>.png``, once; afterwards what is gone stays gone.
+    """Write every synthetic image as ``images/client-0000/<class>/<number>.png``, once; deleted ones are not written again.
 
     Returns the folder of the images, how many there are, and how many there were.
     """
@@ -200,7 +200,7 @@ def _read(path: Path, federation: Federation) -> Set:
 
 
 def _check(inputs: Tensor, labels: Tensor, federation: Federation) -> None:
-    """Complain of what no client of this federation can have made."""
+    """Refuse a set that no client of this federation can have made."""
     train, dtype = federation.train.inputs, Form.of(federation.train).dtype
     if inputs.shape[1:] != train.shape[1:] or inputs.dtype != dtype:
         raise ValueError(
@@ -258,7 +258,7 @@ class _Reporter:
         return log
 
     def write_log(self, client: int) -> None:
-        """The client's training, before its set: a set that is there has its log."""
+        """Write the log of a client's training. It is written before the set, so that no set lacks its log."""
         assert self.folder is not None
         if self.rows:
             write_table(self.folder / f"{_name(client)}.csv", self.rows, remedy=REMEDY)

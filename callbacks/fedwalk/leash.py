@@ -37,7 +37,7 @@ def value_at(value: float | Schedule, time: int) -> float:
 
 
 def check_lr(owner: Any) -> None:
-    """Refuse step sizes of leash steps that climb, and schedules of factors: a leash has no rate of its own to multiply."""
+    """Refuse negative step sizes, and schedules that give factors: a leash has no step size of its own that they could multiply."""
     positive(owner, "lr")
     if isinstance(owner.lr, Exponential | Cosine):
         raise ValueError(

@@ -125,7 +125,7 @@ def subset_of(federation: Federation, client: int, rho: float, seed: int) -> np.
 
 
 def matching_labels(labels: Tensor, count: int, num_classes: int) -> Tensor:
-    """``count`` labels, sorted, with the class frequencies of ``labels``; where shares are no whole numbers the largest rests win.
+    """``count`` labels, sorted, with the class frequencies of ``labels``; the largest remainders are rounded up.
 
     >>> matching_labels(torch.tensor([0, 0, 2]), 4, 3).tolist()
     [0, 0, 0, 2]

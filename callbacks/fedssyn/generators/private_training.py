@@ -278,7 +278,7 @@ def _inputs_in_order(network: nn.Module) -> list[Any]:
 
 @contextmanager
 def hooks_off(network: Any) -> Iterator[nn.Module]:
-    """The network without Opacus' bookkeeping, for passes that touch no sample."""
+    """The network without Opacus' bookkeeping, for passes that read no client's sample."""
     if not hasattr(network, "disable_hooks"):
         yield network
         return
