@@ -72,11 +72,16 @@ def methods() -> Iterator[str]:
         prose = _prose(cls, f"{equations}\n\n**When to use it.** {PAGES[name]['when']}")
         text = f"# {name}\n\n{prose}\n\n## Run it\n\n{_configs(name)}"
         if name in row_of:
-            head = (ROOT / "docs/methods.md").read_text().split("<!-- methods -->\n")[1].splitlines()[:2]
-            text += "\n\n## What it sends, and where it works\n\n" + "\n".join([*head, row_of[name]])
+            text += "\n\n## What it sends, and where it works\n\n" + _upright(row_of["method"], row_of[name])
         text += _tables(name) + _cite(cls)
         write(f"methods/{name}.md", text)
         yield name
+
+
+def _upright(header: str, row: str) -> str:
+    """A row of the table of methods, a line for each of its columns from the third on: the sentence before them heads the page."""
+    pairs = list(zip(*(re.split(r" *\| *", line.strip("| ")) for line in (header, row)), strict=False))[3:]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value or 'no'} |" for name, value in pairs)])
 
 
 def data_sets() -> Iterator[str]:
