@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least
+from flcog.core.checks import at_least, within
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import missing_files, reading, require_finite, standardisation
 
@@ -45,8 +45,7 @@ class FacebookComments(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not 1 <= variant <= 5:
-            raise ValueError(f"variant must be from 1 to 5; got {variant}")
+        within(self, "[1, 5]", variant=variant)
         at_least(self, 2, num_classes=num_classes)
         self.data_dir, self.variant, self.log_target, self.num_classes = Path(data_dir), variant, log_target, num_classes
 

@@ -7,6 +7,7 @@ import torch
 
 from flcog.callbacks.feddisco.bound import Bound
 from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
+from flcog.core.checks import at_least
 from flcog.core.commands import parser_of
 from flcog.data import Partitioner, Samples
 from flcog.datamodules import Dirichlet
@@ -31,9 +32,7 @@ def clients(partitioner: Partitioner, num_clients: int, num_classes: int, num_sa
 def minimise_bound(arguments: list[str]) -> None:
     """Minimise FedDisco's reformulated bound over the aggregation weights, and watch the original (its Theorem 4.5 and Table 6)."""
     given = _parser().parse_args(arguments)
-    for name in ("clients", "classes", "samples", "steps", "every"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name} must be at least 1; got {getattr(given, name)}")
+    at_least(None, 1, **{f"--{name}": getattr(given, name) for name in ("clients", "classes", "samples", "steps", "every")})
     n, d = clients(Dirichlet(given.beta), given.clients, given.classes, given.samples, given.metric, given.seed)
     bound = Bound(n, d, **{name: getattr(given, name) for name in ("tau", "eta", "L", "sigma", "B", "gap", "T")})
     weight = bound.original(n) if given.weight is None else given.weight

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from flcog.core.checks import at_least, positive
 from flcog.core.commands import parser_of
 from flcog.core.files import write_figure, write_table
 from flcog.datamodules import Natural, Quadratics, Shuffled
@@ -239,11 +240,9 @@ def _parser() -> ArgumentParser:
 def _check(given: Namespace) -> None:
     if min(given.p) < 0 or max(given.p) > 1:
         raise ValueError(f"--p are fractions from 0 to 1; got {given.p}")
-    if given.clients < 2:
-        raise ValueError(f"--clients must be at least 2, for somebody to exchange with; got {given.clients}")
-    for name in ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr"):
-        if getattr(given, name) <= 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be positive; got {getattr(given, name)}")
+    at_least(None, 2, hint="one alone has nobody to exchange with", **{"--clients": given.clients})
+    names = ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr")
+    positive(None, **{f"--{name.replace('_', '-')}": getattr(given, name) for name in names})
 
 
 def _print_rounds(given: Namespace, rows: list[Row]) -> None:

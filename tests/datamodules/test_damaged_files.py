@@ -364,6 +364,11 @@ def test_a_loss_of_the_users_own_takes_what_outputs_it_likes() -> None:
     assert all(value.isfinite().all() for value in trainer.run.params.values())
 
 
+def test_inputs_and_targets_of_different_lengths() -> None:
+    with one_line("3 inputs but 2 targets: a set needs one target per input"):
+        Samples(torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64))
+
+
 # Fedssyn's sets -------------------------------------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ def test_facebook_comments_bad(tmp_path: Path) -> None:
         file.write_text("\n".join(broken))
         with one_line(ValueError, f"Features_Variant_2.csv {message}"):
             load()
-    with one_line(ValueError, "variant must be from 1 to 5"):
+    with one_line(ValueError, r"variant must lie in \[1, 5\]; got 6"):
         FacebookComments(variant=6)
     with one_line(ValueError, "num_classes must be at least 2"):
         FacebookComments(num_classes=1)
