@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flcog.datamodules.femnist import FEMNIST
     from flcog.datamodules.flair import FLAIR
     from flcog.datamodules.ham10000 import HAM10000
+    from flcog.datamodules.hugging_face import HuggingFace
     from flcog.datamodules.image_folders import ImageFolders
     from flcog.datamodules.mnist import MNIST, FashionMNIST
     from flcog.datamodules.partitioners import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         class_labels,
     )
     from flcog.datamodules.quadratics import LeastSquares, Quadratics
+    from flcog.datamodules.table import Table
     from flcog.datamodules.torch_dataset import TorchDataset
 else:
     __getattr__, __dir__ = lazily(__name__)
@@ -58,6 +60,7 @@ __all__ = [
     "EqualDirichlet",
     "FacebookComments",
     "FashionMNIST",
+    "HuggingFace",
     "ImageFolders",
     "InnerDirichlet",
     "LabelShards",
@@ -70,6 +73,7 @@ __all__ = [
     "Quantity",
     "Saved",
     "Shuffled",
+    "Table",
     "TorchDataset",
     "class_labels",
 ]

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import one_of
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits, Task
+from flcog.data import Augment, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files, require_finite, standardisation
-from flcog.datamodules.targets import Targets, read_targets
+from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
 Array = Any
 
 
-class ArrayData(FederatedDataModule):
+class ArrayData(WithTargets):
     """Any images, feature rows or token ids with class indices, multi-hot rows or real values as targets.
 
     Reads one ``.npz`` with the arrays ``train_images``, ``train_labels`` and, where there are such sets, ``test_*`` and
@@ -94,19 +94,8 @@ class ArrayData(FederatedDataModule):
         self._task, self._num_classes = task, num_classes
 
     @property
-    def task(self) -> Task:  # type: ignore[override]
-        """Given, or read from the targets."""
-        return self._read[0].task
-
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        """Given, or read from the targets."""
-        return self._read[0].num_classes
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """The labels, where they are text, in alphabetical order."""
-        return self._read[0].class_names
+    def _learnt(self) -> Targets:
+        return self._read[0]
 
     def load(self) -> Splits:
         return self._read[1]

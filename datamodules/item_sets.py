@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.checks import at_least
 from flcog.core.trees import Tree, map_leaves
-from flcog.data import FederatedDataModule, Partitioner, Samples, Splits, Task
+from flcog.data import Partitioner, Samples, Splits
 from flcog.datamodules.items import collated_targets, form_of, inputs_of, rows_of, targets_of
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
 from flcog.datamodules.streamed import Streamed
-from flcog.datamodules.targets import Targets, read_targets
+from flcog.datamodules.targets import Targets, WithTargets, read_targets
 from flcog.datamodules.workers import Part, Workers, result_of
 
 PROBED = 16
@@ -55,7 +55,7 @@ class ItemSet:
                 raise ValueError(f"{len(self.items)} items but {len(values)} {what}: give one for each item, in their order")
 
 
-class ItemSets(FederatedDataModule):
+class ItemSets(WithTargets):
     """Data sets that are read item by item.
 
     Args:
@@ -91,21 +91,6 @@ class ItemSets(FederatedDataModule):
     @abstractmethod
     def _parts(self) -> Mapping[str, ItemSet]:
         """The parts that there are, of "train", "test" and "val"."""
-
-    @property
-    def task(self) -> Task:  # type: ignore[override]
-        """Given, or read from the targets."""
-        return self._learnt.task
-
-    @property
-    def num_classes(self) -> int:  # type: ignore[override]
-        """Given, or read from the targets."""
-        return self._learnt.num_classes
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """The targets, where they are text, in alphabetical order."""
-        return self._learnt.class_names
 
     def preprocess(self) -> Callable[[Tree], Tree]:
         return _as_torch_has_it

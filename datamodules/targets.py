@@ -1,6 +1,7 @@
 """What targets are: from the arrays that people have (class indices, names, multi-hot rows, values) to tensors, for every part of a set."""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.data import Task
+from flcog.data import FederatedDataModule, Task
 from flcog.datamodules.files import require_finite
 
 MOST_CLASSES = 1_000_000
@@ -31,6 +32,30 @@ class Targets:
     num_classes: int
     tensors: dict[str, Tensor]
     class_names: tuple[str, ...] | None = None
+
+
+class WithTargets(FederatedDataModule, ABC):
+    """A data module whose task and classes are read from its targets, where they are not given."""
+
+    @property
+    @abstractmethod
+    def _learnt(self) -> Targets:
+        """What was read."""
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        """Given, or read from the targets."""
+        return self._learnt.task
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Given, or read from the targets."""
+        return self._learnt.num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The targets, where they are text, in alphabetical order."""
+        return self._learnt.class_names
 
 
 def read_targets(

@@ -63,6 +63,14 @@ def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path,
     assert (alone - vmapped).abs().max() < 1e-6 < (alone - without).abs().max()
 
 
+@pytest.mark.parametrize("block", [blocks(README)[2], *blocks(PAGES["your-data"])], ids=lambda block: block.splitlines()[2])
+def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    trainer = execute(block)["trainer"]
+    assert len(trainer.history) == trainer.settings.rounds and trainer.run.federation.num_clients > 1
+
+
 def test_every_command_names_files_that_exist() -> None:
     for text in (README, *PAGES.values(), *(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))):
         for path in re.findall(r"configs/[\w/-]+\.yaml", text):

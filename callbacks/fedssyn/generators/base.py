@@ -1,6 +1,5 @@
 """DataGenerator: what a class-conditional generator must do, and how a client makes its synthetic set with one."""
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.core import extras
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold, seeded
 from flcog.data import Federation, Samples
@@ -49,10 +49,7 @@ class DataGenerator(ABC):
 
 def require(package: str, what: str) -> Any:
     """A package of the ``generate`` extra, which `import flcog` must not load, and a plain install does not bring."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ValueError(f"{what} needs {package}, which is not installed: pip install 'flcog[generate]'") from error
+    return extras.require(package, what, "generate")
 
 
 def check_generator(generator: DataGenerator, images: bool) -> None:

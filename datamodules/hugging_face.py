@@ -1,0 +1,235 @@
+"""HuggingFace: a data module for the data sets of the ``datasets`` library, from a hub, a folder or a file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from flcog.core.extras import require
+from flcog.core.trees import Tree
+from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.items import as_array
+from flcog.datamodules.row_file import IN_MEMORY_BYTES
+
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
+
+
+class HuggingFace(ItemSets):
+    """Any data set of Hugging Face's ``datasets``: from a hub, or from files where no hub can be reached.
+
+    ``input`` names the column that the network gets, or several, which it gets as a dict: by name where its forward has parameters
+    of these names. ``transform`` is called on each input in the worker processes, with random streams that follow from seed, round,
+    client and sample; a tokenizer is one. With ``users`` every value of that column is a client. Needs ``pip install
+    'flcog[datasets]'``.
+
+    Texts, as YAML:
+
+        class_path: HuggingFace
+        init_args:
+          dataset: {train: reviews/train.parquet, test: reviews/test.parquet}
+          input: text
+          target: stars
+          users: author
+          transform: my_module.tokenize
+
+    Args:
+        dataset: a ``datasets.Dataset`` or ``DatasetDict``, a name on the hub, a folder that ``save_to_disk`` wrote, a file (.parquet,
+            .csv, .json, .arrow), or a dict of files by split.
+        input: the column, or a list of columns, or a dict from the network's names to columns.
+        target: the column to predict: classes by number or name, values, or rows of 0 and 1.
+        users: the column that says whose a sample is.
+        name: the configuration, of a data set on the hub that has several.
+        train: the split to train on.
+        test: the split to test on; none if the data set has no such split.
+        val: the split to validate on.
+        transform: from an input as it is stored (a picture, a text, a dict of columns) to what the network gets.
+        eval_transform: the same for test and validation samples; ``transform`` by default.
+        task: what the targets are, if not what they look like.
+        num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
+        collate_fn: from a list of inputs to a batch of them, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
+        num_workers: how many processes read items; 0 reads them in the training process.
+        cache_dir: a folder for the transformed items, which are then read once; None transforms them while the model trains.
+
+    Example:
+        >>> import datasets
+        >>> rows = datasets.Dataset.from_dict({"x": [[0.5, 1.0]] * 40, "y": ["cat", "dog"] * 20, "owner": list("abcd") * 10})
+        >>> HuggingFace(rows, input="x", target="y", users="owner").federation.num_clients
+        4
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        input: str | list[str] | dict[str, str] = "image",
+        target: str = "label",
+        users: str | None = None,
+        name: str | None = None,
+        train: str = "train",
+        test: str | None = "test",
+        val: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        num_classes: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 2,
+        cache_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        batches = None if collate_fn is None else _OfInputs(collate_fn)
+        super().__init__(task, num_classes, batches, num_workers, cache_dir, users is not None, **kwargs)
+        require("datasets", "HuggingFace", "datasets")
+        self._given, self._name, self.input, self.target, self.users = dataset, name, input, target, users
+        self.splits = {"train": train, "test": test, "val": val}
+        self.transform, self.eval_transform = transform, eval_transform or transform
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """What the data set calls its classes."""
+        return self._named or super().class_names
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Given, or the data set's, or read from the targets."""
+        return len(self._named) if self._named and self._num_classes is None else super().num_classes
+
+    @property
+    def _named(self) -> tuple[str, ...] | None:
+        return tuple(getattr(self._rows["train"].features[self.target], "names", None) or ()) or None
+
+    @cached_property
+    def _rows(self) -> dict[str, Any]:
+        return _splits_of(self._given, self._name, self.splits)
+
+    def _parts(self) -> dict[str, ItemSet]:
+        wanted = [*_columns_of(self.input).values(), self.target, *([self.users] if self.users else [])]
+        parts = {}
+        for part, rows in self._rows.items():
+            missing = [
+                column for column in wanted if column not in rows.column_names and (column != self.users or part == "train")
+            ]
+            if missing:
+                raise ValueError(
+                    f"the {part} set has no column {' and no '.join(map(repr, missing))}; it has {', '.join(rows.column_names)}: set "
+                    "input, target and users accordingly"
+                )
+            users = as_array(rows[self.users][:]) if self.users and part == "train" else None
+            transform = self.transform if part == "train" else self.eval_transform
+            stored = None if transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
+            parts[part] = ItemSet(
+                _Rows(rows, self.input, self.target, transform), _targets(rows, self.target), False, users, stored
+            )
+        return parts
+
+
+@dataclass(frozen=True)
+class _Rows(Dataset):
+    """Rows as pairs of input and target."""
+
+    rows: Any
+    input: str | list[str] | dict[str, str]
+    target: str
+    transform: Callable[[Any], Any] | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = self.rows[int(index)]
+        values = {name: _value(row[column]) for name, column in _columns_of(self.input).items()}
+        input = values[self.input] if isinstance(self.input, str) else values
+        return (input if self.transform is None else self.transform(input)), row[self.target]
+
+
+@dataclass(frozen=True)
+class _OfInputs:
+    """A ``collate_fn`` that is given inputs alone."""
+
+    collate_fn: Callable[[list[Any]], Any]
+
+    def __call__(self, items: list[Any]) -> tuple[Any, None]:
+        return self.collate_fn([input for input, _ in items]), None
+
+
+def _columns_of(input: str | list[str] | dict[str, str]) -> Mapping[str, str]:
+    """Columns by the names that the network has for them."""
+    return input if isinstance(input, dict) else {name: name for name in ([input] if isinstance(input, str) else input)}
+
+
+def _value(value: Any) -> Any:
+    """A cell; nested lists of numbers as an array."""
+    return np.asarray(value) if isinstance(value, list) and value and not isinstance(value[0], str | dict) else value
+
+
+def _targets(rows: Any, target: str) -> np.ndarray:
+    return as_array(rows[target][:])
+
+
+def _stored(rows: Any, input: str | list[str] | dict[str, str]) -> Tree | None:
+    """The inputs as tensors, where their columns hold numbers of one shape and fit into memory."""
+    columns = _columns_of(input)
+    kept = rows.select_columns(list(dict.fromkeys(columns.values())))
+    if any(type(feature).__name__ not in ("Value", "List", "Sequence", "LargeList") for feature in kept.features.values()):
+        return None
+    if (kept.data.nbytes or 0) > IN_MEMORY_BYTES:
+        return None
+    arrays = kept.with_format("numpy")[:]
+    if any(array.dtype.kind not in "biuf" for array in arrays.values()):
+        return None
+    tensors = {name: torch.from_numpy(np.array(arrays[column])) for name, column in columns.items()}
+    return tensors[input] if isinstance(input, str) else tensors
+
+
+def _splits_of(given: Any, name: str | None, splits: Mapping[str, str | None]) -> dict[str, Any]:
+    """The splits that are there, by part."""
+    if isinstance(given, str | Path) or (
+        isinstance(given, Mapping) and all(isinstance(file, str | Path) for file in given.values())
+    ):
+        given = _loaded(given, name)
+    if not isinstance(given, Mapping):
+        if not hasattr(given, "column_names"):
+            raise ValueError(
+                f"dataset is a {type(given).__name__}: give a datasets.Dataset or DatasetDict, a name on the hub, a folder or a file"
+            )
+        given = {splits["train"]: given}
+    found = {}
+    for part, split in splits.items():
+        if split in given:
+            found[part] = given[split]
+        elif split is not None and (part, split) != ("test", "test"):
+            raise ValueError(f"there is no split {split!r}; the data set has {', '.join(map(str, given))}: set data.{part}")
+    for part, rows in found.items():
+        if not hasattr(rows, "__len__"):
+            raise ValueError(
+                f"the {part} set is a stream, whose samples cannot be given to clients: load it without streaming=True"
+            )
+    return found
+
+
+def _loaded(given: Any, name: str | None) -> Any:
+    """What lies under a path, or has this name on the hub."""
+    datasets = require("datasets", "HuggingFace", "datasets")
+    files = {split: str(file) for split, file in given.items()} if isinstance(given, Mapping) else None
+    path = Path(next(iter(files.values())) if files else given)
+    missing = [file for file in (files or {}).values() if not Path(file).exists()]
+    if missing:
+        raise FileNotFoundError(f"HuggingFace found no {', '.join(missing)} (looked for from {Path.cwd()}): check data.dataset")
+    try:
+        if files or (path.is_file() and path.suffix in FORMATS):
+            if path.suffix not in FORMATS:
+                raise ValueError(f"{path} ends with {path.suffix or 'nothing'}; files end with {', '.join(FORMATS)}")
+            return datasets.load_dataset(FORMATS[path.suffix], data_files=files or str(path))
+        if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
+            return datasets.load_from_disk(str(path))
+        return datasets.load_dataset(str(given), name)
+    except Exception as error:  # network, hub, parsers: nearly every kind
+        reason = " ".join(f"{'' if type(error) is ValueError else type(error).__name__ + ': '}{error}".split())[:300]
+        where = (
+            "" if files or path.exists() else ": where the hub cannot be reached, give a folder that save_to_disk wrote, or files"
+        )
+        raise ValueError(f"the data set {given if not files else path} cannot be loaded ({reason}){where}") from error

@@ -1,0 +1,186 @@
+"""Table: a data module for rows of features, from CSV or Parquet files or a pandas data frame."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from flcog.core.checks import within
+from flcog.core.extras import require
+from flcog.core.trees import Tree
+from flcog.data import Partitioner, Preprocess, Samples, Splits
+from flcog.datamodules.files import missing_files, reading, standardisation
+from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.targets import Targets, WithTargets, read_targets
+
+MOST_VALUES = 1000
+"""Texts of which a column may hold so many are taken for categories; more for names or free text."""
+
+
+class Table(WithTargets):
+    """Rows of features, one column of which is to be predicted, from CSV or Parquet files or a pandas ``DataFrame``.
+
+    Numbers are features as they are, standardised by the training set; text and categories become one column for each value that
+    the training set has. Missing values are refused. With ``users`` every value of that column is a client. Needs ``pip install
+    'flcog[pandas]'``.
+
+    As YAML:
+
+        class_path: Table
+        init_args: {train: patients.csv, target: outcome, users: hospital, test_fraction: 0.2}
+
+    Args:
+        train: the training rows: a file (.csv, .tsv, .parquet) or, from Python, a data frame.
+        target: the column to predict: classes by number or name, or values.
+        users: the column that says whose a row is; it is no feature.
+        features: the columns that the network gets; by default all but target and users.
+        test: the test rows, as ``train``.
+        val: the validation rows, as ``train``.
+        test_fraction: so many of the training rows, at random, are the test set instead, in [0, 1).
+        standardise: whether features get mean 0 and standard deviation 1.
+        task: what the targets are, if not what they look like: text and whole numbers are classes, fractions are values.
+        num_classes: number of classes, if it is more than occur; for regression, the bins that stand for classes where a method
+            needs a distribution of labels (10 by default).
+
+    Example:
+        >>> import pandas
+        >>> frame = pandas.DataFrame({"age": range(40), "colour": ["red", "blue"] * 20, "ill": [0, 1, 1, 0] * 10})
+        >>> Table(frame, target="ill").federation.train.inputs.shape
+        torch.Size([40, 3])
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        target: str,
+        users: str | None = None,
+        features: list[str] | None = None,
+        test: Any = None,
+        val: Any = None,
+        test_fraction: float = 0.0,
+        standardise: bool = True,
+        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        num_classes: int | None = None,
+        partitioner: Partitioner | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partitioner=partitioner or (Natural() if users is not None else None), **kwargs)
+        require("pandas", "Table", "pandas")
+        within(self, "[0, 1)", test_fraction=test_fraction)
+        if test is not None and test_fraction:
+            raise ValueError("Table: the test set is either test or a test_fraction of train: give one of the two")
+        self._given = {part: rows for part, rows in (("train", train), ("test", test), ("val", val)) if rows is not None}
+        self.target, self.users, self.features, self.standardise = target, users, features, standardise
+        self.test_fraction, self._task, self._num_classes = test_fraction, task, num_classes
+
+    @property
+    def _learnt(self) -> Targets:
+        return self._read[0]
+
+    def load(self) -> Splits:
+        return self._read[1]
+
+    def preprocess(self) -> Callable[[Tree], Tree]:
+        return Preprocess(*standardisation(self._read[1].train.inputs)) if self.standardise else Preprocess()
+
+    @cached_property
+    def _read(self) -> tuple[Targets, Splits]:
+        frames = {part: self._frame(part, given) for part, given in self._given.items()}
+        if self.test_fraction:
+            frames["train"], frames["test"] = self._divided(frames["train"])
+        columns = _features(frames["train"], self.features, (self.target, self.users))
+        values = {
+            part: (_column(frame, self.target, part), f"Table: column {self.target!r} of {part}")
+            for part, frame in frames.items()
+        }
+        learnt = read_targets(values, self._task, self._num_classes)
+        kinds = {name: _categories(frames["train"], name) for name in columns}
+        samples = {}
+        for part, frame in frames.items():
+            parts = [_numbers(frame, name, kinds[name], part) for name in columns]
+            inputs = torch.from_numpy(np.concatenate(parts, 1).astype(np.float32))
+            users = _column(frame, self.users, part) if self.users is not None and part == "train" else None
+            samples[part] = Samples(inputs, learnt.tensors[part], users)
+        return learnt, Splits(**samples)
+
+    def _frame(self, part: str, given: Any) -> Any:
+        """The rows of a part, with the columns that are needed."""
+        frame = _read_file(Path(given)) if isinstance(given, str | Path) else given
+        if not hasattr(frame, "columns"):
+            raise ValueError(
+                f"Table: {part} is a {type(frame).__name__}: give a .csv, .tsv or .parquet file, or a pandas DataFrame"
+            )
+        wanted = [self.target, *(self.features or []), *([self.users] if self.users and part == "train" else [])]
+        missing = [name for name in wanted if name not in frame.columns]
+        if missing:
+            names = ", ".join(map(str, frame.columns))
+            raise ValueError(f"Table: {part} has no column {' and no '.join(map(repr, missing))}; it has {names}")
+        if len(frame) == 0:
+            raise ValueError(f"Table: {part} has no rows")
+        return frame
+
+    def _divided(self, frame: Any) -> tuple[Any, Any]:
+        """The training rows, and those that are held out of them."""
+        order = np.random.default_rng([self.partition_seed, 3]).permutation(len(frame))
+        count = max(1, round(self.test_fraction * len(frame)))
+        return frame.iloc[np.sort(order[count:])], frame.iloc[np.sort(order[:count])]
+
+
+def _read_file(path: Path) -> Any:
+    pandas = require("pandas", "Table", "pandas")
+    if not path.exists():
+        raise missing_files("Table", [path], "check data.train, data.test and data.val")
+    with reading(path):
+        if path.suffix == ".parquet":
+            require("pyarrow", "Table", "pandas")
+            return pandas.read_parquet(path)
+        if not any(name in (".csv", ".tsv") for name in path.suffixes):
+            raise ValueError(f"it ends with {path.suffix or 'nothing'}, and tables end with .csv, .tsv (.gz too) or .parquet")
+        return pandas.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",")
+
+
+def _features(frame: Any, wanted: list[str] | None, no_features: tuple[str | None, ...]) -> list[str]:
+    columns = wanted if wanted is not None else [name for name in frame.columns if name not in no_features]
+    if not columns:
+        raise ValueError("Table: there are no features: columns other than target and users")
+    return columns
+
+
+def _column(frame: Any, name: str, part: str) -> np.ndarray:
+    """A column without missing values."""
+    values = frame[name]
+    if missing := int(values.isna().sum()):
+        row = int(values.isna().to_numpy().argmax())
+        raise ValueError(
+            f"Table: column {name!r} of {part} has {missing} missing values, the first in row {row}: fill or drop them"
+        )
+    if values.dtype.kind in "biuf":
+        numbers: np.ndarray = values.to_numpy(getattr(values.dtype, "numpy_dtype", values.dtype))
+        return numbers
+    return np.asarray([str(value) for value in values])
+
+
+def _categories(frame: Any, name: str) -> np.ndarray | None:
+    """The values of a column of text or categories; None for one of numbers."""
+    if frame[name].dtype.kind in "biuf":
+        return None
+    values = np.unique(_column(frame, name, "train"))
+    if len(values) > MOST_VALUES:
+        raise ValueError(
+            f"Table: column {name!r} of train holds {len(values):,} different texts, each of which would be a feature: leave it out of "
+            "features"
+        )
+    return values
+
+
+def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.ndarray:
+    """A feature's column, or its columns."""
+    values = _column(frame, name, part)
+    if kinds is not None:
+        return (values.astype(str)[:, None] == kinds).astype(np.float64)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"Table: column {name!r} holds numbers in train and text in {part}")
+    return values.astype(np.float64)[:, None]

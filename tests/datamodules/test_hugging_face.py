@@ -1,0 +1,185 @@
+"""HuggingFace: columns of data sets in memory, folders and files, as the arrays that hold the same."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from harness import distance, make_trainer
+from PIL import Image
+from torch import Tensor, nn
+
+from datamodules.common import everything, one_line
+from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, OPTIONS, module, trained
+from flcog.core import extras
+from flcog.datamodules import ArrayData, HuggingFace
+
+NAMES = np.array(["owl", "cat", "dog"])
+OWNERS = np.array(["ann", "bob", "cem"])[np.arange(60) % 3]
+
+
+def rows(count: int = 60) -> datasets.Dataset:
+    return datasets.Dataset.from_dict(
+        {
+            "x": FEATURES[:count].tolist(),
+            "label": LABELS[:count].tolist(),
+            "kind": NAMES[LABELS[:count]].tolist(),
+            "owner": OWNERS[:count].tolist(),
+            "text": [" ".join("abcdefgh"[: 1 + i % 5]) for i in range(count)],
+        }
+    )
+
+
+def of(dataset: Any = None, **options: Any) -> HuggingFace:
+    return HuggingFace(rows() if dataset is None else dataset, **{"input": "x", "num_workers": 0, **COMMON, **options})
+
+
+def double(x: Any) -> Tensor:
+    return 2 * torch.as_tensor(x, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("transform", [None, torch.as_tensor], ids=["stored", "streamed"])
+def test_rows_train_like_arrays(transform: Any, tmp_path: Path) -> None:
+    both = datasets.DatasetDict({"train": rows(), "test": rows(9)})
+    arrays = {"train_inputs": FEATURES, "train_targets": LABELS, "test_inputs": FEATURES[:9], "test_targets": LABELS[:9]}
+    got, expected = (trained(data, tmp_path) for data in (of(both, transform=transform), ArrayData(**arrays, **COMMON)))
+    assert distance(got.state, expected.state) == 0 and got.rows[-1]["test/loss"] == expected.rows[-1]["test/loss"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "folder of splits", "parquet", "csv", "json"])
+def test_files(kind: str, tmp_path: Path) -> None:
+    if kind == "folder":
+        rows().save_to_disk(tmp_path / "saved")
+        given: Any = str(tmp_path / "saved")
+    elif kind == "folder of splits":
+        datasets.DatasetDict({"train": rows(), "test": rows(9)}).save_to_disk(tmp_path / "saved")
+        given = tmp_path / "saved"
+    else:
+        given = {"train": str(tmp_path / f"a.{kind}"), "test": str(tmp_path / f"b.{kind}")}
+        for file, count in zip(given.values(), (60, 9), strict=True):
+            getattr(rows(count), f"to_{kind}")(file)
+    input = "x" if kind != "csv" else "text"
+    federation = of(given, input=input, transform=len if kind == "csv" else None, users="owner", partitioner=None).federation
+    assert federation.num_clients == 3 and (federation.test is None) == (kind == "folder")
+    assert federation.train.targets.tolist() == LABELS.tolist()
+    assert federation.partition.client(2).tolist() == list(range(2, 60, 3))
+
+
+def test_classes_by_name() -> None:
+    texts = of(target="kind").federation
+    assert texts.class_names == ("cat", "dog", "owl") and texts.train.targets.tolist() == [[2, 0, 1][c] for c in LABELS]
+    named = rows().cast_column("label", datasets.ClassLabel(names=["a", "b", "c", "never"]))
+    data = of(named)
+    assert data.num_classes == 4 and data.federation.class_names == ("a", "b", "c", "never")
+
+
+class Tokenizer:
+    """As transformers' tokenizers are called, and what they return."""
+
+    def __call__(self, text: str) -> Any:
+        from collections import UserDict
+
+        ids = [1 + "abcdefgh".index(word) for word in text.split()]
+        return UserDict({"input_ids": ids + [0] * (5 - len(ids)), "attention_mask": [1] * len(ids) + [0] * (5 - len(ids))})
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.head((self.embedding(input_ids) * attention_mask[..., None]).sum(1))
+
+
+def test_texts_and_columns_of_tokens(tmp_path: Path) -> None:
+    """A tokenizer in the workers is the same as tokens in columns, by name."""
+    tokens = rows().map(lambda row: dict(Tokenizer()(row["text"])))
+    renamed = tokens.rename_columns({"input_ids": "ids"})
+    runs = [
+        trained(data, tmp_path, Bag, executor="loop", rounds=1, eval_every=0)
+        for data in (
+            of(input="text", transform=Tokenizer()),
+            of(tokens, input=["input_ids", "attention_mask"]),
+            of(renamed, input={"input_ids": "ids", "attention_mask": "attention_mask"}, cache_dir=str(tmp_path / "cache")),
+        )
+    ]
+    assert distance(runs[0].state, runs[1].state) == distance(runs[0].state, runs[2].state) == 0
+
+
+def longest(inputs: list[dict[str, Any]]) -> Any:
+    width = max(len(row["input_ids"]) for row in inputs)
+    return {name: torch.tensor([[*row[name], *[0] * (width - len(row[name]))] for row in inputs]) for name in inputs[0]}
+
+
+def test_a_collator_pads(tmp_path: Path) -> None:
+    def ragged(text: str) -> dict[str, list[int]]:
+        tokens = Tokenizer()(text)
+        return {name: values[: sum(tokens["attention_mask"])] for name, values in tokens.items()}
+
+    runs = [
+        trained(of(input="text", transform=transform, collate_fn=collate), tmp_path, Bag, executor="loop", precision="64-true")
+        for transform, collate in ((Tokenizer(), None), (ragged, longest))
+    ]
+    assert distance(runs[0].state, runs[1].state) < 1e-14
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(256, size=(12, 5, 4, 3), dtype=np.uint8)
+    table = datasets.Dataset.from_dict({"image": [Image.fromarray(image) for image in pixels], "label": [0, 1] * 6})
+    data = HuggingFace(table, num_workers=1, num_clients=2)
+    inputs, _ = everything(data.federation, data.federation.train)
+    assert torch.equal(inputs, torch.from_numpy(pixels.transpose(0, 3, 1, 2) / np.float32(255)))
+
+
+def test_another_transform_for_evaluation() -> None:
+    both = datasets.DatasetDict({"train": rows(), "test": rows(9)})
+    federation = of(both, transform=double, eval_transform=torch.as_tensor).federation
+    assert torch.equal(federation.train.gather(torch.arange(9)), 2 * federation.test.gather(torch.arange(9)))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (
+            {"input": "pixels"},
+            r"the train set has no column 'pixels'; it has x, label, kind, owner, text: set input, target and users",
+        ),
+        ({"target": "y", "users": "who"}, "no column 'y' and no 'who'"),
+        ({"train": "training"}, None),
+        ({"val": "validation"}, "there is no split 'validation'; the data set has train: set data.val"),
+        ({"input": "text"}, "its input holds text, and a network takes numbers: .*tokenizer"),
+        ({"dataset": [1, 2]}, "dataset is a list: give a datasets.Dataset"),
+        ({"dataset": rows().to_iterable_dataset()}, "the train set is a stream, .* without streaming=True"),
+        ({"dataset": {"train": "none.parquet"}}, "HuggingFace found no none.parquet"),
+        ({"dataset": {"train": __file__}}, "ends with .py; files end with .csv"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(list(value)) if value else "",
+)
+def test_what_it_refuses(options: dict[str, Any], what: str | None) -> None:
+    data = of(options.pop("dataset", None), **options)
+    if what is None:
+        assert data.federation.num_clients == 5
+        return
+    with one_line((ValueError, FileNotFoundError), what):
+        make_trainer(None, **OPTIONS).prepare(module(), data)
+
+
+def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: Any, **options: Any) -> Any:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with one_line(ValueError, "mnist cannot be loaded .*no route to host.*give a folder that save_to_disk wrote, or files"):
+        HuggingFace("mnist").setup()
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(extras.importlib, "import_module", missing)
+    with one_line(ValueError, r"HuggingFace needs datasets, which is not installed: pip install 'flcog\[datasets\]'"):
+        HuggingFace("mnist")

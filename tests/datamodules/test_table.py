@@ -1,0 +1,114 @@
+"""Table: rows of CSV and Parquet files and of data frames, as the arrays that hold the same."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from harness import distance
+
+from datamodules.common import everything, one_line
+from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, trained
+from flcog.datamodules import IID, ArrayData, Table
+
+OWNERS = np.array(["ann", "bob", "cem"])[np.arange(60) % 3]
+
+
+def frame(**columns: Any) -> pandas.DataFrame:
+    own = {f"x{i}": FEATURES[:, i] for i in range(6)} | {"label": LABELS, "owner": OWNERS}
+    return pandas.DataFrame(own | columns)
+
+
+def test_rows_train_like_arrays(tmp_path: Path) -> None:
+    table = Table(frame(), target="label", features=[f"x{i}" for i in range(6)], test=frame()[:9], **COMMON)
+    arrays = {"train_inputs": FEATURES, "train_targets": LABELS, "test_inputs": FEATURES[:9], "test_targets": LABELS[:9]}
+    expected = ArrayData(**arrays, mean="auto", std="auto", **COMMON)
+    got, wanted = (trained(data, tmp_path) for data in (table, expected))
+    assert distance(got.state, wanted.state) == 0 and got.rows[-1]["test/loss"] == wanted.rows[-1]["test/loss"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv", "rows.parquet"])
+def test_files(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    frame().to_parquet(path) if name.endswith("parquet") else frame().to_csv(
+        path, index=False, sep="\t" if "tsv" in name else ","
+    )
+    federation = Table(str(path), target="label", users="owner").federation
+    assert federation.num_clients == 3 and federation.partition.client(1).tolist() == list(range(1, 60, 3))
+    assert (
+        torch.equal(federation.train.inputs, torch.from_numpy(FEATURES)) and federation.train.targets.tolist() == LABELS.tolist()
+    )
+
+
+def test_text_and_categories_become_columns() -> None:
+    rows = pandas.DataFrame(
+        {"size": pandas.Series([1, 2, 3], dtype="Int64"), "colour": ["red", "blue", "red"], "ok": [True, False, True]}
+    )
+    rows["y"] = ["yes", "no", "yes"]
+    test = rows.assign(colour=["green", "blue", "red"])
+    federation = Table(rows, target="y", test=test, num_clients=1, standardise=False).federation
+    assert federation.train.inputs.tolist() == [[1, 0, 1, 1], [2, 1, 0, 0], [3, 0, 1, 1]]  # size, blue, red, ok
+    assert federation.test.inputs[0].tolist() == [1, 0, 0, 1]  # type: ignore[union-attr]
+    assert federation.class_names == ("no", "yes") and federation.train.targets.tolist() == [1, 0, 1]
+    assert federation.task == "classification"
+
+
+def test_features_are_standardised_by_the_training_set() -> None:
+    federation = Table(frame(label=FEATURES[:, 0].astype(float)), target="label", features=["x1", "x2"], num_clients=2).federation
+    inputs, _ = everything(federation, federation.train)
+    expected = (FEATURES[:, 1:3] - FEATURES[:, 1:3].mean(0)) / FEATURES[:, 1:3].std(0)
+    assert federation.task == "regression" and np.allclose(inputs, expected, atol=1e-5)
+
+
+def test_a_part_is_held_out_for_testing() -> None:
+    rows = frame(number=np.arange(60.0))
+    data = Table(
+        rows, target="label", features=["number"], test_fraction=0.25, num_clients=3, partitioner=IID(), standardise=False
+    )
+    train, test = (set(samples.inputs[:, 0].tolist()) for samples in (data.federation.train, data.federation.test))  # type: ignore[union-attr]
+    assert len(test) == 15 and len(train) == 45 and not train & test
+    assert test != set(range(15)) and test == set(
+        Table(rows, target="label", features=["number"], test_fraction=0.25, standardise=False)
+        .federation.test.inputs[:, 0]
+        .tolist()  # type: ignore[union-attr]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Table(frame(), target="y"), "train has no column 'y'; it has x0, x1"),
+        (lambda: Table(frame(), target="label", users="who", features=["x9"]), "train has no column 'x9' and no 'who'"),
+        (lambda: Table(frame()[:0], target="label"), "train has no rows"),
+        (
+            lambda: Table(frame(x0=[np.nan, *range(59)]), target="label"),
+            "column 'x0' of train has 1 missing values, the first in row 0",
+        ),
+        (
+            lambda: Table(frame(label=[*range(59), np.nan]), target="label"),
+            "column 'label' of train has 1 missing values, .* row 59",
+        ),
+        (lambda: Table(frame()[["label"]], target="label"), "there are no features"),
+        (lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)), "'x0' holds numbers in train and text in test"),
+        (lambda: Table(frame(), target="label", test=frame(), test_fraction=0.1), "give one of the two"),
+        (lambda: Table(frame(), target="label", test_fraction=1.0), r"test_fraction must lie in \[0, 1\)"),
+        (lambda: Table("none.csv", target="label"), "Table found no none.csv"),
+        (lambda: Table(__file__, target="label"), "it ends with .py, and tables end with .csv"),
+        (lambda: Table([1, 2], target="label"), "train is a list: give a .csv, .tsv or .parquet file, or a pandas DataFrame"),
+        (
+            lambda: Table(pandas.DataFrame({"name": [f"n{i}" for i in range(1001)], "y": 0}), target="y"),
+            "column 'name' of train holds 1,001 different texts",
+        ),
+    ],
+)
+def test_what_it_refuses(make: Any, what: str) -> None:
+    with one_line((ValueError, FileNotFoundError), what):
+        make().setup()
+
+
+def test_users_are_clients_that_are_tested(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "rows.csv", index=False)
+    run = trained(Table(str(tmp_path / "rows.csv"), "label", "owner", client_test=0.2, batch_size=4), tmp_path, rounds=1)
+    assert run.federation.num_clients == 3 and "test/client_accuracy_mean" in run.rows[-1]
