@@ -41,8 +41,12 @@ def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("block", "name", "lines"),
-    [(blocks(README)[1], "StayNear", 10), (blocks(PAGES["your-method"])[0], "FollowTheCrowd", 20)],
-    ids=["in the README", "with state at the server"],
+    [
+        (blocks(README)[1], "StayNear", 10),
+        (blocks(PAGES["your-method"])[0], "FollowTheCrowd", 20),
+        (blocks(PAGES["your-method"])[1], "EvenOut", 15),
+    ],
+    ids=["in the README", "with state at the server", "with state at each client"],
 )
 def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([line for line in block.splitlines() if line.strip()]) <= lines
