@@ -10,7 +10,7 @@ Number = TypeVar("Number", int, float)
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """What an evaluation is summed up by: the first of these that it reports."""
 
-LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity"}
+LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "distance"}
 LAST_WORD = {"std": True, "variance": True, "jain": False}
 """Last words of metrics' names that measure a spread over clients or classes, and whether lower is better."""
 

@@ -355,7 +355,7 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     assert curve.high[:2] - curve.mean[:2] == pytest.approx(half) and curve.mean[:2] - curve.low[:2] == pytest.approx(half)
     assert math.isnan(curve.low[2])  # one seed has no interval, and that of two is too wide to look at
     assert np.isnan(over_seeds(series[:2], 0.95).low).all()
-    figure = curves_figure({"x": {"A": series, "B": []}, "y": {"A": series[:2]}}, "Test accuracy (%)", 0.95)
+    figure = curves_figure({"x": {"A": series, "B": []}, "y": {"A": series[:2]}}, dict.fromkeys("xy", "Test accuracy (%)"), 0.95)
     (legend,) = figure.legends
     assert (
         legend.get_title().get_text() == "Mean over 2 to 3 seeds,\nband: its 95 % interval\n(Student's t,\nfrom three seeds on)"
@@ -366,7 +366,7 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
     assert first.get_ylim()[0] > 0 and first.get_ylim()[1] < 100  # the wide bands are cut off
     for count, title in ((1, "One seed"), (2, "Mean over 2 seeds")):
-        assert curves_figure({"": {"A": series[:count]}}, "", 0.95).legends[0].get_title().get_text() == title
+        assert curves_figure({"": {"A": series[:count]}}, {"": ""}, 0.95).legends[0].get_title().get_text() == title
 
 
 def test_curves_are_drawn_in_percent_for_screen_and_paper(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flcog.commands import shipped_configs
-from flcog.commands.compare.plan import Cell, Table, cells, select
+from flcog.commands.compare.plan import Cell, Table, apart, cells, select
 from flcog.commands.compare.results import check_metric, number, percent_scale, result_of
 from flcog.commands.compare.runner import Runner, claim
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
@@ -62,9 +62,9 @@ def compare(arguments: list[str]) -> None:
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
     table = _chosen(options, path, out)
     runs = cells(table, out, extra)
-    failed = [] if options.show else _fill(runs, options.jobs, table.metric)
+    failed = [] if options.show else _fill(apart(runs), options.jobs)
     _report(table, runs, out, path, options)
-    _end(failed, len(runs))
+    _end(failed, len(apart(runs)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -152,7 +152,7 @@ def _report(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: 
     if options.save_results:
         count = write_results(saved, results, runs)
         print(f"{count} finished runs saved in {saved}" if count else f"no run has finished: nothing is saved in {saved}")
-    check_metric(table.metric, results, runs)
+    check_metric(results, runs)
 
 
 def _saved_file(options: argparse.Namespace, path: Path) -> Path:
@@ -181,8 +181,8 @@ def _end(failed: Sequence[Cell], count: int) -> None:
         raise SystemExit(signals.EXIT_STATUS)
 
 
-def _fill(runs: Sequence[Cell], jobs: int, metric: str | None) -> list[Cell]:
-    """Run what is not finished, telling each one's ``metric``; returns what failed."""
+def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
+    """Run what is not finished, telling what each came to; returns what failed."""
     for cell in runs:
         claim(cell)
     todo, runner = [cell for cell in runs if not cell.finished], Runner(jobs)
@@ -190,7 +190,7 @@ def _fill(runs: Sequence[Cell], jobs: int, metric: str | None) -> list[Cell]:
     try:
         print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished before", flush=True)
         for count, (cell, took) in enumerate(runner.run(todo), start=1):
-            print(f"[{count}/{len(todo)}] {cell.name}: {_outcome(cell, metric)} ({seconds(took)})", flush=True)
+            print(f"[{count}/{len(todo)}] {cell.name}: {_outcome(cell)} ({seconds(took)})", flush=True)
     finally:
         signals.put_back(before)
     finished = sum(cell.finished for cell in runs)
@@ -201,10 +201,10 @@ def _fill(runs: Sequence[Cell], jobs: int, metric: str | None) -> list[Cell]:
     return [cell for cell in todo if cell.error]
 
 
-def _outcome(cell: Cell, metric: str | None) -> str:
+def _outcome(cell: Cell) -> str:
     if cell.error:
         return cell.error if cell.busy else f"failed: {cell.error}"
-    result = result_of(cell, metric, last=1)
+    result = result_of(cell, cell.metric, last=1)
     if result is None or not result.scores:
         return "no evaluation"
     scale = percent_scale([result])

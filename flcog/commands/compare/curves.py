@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from flcog.commands.compare.findings import percent
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table
-from flcog.commands.compare.results import compared_metric
+from flcog.commands.compare.results import History, compared_metric
 from flcog.core.files import write_figure
 from flcog.core.monitor import lower_is_better
 
@@ -35,12 +35,12 @@ class Curve:
     high: np.ndarray
 
 
-def curves_figure(panels: Mapping[str, Mapping[str, Series]], metric: str, confidence: float) -> Figure:
+def curves_figure(panels: Mapping[str, Mapping[str, Series]], metrics: Mapping[str, str], confidence: float) -> Figure:
     """Means over seeds as lines, with confidence intervals as bands; more arms than colours are told apart by dashes.
 
     Args:
         panels: for each setting, each arm's evaluations.
-        metric: the vertical axis' text.
+        metrics: the vertical axes' texts; where all are alike, each line of panels has one.
         confidence: of the bands.
     """
     columns = min(len(panels), PANELS_A_LINE)
@@ -52,8 +52,9 @@ def curves_figure(panels: Mapping[str, Mapping[str, Series]], metric: str, confi
     for axes, (title, arms) in zip(places, panels.items(), strict=False):
         _panel(axes, arms, confidence)
         axes.set_title(title)
-    for axes in places[: len(panels) : columns]:
-        axes.set_ylabel(metric)
+    alike = len(set(metrics.values())) == 1
+    for axes, title in list(zip(places, panels, strict=False))[:: columns if alike else 1]:
+        axes.set_ylabel(metrics[title])
     counts = sorted({len(series) for arms in panels.values() for series in arms.values() if series})
     _legend(figure, counts, confidence)
     return figure
@@ -115,26 +116,35 @@ def over_seeds(seeds: Series, confidence: float) -> Curve:
 
 def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:
     """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files where nothing has been evaluated yet."""
-    histories = {(cell.column, cell.row, cell.seed): cell.history() for cell in runs}
-    named = (name for history in histories.values() if (name := compared_metric(table.metric, history)))
-    metric = next(named, None)
-    measured = [row[metric] for history in histories.values() for row in history if metric in row] if metric else []
-    if metric is None or not measured:
+    panels: dict[str, dict[str, Series]] = {}
+    labels: dict[str, str] = {}
+    for column in table.columns:
+        histories = {(cell.row, cell.seed): cell.history() for cell in runs if cell.column == column}
+        metric = next(
+            (name for cell in runs if cell.column == column and (name := compared_metric(cell.metric, cell.history()))), None
+        )
+        measured = [row[metric] for history in histories.values() for row in history if metric in row] if metric else []
+        scale = 100 if metric and _is_share(metric, measured) else 1
+        panels[column] = {
+            row: _evaluations([histories.get((row, seed), []) for seed in table.seeds], metric, scale) for row in table.rows
+        }
+        words = f"test {metric.removeprefix('test/')}" if metric and metric.startswith("test/") else metric or ""
+        labels[column] = words[:1].upper() + words[1:] + (" (%)" if scale == 100 else "")
+    if not any(series for arms in panels.values() for series in arms.values()):
         return []
-    is_share = not lower_is_better(metric.removesuffix("_std")) and not any(abs(value) > 1 for value in measured)
-    scale = 100 if is_share else 1
-
-    def series(column: str, row: str) -> list[list[tuple[float, float]]]:
-        found = [histories.get((column, row, seed), []) for seed in table.seeds]
-        evaluated = ([(values["round"], scale * values[metric]) for values in history if metric in values] for history in found)
-        return [values for values in evaluated if values]
-
-    panels = {column: {row: series(column, row) for row in table.rows} for column in table.columns}
-    words = f"test {metric.removeprefix('test/')}" if metric.startswith("test/") else metric
-    title = words[0].upper() + words[1:] + (" (%)" if is_share else "")
     with rc_context({"pdf.fonttype": 42}):  # fonts that publishers take
-        figure = curves_figure(panels, title, table.confidence)
+        figure = curves_figure(panels, labels, table.confidence)
         paths = [out / "curves.png", out / "curves.pdf"]
         for path in paths:
             write_figure(path, figure, dpi=200, remedy=OUT_REMEDY)
     return paths
+
+
+def _is_share(metric: str, measured: Sequence[float]) -> bool:
+    return not lower_is_better(metric.removesuffix("_std")) and not any(abs(value) > 1 for value in measured)
+
+
+def _evaluations(histories: Sequence[History], metric: str | None, scale: float) -> Series:
+    """(round, value) of each evaluation, for each run that has any."""
+    evaluated = ([(row["round"], scale * row[metric]) for row in history if metric in row] for history in histories if metric)
+    return [values for values in evaluated if values]

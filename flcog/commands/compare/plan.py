@@ -24,12 +24,15 @@ Summary = Literal["best", "last", "mean", "val"]
 class Part:
     """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values.
 
-    A row may have further options in single columns, such as a step size that was tuned for each setting.
+    A row may have further options in single columns, such as a step size that was tuned for each setting. A column may show a metric of
+    its own of a setting whose runs several columns show.
     """
 
     configs: tuple[Path, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metric: str | None = None
+    setting: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Cell:
     error: str | None = None
     busy: bool = False
     """Whether it was left out because another process is training it."""
+    metric: str | None = None
+    """The column of ``metrics.csv`` that it is compared by; None for the task's main one."""
     extra: Sequence[str] = ()
     """What of its command line is not the table's."""
 
@@ -112,17 +117,23 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
     _check_split_seed(table, extra)
     result = []
     for (column, setting), (row, arm), seed in product(table.columns.items(), table.rows.items(), table.seeds):
-        folder = out.joinpath(*(_file_name(name) for name in (column, row) if name), f"seed{seed}")
+        place = column if setting.setting is None else setting.setting
+        folder = out.joinpath(*(_file_name(name) for name in (place, row) if name), f"seed{seed}")
         arguments = ["fit"]
         for part in (table.common, setting, arm):
             arguments += [word for config in part.configs for word in ("-c", str(config))]
-        for options in (table.common.arguments, setting.arguments, arm.arguments, arm.columns.get(column, {})):
+        for options in (table.common.arguments, setting.arguments, arm.arguments, arm.columns.get(place, {})):
             arguments += [word for key, value in options.items() for word in (f"--{key}", _word(value))]
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
-        result.append(Cell(row, column, seed, folder, arguments, extra=extra))
+        result.append(Cell(row, column, seed, folder, arguments, metric=setting.metric or table.metric, extra=extra))
     _check_apart(result)
     return result
+
+
+def apart(runs: Sequence[Cell]) -> list[Cell]:
+    """One cell for each run: columns with several metrics of a setting show the same ones."""
+    return list({cell.folder: cell for cell in reversed(runs)}.values())[::-1]
 
 
 def _check_split_seed(table: Table, extra: Sequence[str]) -> None:
@@ -139,7 +150,7 @@ def _check_apart(runs: Sequence[Cell]) -> None:
     seen: dict[Path, Cell] = {}
     for cell in runs:
         other = seen.setdefault(cell.folder, cell)
-        if other is not cell:
+        if other.arguments != cell.arguments or (other.column == cell.column and other is not cell):
             raise ValueError(f"{other.name} and {cell.name} would both be run in {cell.folder}: rename a row or a column")
 
 

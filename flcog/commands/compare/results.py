@@ -175,9 +175,15 @@ def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
-def check_metric(metric: str | None, results: Sequence[Result], cells: Sequence[Cell]) -> None:
-    """Complain of a table's metric that no finished run has logged."""
-    if not metric or not any(result.finished for result in results) or any(result.metric for result in results):
+def check_metric(results: Sequence[Result], cells: Sequence[Cell]) -> None:
+    """Complain of a metric that no finished run of its columns has logged."""
+    for metric in dict.fromkeys(cell.metric for cell in cells if cell.metric):
+        columns = {cell.column for cell in cells if cell.metric == metric}
+        _check_logged(metric, [result for result in results if result.column in columns], cells)
+
+
+def _check_logged(metric: str, results: Sequence[Result], cells: Sequence[Cell]) -> None:
+    if not any(result.finished for result in results) or any(result.metric for result in results):
         return
     logged = sorted({name for cell in cells if cell.finished for row in cell.history() for name in row})
     raise ValueError(

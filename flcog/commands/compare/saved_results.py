@@ -48,7 +48,7 @@ def read_results(path: Path, runs: Sequence[Cell]) -> list[Result]:
 def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
     """What the cells came to; where a run's directory is gone, what the file of saved results has."""
     kept = {_key(result): result for result in (read_results(saved, runs) if saved else [])}
-    found = [result_of(cell, table.metric, table.last) or kept.get((cell.row, cell.column, cell.seed)) for cell in runs]
+    found = [result_of(cell, cell.metric, table.last) or kept.get((cell.row, cell.column, cell.seed)) for cell in runs]
     return [result for result in found if result]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,6 +21,8 @@ KEYS = {
     "seeds": "[0] by default",
     "vary": "what a seed draws: [seed], or [seed, partition_seed] where it draws the split too",
     "metric": "the column of metrics.csv that is compared; the task's main one by default",
+    "metrics": "several of them by name, each of which makes a column of every setting: {training: training/accuracy, test: "
+    "test/accuracy}",
     "summary": "which score of a run is compared with the other arms and the paper: best, last, mean of the last evaluations, or "
     "val, the one at the round where the validation set's was best",
     "last": "how many evaluations that mean takes, 5 by default",
@@ -65,6 +68,7 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     rows, columns = parts("rows"), parts("columns")
     if not isinstance(content["rows"], str):
         _check_columns(rows, columns, path)
+    columns = _with_metrics(columns, content, path)
     common = _part({key: content[key] for key in ("configs", "arguments") if key in content}, "the table", path)
     average = _text(content, "average", path)
     if average and average in columns:
@@ -183,6 +187,22 @@ def _metric(content: dict[Any, Any], path: Path) -> str | None:
     if not isinstance(metric, str | None):
         raise ValueError(f"metric in {path} must be a column of metrics.csv, such as test/accuracy; got {metric!r}")
     return metric
+
+
+def _with_metrics(columns: Mapping[str, Part], content: dict[Any, Any], path: Path) -> Mapping[str, Part]:
+    """The columns, or one for each of them and each of the metrics."""
+    metrics = content.get("metrics")
+    if metrics is None:
+        return columns
+    if not isinstance(metrics, dict) or not metrics or not all(isinstance(metric, str) for metric in metrics.values()):
+        raise ValueError(f"metrics in {path} must be columns of metrics.csv by name, {{test: test/accuracy}}; got {metrics!r}")
+    if "metric" in content:
+        raise ValueError(f"{path} has both metric and metrics: keep one")
+    return {
+        f"{column} {name}".strip(): replace(part, metric=metric, setting=column)
+        for column, part in columns.items()
+        for name, metric in metrics.items()
+    }
 
 
 def _last(content: dict[Any, Any], path: Path) -> int:

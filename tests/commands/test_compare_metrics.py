@@ -1,0 +1,109 @@
+"""A table that shows several metrics of the same runs, as FedWalk's Table 2 has training and test accuracies."""
+
+import csv
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands.test_compare import filled, plan_file
+from flcog.commands.cli import main
+from flcog.commands.compare.curves import draw_curves
+from flcog.commands.compare.plan import Cell, apart, cells, select
+from flcog.commands.compare.results import check_metric
+from flcog.commands.compare.saved_results import results_of
+from flcog.commands.compare.table_file import read_table
+
+METRICS = {"loss": "test/loss", "training": "training/accuracy"}
+SETTINGS = {"x": None, "y": {"arguments": {"data.seed": 3}}}
+
+
+def write_run(folder: Path) -> None:
+    run = folder / "20260101-000000"
+    run.mkdir(parents=True)
+    with (run / "metrics.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["round", "training/accuracy", "test/loss"], [1, 0.5, 2.0], [2, 0.75, 3.0]])
+
+
+def test_every_setting_has_a_column_for_each(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, columns=SETTINGS, metrics=METRICS, published={"A": {"y loss": 2.5}}))
+    assert list(plan.columns) == ["x loss", "x training", "y loss", "y training"]
+    runs = cells(plan, tmp_path / "out", [])
+    assert [cell.metric for cell in runs if cell.row == "A"] == list(METRICS.values()) * 2
+    # A setting's columns show the same runs, of which each is run once, whatever part of the table is asked for.
+    folders = {"x": tmp_path / "out/x/A/seed0", "y": tmp_path / "out/y/A/seed0"}
+    assert {cell.column: cell.folder for cell in runs if cell.row == "A"} == {name: folders[name[0]] for name in plan.columns}
+    assert [cell.folder for cell in apart(runs)] == list(dict.fromkeys(cell.folder for cell in runs)) and len(apart(runs)) == 4
+    (part,) = cells(select(plan, ["A", "y loss"]), tmp_path / "out", [])
+    assert part.folder == folders["y"] and "data.seed" in " ".join(part.arguments)
+
+
+def test_without_settings_they_are_the_columns(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, metrics=METRICS))
+    assert list(plan.columns) == list(METRICS)
+    assert cells(plan, tmp_path, [])[0].folder == tmp_path / "A/seed0"
+
+
+def test_each_column_is_of_its_metric(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, metrics=METRICS))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in apart(runs):
+        write_run(cell.folder)
+    given = filled(plan, runs)
+    assert given.scores("A", "training", "best") == {0: 75.0} and given.scores("A", "loss", "best") == {0: 2.0}
+    assert draw_curves(plan, runs, tmp_path)
+    (runs[0].folder / "finished").touch()
+    check_metric(results_of(plan, runs, None), runs)
+    wrong = read_table(plan_file(tmp_path, metrics=METRICS | {"oops": "test/acuracy"}))
+    runs = cells(wrong, tmp_path / "out", [])
+    with pytest.raises(
+        ValueError, match="no run logged the table's metric test/acuracy, but round, test/loss, training/accuracy"
+    ):
+        check_metric(results_of(wrong, runs, None), runs)
+
+
+def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    started = []
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command[command.index("--trainer.default_root_dir") + 1])
+            write_run(Path(started[-1]))
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    main(["compare", str(plan_file(tmp_path, columns=SETTINGS, metrics=METRICS)), "--out", str(tmp_path / "out")])
+    assert len(started) == len(set(started)) == 4
+    printed = capsys.readouterr().out
+    assert "4 runs, 0 of them finished before" in printed
+    with (tmp_path / "out/table.csv").open() as file:
+        lines = {(line["row"], line["column"]): line for line in csv.DictReader(file)}
+    assert {key: line["metric"] for key, line in lines.items() if key[0] == "B"} == {
+        ("B", f"{setting} {name}"): metric for setting in "xy" for name, metric in METRICS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"metrics": ["test/loss"]},
+            r"metrics in .* must be columns of metrics.csv by name, \{test: test/accuracy\}; got \['test/loss'\]",
+        ),
+        ({"metrics": {"a": 3}}, "metrics in .* must be columns of metrics.csv by name"),
+        ({"metrics": METRICS, "metric": "test/loss"}, "has both metric and metrics: keep one"),
+    ],
+)
+def test_mistakes(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_table(plan_file(tmp_path, **content))
+
+
+def test_cells_of_one_run_are_told_apart_from_names_that_clash(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="would both be run in"):
+        cells(read_table(plan_file(tmp_path, rows={"a/b": None, "a:b": None}, metrics=METRICS)), tmp_path, [])
+    same = [Cell("A", "x", 0, tmp_path, []), Cell("A", "y", 0, tmp_path, [])]
+    assert apart(same) == same[:1]
