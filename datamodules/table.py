@@ -11,7 +11,7 @@ import torch
 from flcog.core.checks import within
 from flcog.core.extras import require
 from flcog.core.trees import Tree
-from flcog.data import Partitioner, Preprocess, Samples, Splits
+from flcog.data import Preprocess, Samples, Splits
 from flcog.datamodules.files import missing_files, reading, standardisation
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
@@ -64,10 +64,11 @@ class Table(WithTargets):
         standardise: bool = True,
         task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
         num_classes: int | None = None,
-        partitioner: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partitioner=partitioner or (Natural() if users is not None else None), **kwargs)
+        if users is not None:
+            kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
+        super().__init__(**kwargs)
         require("pandas", "Table", "pandas")
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:

@@ -6,11 +6,13 @@ import signal
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,9 +98,13 @@ class Workers:
 
     def each(self, part: str, make: Make, indices: np.ndarray, at_once: int = 32) -> Iterator[Any]:
         """What is made of so many items at a time, in their order."""
-        starts = range(0, len(indices), at_once)
-        for pending in [self.submit(part, make, indices[start : start + at_once]) for start in starts]:
-            yield result_of(pending, part)
+        starts, pending = iter(range(0, len(indices), at_once)), deque[Future[Any]]()
+        while True:
+            for start in islice(starts, 1 + 4 * self.count - len(pending)):
+                pending.append(self.submit(part, make, indices[start : start + at_once]))
+            if not pending:
+                return
+            yield result_of(pending.popleft(), part)
 
     def rest(self) -> None:
         """End the processes, as nothing more may be read for long; the next read starts others."""

@@ -151,7 +151,7 @@ class Samples:
 
 def _gathered(leaf: Any, indices: Tensor) -> Tensor:
     if isinstance(leaf, Tensor):
-        return leaf.index_select(0, indices)
+        return leaf.index_select(0, indices.to(leaf.device))
     return torch.from_numpy(leaf[indices.cpu().numpy()])
 
 
@@ -208,7 +208,8 @@ class Federation:
         inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), samples.gather(indices, keys))
         if self.augment is not None and keys is not None:
             inputs = self.augment(inputs, keys)
-        return self.preprocess(inputs), map_leaves(lambda leaf: leaf.index_select(0, indices), samples.targets)
+        targets = map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)).to(device), samples.targets)
+        return self.preprocess(inputs), targets
 
     def label_counts(self, k: int) -> Tensor:
         """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target.

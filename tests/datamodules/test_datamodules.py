@@ -1,6 +1,10 @@
 """What all data modules share: they are listed, YAML reaches their arguments, and they refuse more clients than samples."""
 
 import inspect
+import itertools
+import re
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +20,16 @@ EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules
 MODULES = {name for name, cls in EXPORTED.items() if isinstance(cls, type) and issubclass(cls, FederatedDataModule)}
 
 
+REQUIRED = {
+    "ArrayData": ("--data.path=x.npz",),
+    "HuggingFace": ("--data.dataset=folder",),
+    "Table": ("--data.train=rows.csv", "--data.target=y"),
+    "TorchDataset": ("--data.train=torchvision.datasets.FakeData",),
+}
+
+
 def test_all_data_sets_are_listed() -> None:
-    assert len(MODULES) == 14
+    assert len(MODULES) == 17
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
@@ -26,7 +38,7 @@ def test_yaml_reaches_own_and_base_arguments(name: str) -> None:
     documented = inspect.getdoc(cls) or ""
     own = {n for n in inspect.signature(cls.__init__).parameters if n not in ("self", "kwargs")}
     assert not {argument for argument in own if f"    {argument}: " not in documented}, "undocumented arguments"
-    extra = ("--data.path=x.npz",) if name == "ArrayData" else ()
+    extra = REQUIRED.get(name, ())
     data = parse(f"--data={name}", "--data.num_clients=20", "--data.batch_size=7", "--data.client_test=0.25", *extra)
     assert type(data) is cls and (data.num_clients, data.batch_size, data.client_test) == (20, 7, 0.25)
 
@@ -49,3 +61,15 @@ def test_more_clients_than_samples() -> None:
 def test_constant_columns_keep_their_scale() -> None:
     mean, std = standardisation(torch.tensor([[1.0, 5], [3, 5]]))
     assert mean == (2, 5) and std == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["TorchDataset", "HuggingFace", "Table"])
+def test_the_yaml_of_their_docstrings_is_understood(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as the data: the files that it names are not there."""
+    (tmp_path / "my_module.py").write_text("def tokenize(text):\n    return text\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    documented = re.split("as YAML:\n\n", inspect.getdoc(EXPORTED[name]) or "", flags=re.I)[1]
+    text = textwrap.dedent("\n".join(itertools.takewhile(lambda line: line.startswith(" "), documented.splitlines())))
+    text = re.sub(r"root: data, train: \w+", "size: 3", text.replace("datasets.CIFAR10", "datasets.FakeData"))
+    (tmp_path / "data.yaml").write_text(text)
+    assert type(parse(f"--data={tmp_path / 'data.yaml'}")) is EXPORTED[name]

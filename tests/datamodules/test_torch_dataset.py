@@ -1,5 +1,6 @@
 """TorchDataset: the samples of arrays give the same bits as ArrayData; streams, files and resumed runs give the same as each other."""
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -372,12 +373,20 @@ class Stream(IterableDataset):
         return iter([])
 
 
+class WhoReads(Items):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.tensor([os.getpid(), os.getppid()]), 0
+
+
+def test_transforms_run_in_the_workers() -> None:
+    who = TorchDataset(WhoReads(), targets=LABELS, num_workers=2, **COMMON).federation.train.gather(torch.arange(60))
+    assert set(who[:, 1].tolist()) == {os.getpid()} and os.getpid() not in who[:, 0]
+
+
 class Fragile(Items):
     """Its process ends when it is asked for item 57."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        import os
-
         if index == 57:
             os._exit(1)
         if index == 58:
