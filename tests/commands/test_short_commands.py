@@ -76,5 +76,5 @@ def test_a_shell_completes_commands(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_shell_completes_options(tmp_path: Path) -> None:
     assert completions("flcog fit --trainer.rou", tmp_path) == ["--trainer.rounds"]
-    assert {"vmap", "loop", "auto"} <= set(completions("flcog fit --trainer.executor ", tmp_path))
+    assert completions("flcog fit --trainer.resume_changed ", tmp_path) == ["true", "false"]
     assert completions("flcog compare digits --jo", tmp_path) == ["--jobs"]
