@@ -1,20 +1,18 @@
 """The command ``flcog compare``: reads a table, runs its arms, prints and writes the filled table."""
 
 import argparse
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from flcog.commands import shipped_configs
+from flcog.commands.compare.filling import fill
 from flcog.commands.compare.plan import Cell, Table, apart, cells, select
-from flcog.commands.compare.results import check_metric, number, percent_scale, result_of
-from flcog.commands.compare.runner import Runner, claim
+from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import KEYS, read_table
 from flcog.core import signals
 from flcog.core.commands import parser_of
-from flcog.core.text import seconds
 
 EXTRA = "Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5"
 
@@ -62,9 +60,20 @@ def compare(arguments: list[str]) -> None:
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
     table = _chosen(options, path, out)
     runs = cells(table, out, extra)
-    failed = [] if options.show else _fill(apart(runs), options.jobs)
+    failed = [] if options.show else _fill(table, runs, out, options)
     _report(table, runs, out, path, options)
     _end(failed, len(apart(runs)))
+
+
+def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Namespace) -> list[Cell]:
+    """Run what is not finished; returns what failed."""
+    from flcog.commands.compare.filled import Filled
+    from flcog.commands.compare.table import summarise
+
+    def filled() -> tuple[list[str], list[list[str]]]:
+        return summarise(Filled(table, results_of(table, runs, None)), options.spread)
+
+    return fill(apart(runs), options.jobs, out.resolve().parent, not options.no_trunks, filled)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         help="where the runs and the table go; runs/<name of the file> by default",
     )
     parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
+    parser.add_argument(
+        "--no-trunks",
+        action="store_true",
+        help="train every run from round 1 on; else arms that are the same until a round (start_round) branch from one of them there, "
+        "with the same numbers",
+    )
     parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
     parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
@@ -179,33 +194,3 @@ def _end(failed: Sequence[Cell], count: int) -> None:
         )
     if busy:
         raise SystemExit(signals.EXIT_STATUS)
-
-
-def _fill(runs: Sequence[Cell], jobs: int) -> list[Cell]:
-    """Run what is not finished, telling what each came to; returns what failed."""
-    for cell in runs:
-        claim(cell)
-    todo, runner = [cell for cell in runs if not cell.finished], Runner(jobs)
-    before = signals.answer(runner.stop)
-    try:
-        print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished before", flush=True)
-        for count, (cell, took) in enumerate(runner.run(todo), start=1):
-            print(f"[{count}/{len(todo)}] {cell.name}: {_outcome(cell)} ({seconds(took)})", flush=True)
-    finally:
-        signals.put_back(before)
-    finished = sum(cell.finished for cell in runs)
-    if runner.signal and finished < len(runs):
-        what = f"stopped by {signals.name(runner.signal)}, {finished} of {len(runs)} runs finished"
-        print(f"\n{what}. The same command goes on with the others, where each of them was\n", flush=True)
-        raise KeyboardInterrupt if runner.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
-    return [cell for cell in todo if cell.error]
-
-
-def _outcome(cell: Cell) -> str:
-    if cell.error:
-        return cell.error if cell.busy else f"failed: {cell.error}"
-    result = result_of(cell, cell.metric, last=1)
-    if result is None or not result.scores:
-        return "no evaluation"
-    scale = percent_scale([result])
-    return ", ".join(f"{name} {number(scale * result.scores[name])}" for name in ("best", "last"))

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flcog.commands.compare.published import Published
+from flcog.commands.compare.reuse import FINISHED, folder_with_run
+from flcog.run.directory import LAST, kept_checkpoint
 from flcog.run.metrics_rows import read_rows
 
 OUT_REMEDY = "free space or choose another --out"
@@ -92,6 +94,16 @@ class Cell:
     """The column of ``metrics.csv`` that it is compared by; None for the task's main one."""
     extra: Sequence[str] = ()
     """What of its command line is not the table's."""
+    common_arguments: Sequence[str] = ()
+    """Its command line without the command, seeds and folder: what it shares with other seeds."""
+    varies_split: bool = False
+    """Whether its seed draws the split too."""
+    identity: str = ""
+    """What it shares with all runs of the same numbers; empty where that is not known."""
+    trunk: "Trunk | None" = None
+    """The run whose first rounds are its own."""
+    keep_options: Sequence[str] = ()
+    """Options by which it keeps the checkpoints from which others branch."""
 
     @property
     def name(self) -> str:
@@ -99,17 +111,35 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "finished").is_file()
+        return (folder_with_run(self.folder) / FINISHED).is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether its own run has come to a checkpoint."""
+        return any(self.folder.glob(f"*/{LAST}"))
 
     @property
     def run(self) -> Path | None:
-        """The directory of its run, the newest if it began anew."""
-        tables = sorted(self.folder.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+        """The directory of its run, the newest if it began anew; another table's, if that has finished the same run."""
+        tables = sorted(folder_with_run(self.folder).glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
         return tables[-1].parent if tables else None
 
     def history(self) -> list[dict[str, float]]:
         """The rows of its ``metrics.csv``, as far as it has come."""
         return read_rows(self.run / "metrics.csv")[0] if self.run else []
+
+
+class Trunk(NamedTuple):
+    """A run, and how many of its first rounds another shares with it."""
+
+    cell: Cell
+    round: int
+
+    @property
+    def run(self) -> Path | None:
+        """Its directory, once it has the checkpoint of that round."""
+        run = self.cell.run
+        return run if run is not None and kept_checkpoint(run, self.round).is_file() else None
 
 
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
@@ -124,9 +154,12 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
             arguments += [word for config in part.configs for word in ("-c", str(config))]
         for options in (table.common.arguments, setting.arguments, arm.arguments, arm.columns.get(place, {})):
             arguments += [word for key, value in options.items() for word in (f"--{key}", _word(value))]
+        common = [*arguments[1:], *extra]
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
-        result.append(Cell(row, column, seed, folder, arguments, metric=setting.metric or table.metric, extra=extra))
+        cell = Cell(row, column, seed, folder, arguments, metric=setting.metric or table.metric, extra=extra)
+        cell.common_arguments, cell.varies_split = common, table.varies_split
+        result.append(cell)
     _check_apart(result)
     return result
 

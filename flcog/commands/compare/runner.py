@@ -8,18 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import FrameType
 
 import yaml
 
 from flcog.commands.compare.plan import OUT_REMEDY, Cell
+from flcog.commands.compare.reuse import FINISHED, SAME_RUN, forget, note
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
-from flcog.run.directory import LAST
 from flcog.run.writer_lock import ADVICE, BUSY, WriterLock
+
+LOOK_EVERY = 1.0
+"""Seconds between looks at whether a run can begin that waits for another's rounds."""
 
 
 class Runner:
@@ -27,31 +30,41 @@ class Runner:
 
     Args:
         jobs: how many at a time; they share the cores.
+        known: finished runs by their identities, which are not run again.
     """
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: int, known: dict[str, Path] | None = None) -> None:
+        self.jobs, self.known = jobs, dict(known or {})
         self.signal = 0
         """The signal that has stopped it; 0 for none."""
+        self._running: dict[Future[float], Cell] = {}
         self._children: set[subprocess.Popen[bytes]] = set()
         self._lock, self._stopped, self._interrupts = threading.Lock(), False, 0
         self._terminals = signals.terminals()
 
     def run(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
         """Yields each cell when it is through, with its seconds; what went wrong is its ``error``."""
-        pool = ThreadPoolExecutor(self.jobs)
+        pool, waiting, running = ThreadPoolExecutor(self.jobs), list(todo), self._running
         try:
-            futures = {pool.submit(self._one, cell): cell for cell in todo}
-            for future in as_completed(futures):
-                took = future.result()
-                if futures[future].finished or not self.signal:
-                    yield futures[future], took
+            while running or (waiting and not self._stopped):
+                ahead = [*waiting, *running.values()]
+                for cell in [cell for cell in waiting if _can_begin(cell, ahead)][: self.jobs - len(running)]:
+                    waiting.remove(cell)
+                    running[pool.submit(self._one, cell)] = cell
+                for future in wait(running, LOOK_EVERY, FIRST_COMPLETED).done:
+                    cell = running.pop(future)
+                    if cell.finished or not self.signal:
+                        yield cell, future.result()
         finally:
             with self._lock:
                 self._stopped = True
                 for child in self._children:
                     child.terminate()
             pool.shutdown(cancel_futures=True)
+
+    def in_hand(self) -> list[Cell]:
+        """The cells that are being trained."""
+        return list(self._running.values())
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Answer a signal: begin no more runs, and hand it on to those in hand, which know how to end; the fourth Ctrl-C kills them."""
@@ -70,7 +83,10 @@ class Runner:
         cell.error = None if self._stopped else lock.take(cell.folder)
         try:
             if cell.error is None and not self._stopped and not cell.finished:
-                self._train(cell)
+                if cell.identity in self.known and not cell.begun:
+                    note(cell.folder, self.known[cell.identity], OUT_REMEDY)
+                else:
+                    self._train(cell)
         finally:
             lock.release()
         if cell.error is not None and f" {BUSY} " in cell.error:
@@ -78,10 +94,9 @@ class Runner:
         return time.monotonic() - started
 
     def _train(self, cell: Cell) -> None:
-        begun = any(cell.folder.glob(f"*/{LAST}"))
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
         # -P: else Python looks for every module in the working directory first, where a random.py may lie.
-        command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *(["--ckpt_path", "last"] if begun else [])]
+        command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *_beginning(cell), *cell.keep_options]
         with (cell.folder / "output.txt").open("ab") as output:
             with self._lock:
                 if self._stopped:
@@ -101,18 +116,33 @@ class Runner:
         with self._lock:
             self._children.discard(child)
         if code == 0:
-            with replacing(cell.folder / "finished", remedy=OUT_REMEDY):
-                pass  # left empty: only whether the file exists is looked at
+            with replacing(cell.folder / FINISHED, "w", OUT_REMEDY) as file:
+                file.write(cell.identity)
+            if cell.identity:
+                self.known[cell.identity] = cell.folder
         else:
             lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
 
 
+def _can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
+    """Whether the run that it branches from has come far enough, or never will, as it is none of those ``ahead``."""
+    return cell.trunk is None or cell.begun or cell.trunk.run is not None or cell.trunk.cell not in ahead
+
+
+def _beginning(cell: Cell) -> list[str]:
+    """Where it begins: where it was, where it branches from another, or at round 1."""
+    if cell.begun:
+        return ["--ckpt_path", "last"]
+    trunk = cell.trunk.run if cell.trunk else None
+    return ["--branch", str(trunk), "--round", str(cell.trunk.round)] if cell.trunk and trunk else []
+
+
 def claim(cell: Cell) -> None:
     """Make the cell's folder, or check that what was begun there is this very run."""
-    note = cell.folder / "arguments.yaml"
-    if note.is_file() and (cell.folder / "output.txt").is_file():
-        earlier = _earlier_arguments(note)
+    given = cell.folder / "arguments.yaml"
+    if given.is_file() and (cell.folder / "output.txt").is_file():
+        earlier = _earlier_arguments(given)
         then, now = _settings(earlier), _settings(cell.arguments)
         if then != now:
             changed = shlex.join([word for word in now if word not in then]) or "fewer arguments"
@@ -122,7 +152,9 @@ def claim(cell: Cell) -> None:
         return
     with clear_errors(cell.folder, OUT_REMEDY):
         make_folder(cell.folder)
-    write_yaml(note, cell.arguments, OUT_REMEDY)
+        if (cell.folder / SAME_RUN).is_file() and _settings(_earlier_arguments(given)) != _settings(cell.arguments):
+            forget(cell.folder)  # another table's run was this one as it was then
+    write_yaml(given, cell.arguments, OUT_REMEDY)
 
 
 def _earlier_arguments(note: Path) -> list[str]:

@@ -1,0 +1,75 @@
+"""Fills a table: what is finished here or in another table is taken, rounds that arms share are trained once, the rest is run."""
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flcog.commands.compare.plan import OUT_REMEDY, Cell
+from flcog.commands.compare.progress import Progress, Rows
+from flcog.commands.compare.resolved import identity, resolve
+from flcog.commands.compare.results import number, percent_scale, result_of
+from flcog.commands.compare.reuse import finished_runs, note
+from flcog.commands.compare.runner import Runner, claim
+from flcog.commands.compare.trunks import share_rounds
+from flcog.core import signals
+from flcog.core.files import short
+
+
+def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Callable[[], Rows]) -> list[Cell]:
+    """Run what is not finished, telling what each came to; returns what failed.
+
+    Args:
+        runs: the table's.
+        jobs: how many side by side.
+        root: below which other tables may have finished the same runs.
+        trunks: whether runs may branch from others.
+        filled: the table as it stands.
+    """
+    for cell in runs:
+        claim(cell)
+    done = sum(cell.finished for cell in runs)
+    print(f"{len(runs)} runs, {done} of them finished before", flush=True)
+    known, rounds = _prepare(runs, root, trunks) if done < len(runs) else ({}, {})
+    todo, runner = [cell for cell in runs if not cell.finished], Runner(jobs, known)
+    before = signals.answer(runner.stop)
+    try:
+        with Progress(runs, todo, rounds, runner.in_hand, filled) as progress:
+            for cell, took in runner.run(todo):
+                progress.tell(cell, _outcome(cell), took)
+    finally:
+        signals.put_back(before)
+    finished = sum(cell.finished for cell in runs)
+    if runner.signal and finished < len(runs):
+        what = f"stopped by {signals.name(runner.signal)}, {finished} of {len(runs)} runs finished"
+        print(f"\n{what}. The same command goes on with the others, where each of them was\n", flush=True)
+        raise KeyboardInterrupt if runner.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
+    return [cell for cell in todo if cell.error]
+
+
+def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[dict[str, Path], dict[str, int]]:
+    """Take what other tables have finished, and find the rounds that runs share.
+
+    Returns all finished runs, by identity, and how many rounds each cell's run has.
+    """
+    keeping = [cell for cell in runs if cell.run is not None and any(cell.run.glob("checkpoints/round-*.ckpt"))]
+    configs = resolve([cell for cell in runs if not cell.finished or cell in keeping])
+    known = finished_runs(root)
+    for cell in runs:
+        cell.identity = identity(configs[cell.name]) if cell.name in configs else ""
+        if not cell.finished and not cell.begun and (other := known.get(cell.identity)):
+            note(cell.folder, other, OUT_REMEDY)
+            print(f"{cell.name}: the same run as {short(other)}, which is finished", flush=True)
+    if trunks and (saved := share_rounds(runs, configs)):
+        count = sum(cell.trunk is not None for cell in runs)
+        print(f"{count} of {len(runs)} runs branch from others: {saved:,} rounds are not trained again", flush=True)
+    return known, {name: config["trainer"]["rounds"] for name, config in configs.items()}
+
+
+def _outcome(cell: Cell) -> str:
+    if cell.error:
+        return cell.error if cell.busy else f"failed: {cell.error}"
+    result = result_of(cell, cell.metric, last=1)
+    if result is None or not result.scores:
+        return "no evaluation"
+    scale = percent_scale([result])
+    return ", ".join(f"{name} {number(scale * result.scores[name])}" for name in ("best", "last"))

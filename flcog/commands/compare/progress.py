@@ -1,0 +1,94 @@
+"""How much of a comparison remains: runs, rounds and time, and on a terminal the table as it fills."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from flcog.commands.compare.plan import Cell
+from flcog.core.text import clock, seconds
+
+Rows = tuple[list[str], list[list[str]]]
+"""A table's header and rows."""
+
+
+class Progress:
+    """Tells what remains whenever a run ends; on a terminal the table and what remains stand below, and are kept up to date.
+
+    Args:
+        runs: all cells of the table.
+        todo: those that are not finished.
+        rounds: how many a cell's run has in all, by its name, where that is known.
+        in_hand: the cells that are being trained.
+        filled: the table as it stands.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Cell],
+        todo: Sequence[Cell],
+        rounds: Mapping[str, int],
+        in_hand: Callable[[], Sequence[Cell]],
+        filled: Callable[[], Rows],
+    ) -> None:
+        self._runs, self._rounds, self._in_hand, self._filled = runs, rounds, in_hand, filled
+        self._before = {cell.name: _rounds_before(cell) for cell in todo}
+        """The rounds that were done, or are another run's."""
+        self._ended: set[str] = set()
+        self._began = time.monotonic()
+        self._table: RenderableType = Text("")
+        console = Console()
+        self._live = Live(get_renderable=self._render, console=console, transient=True, refresh_per_second=1)
+        self._on_terminal = console.is_interactive and not console.is_jupyter
+
+    def __enter__(self) -> "Progress":
+        if self._on_terminal and self._before:
+            self._draw()
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def tell(self, cell: Cell, outcome: str, took: float) -> None:
+        """Say how a run has ended after so many seconds, and what remains."""
+        self._ended.add(cell.name)
+        count = len(self._runs) - len(self._before) + len(self._ended)
+        rest = "" if self._on_terminal or len(self._ended) == len(self._before) else f"; {self._remaining()}"
+        print(f"[{count}/{len(self._runs)}] {cell.name}: {outcome} ({seconds(took)}){rest}", flush=True)
+        if self._on_terminal:
+            self._draw()
+
+    def _remaining(self) -> str:
+        """Rounds done of those to be trained, and the time that the others will take at the pace so far."""
+        new = {name: max(0, self._rounds.get(name, 1) - before) for name, before in self._before.items()}
+        done = sum(new[name] for name in self._ended)
+        for cell in self._in_hand():
+            if cell.name in new and cell.name not in self._ended:
+                done += min(new[cell.name], max(0, len(cell.history()) - self._before[cell.name]))
+        total, elapsed = sum(new.values()), time.monotonic() - self._began
+        left = f", {clock(elapsed * (total - done) / done)} left" if done else ""
+        return f"{done:,} of {total:,} rounds in {clock(elapsed)}{left}"
+
+    def _draw(self) -> None:
+        header, rows = self._filled()
+        table = RichTable(box=None, pad_edge=False, header_style="dim")
+        for name in header:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*map(str, row))
+        self._table = table
+
+    def _render(self) -> RenderableType:
+        count = len(self._runs) - len(self._before) + len(self._ended)
+        return Group("", self._table, f"\n{count} of {len(self._runs)} runs, {self._remaining()}")
+
+
+def _rounds_before(cell: Cell) -> int:
+    """How many of its rounds are done, or will be another run's."""
+    if cell.begun:
+        return len(cell.history())
+    return cell.trunk.round if cell.trunk else 0

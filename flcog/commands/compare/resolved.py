@@ -1,0 +1,94 @@
+"""What a cell's run will be, known before it is started: its command line resolved to a full configuration, in this process."""
+
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import flcog
+from flcog.commands.compare.plan import SPLIT_SEED, Cell
+from flcog.commands.lightning_cli import FederatedCLI
+
+Config = Mapping[str, Any]
+
+WHERE_IT_LIES = ("default_root_dir", "logger", "resume_changed")
+"""Options of the trainer that decide no number."""
+WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "Summary")
+"""Callbacks that add nothing to the rows."""
+
+
+class _Reader(FederatedCLI):
+    """Reads a command line, and makes nothing of what it says."""
+
+    def instantiate_classes(self) -> None:
+        self._dump_config()
+
+    def _set_seed(self) -> None:
+        """Nothing is drawn."""
+
+
+def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
+    """The cells' configurations, by their names; without those that would be refused, which their run will say."""
+    read: dict[tuple[str, ...], Config | None] = {}
+    found = {}
+    for cell in cells:
+        words = tuple(cell.common_arguments)
+        if words not in read:
+            read[words] = _read(words)
+        config = read[words]
+        if config is not None:
+            found[cell.name] = _with_seed(config, cell)
+    return found
+
+
+def _read(words: Sequence[str]) -> Config | None:
+    """What ``flcog fit`` would take from its command line, which is refused in silence."""
+    with (
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            return dict(_Reader(list(words)).config_dump)
+        except (Exception, SystemExit):
+            return None
+
+
+def _with_seed(config: Config, cell: Cell) -> Config:
+    config = cast(dict[str, Any], copy.deepcopy(config))
+    config["seed_everything"] = config["trainer"]["seed"] = cell.seed
+    if cell.varies_split:
+        config["data"]["init_args"][SPLIT_SEED.removeprefix("data.")] = cell.seed
+    return config
+
+
+def callbacks_of(config: Config) -> list[Any]:
+    """The callbacks that may have a part in the rows: their class paths with their arguments."""
+    return [part for part in config["trainer"].get("callbacks") or () if class_of(part) not in WATCHES]
+
+
+def class_of(part: Config) -> str:
+    """The name of a class that a configuration gives."""
+    return str(part["class_path"]).rpartition(".")[2]
+
+
+def without_place(config: Config, callbacks: Sequence[Any]) -> str:
+    """A configuration with these callbacks as text, but for where its run lies."""
+    trainer = {name: value for name, value in config["trainer"].items() if name not in WHERE_IT_LIES}
+    return json.dumps({**config, "trainer": {**trainer, "callbacks": callbacks}}, sort_keys=True, default=str)
+
+
+def identity(config: Config) -> str:
+    """Twenty hex digits that two runs share whose configuration, seed and version of flcog are the same.
+
+    Where a run lies, its trackers and what only watches it count for nothing. All else does: executor, precision, accelerator and number
+    of processes too, with which last digits may change. So they may with the number of threads, which ``--jobs`` decides and
+    which is not looked at.
+    """
+    text = without_place(config, callbacks_of(config))
+    return hashlib.sha256(f"{flcog.__version__} {text}".encode()).hexdigest()[:20]

@@ -1,0 +1,146 @@
+"""``flcog compare`` does not run a cell twice that another table under the same root has finished."""
+
+import csv
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness import ROOT
+
+import flcog
+from flcog.commands.cli import main
+from flcog.commands.compare.plan import Cell, cells
+from flcog.commands.compare.resolved import identity, resolve
+from flcog.commands.compare.reuse import SAME_RUN
+from flcog.commands.compare.table_file import read_table
+
+QUICKSTART = str(ROOT / "configs/quickstart.yaml")
+FEDPROX = str(ROOT / "configs/methods/fedprox.yaml")
+
+
+def table(folder: Path, name: str, **content: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        yaml.safe_dump({"configs": [QUICKSTART], "rows": {"FedAvg": None, "FedProx": {"configs": [FEDPROX]}}} | content)
+    )
+    return path
+
+
+def identities(folder: Path, *extra: str, **content: Any) -> list[str]:
+    runs = cells(read_table(table(folder, "identities", **content)), folder / "out", extra)
+    configs = resolve(runs)
+    return [identity(configs[cell.name]) for cell in runs]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of the runs that were started, which end at once with two rounds."""
+    folders: list[Path] = []
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            folders.append(Path(command[command.index("--trainer.default_root_dir") + 1]))
+            run = folders[-1] / "20260101-000000"
+            run.mkdir(parents=True)
+            with (run / "metrics.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([["round", "test/accuracy", "time/round"], [1, 0.5, 1.0], [2, 0.25, 1.0]])
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    return folders
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Callable[..., None]:
+    def run(name: str, *more: str, **content: Any) -> None:
+        main(["compare", str(table(tmp_path, name, **content)), "--out", str(tmp_path / "runs" / name), *more])
+
+    return run
+
+
+def test_what_another_table_has_finished_is_taken(
+    compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare("one", rows={"FedAvg": None}, columns={"x": None})
+    assert started == [tmp_path / "runs/one/x/FedAvg/seed0"]
+    compare("two")
+    assert started[1:] == [tmp_path / "runs/two/FedProx/seed0"]
+    said = capsys.readouterr().out
+    assert "FedAvg · seed 0: the same run as " in said and "| FedAvg | 50.00 | 25.00 |" in said
+    assert yaml.safe_load((tmp_path / f"runs/two/FedAvg/seed0/{SAME_RUN}").read_text()) == {
+        "folder": "../../../one/x/FedAvg/seed0"
+    }
+    # Again, shown, and moved together: still the same.
+    compare("two")
+    assert len(started) == 2 and "2 runs, 2 of them finished before" in capsys.readouterr().out
+    shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+    main(["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "elsewhere/two"), "--show"])
+    assert "| FedAvg | 50.00 | 25.00 |" in capsys.readouterr().out
+    # What is deleted is noticed, and run.
+    shutil.rmtree(tmp_path / "elsewhere/one")
+    main(["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "elsewhere/two")])
+    assert started[2:] == [tmp_path / "elsewhere/two/FedAvg/seed0"]
+
+
+def test_a_table_that_was_changed_does_not_keep_what_it_took(
+    compare: Callable[..., None], started: list[Path], tmp_path: Path
+) -> None:
+    compare("one", rows={"FedAvg": None})
+    compare("two", rows={"FedAvg": None})
+    compare("two", rows={"FedAvg": None}, arguments={"trainer.rounds": 7})
+    assert started == [tmp_path / "runs/one/FedAvg/seed0", tmp_path / "runs/two/FedAvg/seed0"]
+
+
+def test_two_rows_that_are_the_same_are_run_once(compare: Callable[..., None], started: list[Path]) -> None:
+    compare("one", rows={"FedAvg": None, "plain": {"arguments": {"trainer.rounds": 20}}})
+    assert len(started) == 1
+
+
+def test_another_version_of_flcog_runs_anew(
+    compare: Callable[..., None], started: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare("one", rows={"FedAvg": None})
+    monkeypatch.setattr(flcog, "__version__", "0.0.0")
+    compare("two", rows={"FedAvg": None})
+    assert len(started) == 2
+
+
+def test_what_makes_a_run_the_same(tmp_path: Path) -> None:
+    plain, prox = identities(tmp_path)
+    assert plain and plain != prox
+    same = (
+        ["--trainer.logger", "false"],
+        ["--trainer.rounds", "20"],  # as the config has it
+        ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_rounds", "[2]"],
+    )
+    for words in same:
+        assert identities(tmp_path, *words)[0] == plain, words
+    others = (
+        ["--trainer.executor", "loop"],
+        ["--trainer.precision", "64-true"],
+        ["--data.batch_size", "16"],
+        ["--trainer.callbacks+=ClassAccuracy"],  # adds columns
+    )
+    found = [identities(tmp_path, *words)[0] for words in others]
+    assert len({plain, *found}) == 5
+    rows = {"FedProx": {"configs": [FEDPROX]}}
+    assert identities(tmp_path, rows=rows) == [prox] != identities(tmp_path, "--trainer.callbacks.mu", "0.5", rows=rows)
+
+
+def test_seeds_and_what_they_draw(tmp_path: Path) -> None:
+    first, second = identities(tmp_path, rows={"A": None}, seeds=[0, 1])
+    zero, one = identities(tmp_path, rows={"A": None}, seeds=[0, 1], vary=["seed", "partition_seed"])
+    # The split that seed 0 draws is the one that all share else.
+    assert zero == first and len({first, second, one}) == 3
+
+
+def test_a_run_that_would_be_refused_is_left_to_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = cells(read_table(table(tmp_path, "bad", rows={"A": {"arguments": {"trainer.runds": 3}}})), tmp_path, [])
+    assert resolve(runs) == {} and not any(capsys.readouterr())
+    assert not any(cell.identity for cell in runs) and isinstance(runs[0], Cell)

@@ -1,0 +1,202 @@
+"""Arms that are the same until a round train the rounds before it once, and come to the same numbers."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness import ROOT
+
+from flcog.commands.cli import main
+from flcog.commands.compare.plan import Cell, cells
+from flcog.commands.compare.resolved import resolve
+from flcog.commands.compare.runner import Runner, claim
+from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.trunks import share_rounds
+from flcog.run.directory import kept_checkpoint
+from flcog.run.metrics_rows import read_rows
+
+METHODS = ROOT / "configs/methods"
+COG = {"trainer.callbacks.FedCOG.start_round": 3, "trainer.callbacks.steps": 2, "trainer.callbacks.num_samples": 8}
+
+
+def arm(*names: str, **arguments: Any) -> dict[str, Any]:
+    """A row; underscores in arguments stand for dots after ``trainer``."""
+    options = {f"trainer.{name.replace('__', '.')}": value for name, value in arguments.items()}
+    return {"configs": [str(METHODS / f"{name}.yaml") for name in names], "arguments": options}
+
+
+def planned(folder: Path, rows: Mapping[str, Any], **content: Any) -> tuple[dict[str, Cell], int]:
+    """The table's cells by their rows, and the rounds that they share."""
+    path = folder / "table.yaml"
+    setting = {"trainer.rounds": 5, "trainer.local_steps": 2, "trainer.logger": False}
+    path.write_text(
+        yaml.safe_dump({"configs": [str(ROOT / "configs/quickstart.yaml")], "arguments": setting, "rows": dict(rows)} | content)
+    )
+    runs = cells(read_table(path), folder / "out", ["--trainer.rounds", "5"])
+    saved = share_rounds(runs, resolve(runs))
+    return {cell.row: cell for cell in runs}, saved
+
+
+def trunk_of(cell: Cell) -> tuple[str, int] | None:
+    return (cell.trunk.cell.row, cell.trunk.round) if cell.trunk else None
+
+
+LATE = {"callbacks__start_round": 3}
+
+
+def test_arms_branch_from_one_that_gathers_what_they_need(tmp_path: Path) -> None:
+    rows = {
+        "FedAvg": None,
+        "FedProx": arm("fedprox"),
+        "FedCOG": arm("fedcog", callbacks__start_round=3),
+        "balance": arm("fedcog", callbacks__start_round=3, callbacks__lambda_kd="balance"),
+        "late": arm("fedprox", callbacks__start_round=3),
+    }
+    found, saved = planned(tmp_path, rows)
+    assert {row: trunk_of(cell) for row, cell in found.items()} == {
+        "FedAvg": ("FedCOG", 3),
+        "FedProx": None,
+        "FedCOG": None,
+        "balance": ("FedCOG", 3),
+        "late": ("FedCOG", 3),
+    }
+    assert saved == 9
+    keep = ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.Checkpoint.keep_rounds", "[3]"]
+    assert {row: list(cell.keep_options) for row, cell in found.items() if cell.keep_options} == {"FedCOG": keep}
+
+
+def test_who_shares_more_rounds_branches_later(tmp_path: Path) -> None:
+    rows = {"FedAvg": None, "three": arm("fedprox", callbacks__start_round=3), "four": arm("fedprox", callbacks__start_round=4)}
+    found, saved = planned(tmp_path, rows)
+    # FedAvg and "four" are the same for four rounds, "three" and they for three.
+    assert saved == 7 and sorted(cell.trunk.round for cell in found.values() if cell.trunk) == [3, 4]
+    for cell in found.values():
+        seen = []
+        while cell.trunk:
+            assert cell.row not in seen
+            seen.append(cell.row)
+            cell = cell.trunk.cell
+
+
+def test_only_what_is_the_same_until_then_is_shared(tmp_path: Path) -> None:
+    later = arm("fedprox", callbacks__start_round=3)
+    rows = {
+        "FedAvg": None,
+        "other rate": {**later, "arguments": later["arguments"] | {"model.optimizer.lr": 0.5}},
+        "watched": {**later, "arguments": later["arguments"] | {"trainer.callbacks+": "ClassAccuracy"}},
+        "exchanges": arm("feddisco", callbacks__start_round=3),
+        "SCAFFOLD": arm("scaffold"),
+        "beside SCAFFOLD": arm("scaffold", "fedprox", callbacks__FedProx__start_round=3),
+    }
+    found, saved = planned(tmp_path, rows)
+    assert saved == 3 and {row for row, cell in found.items() if cell.trunk} <= {"SCAFFOLD", "beside SCAFFOLD"}
+    _, saved = planned(tmp_path, {"FedAvg": None, "late": later}, columns={"x": None, "y": {"arguments": {"data.batch_size": 8}}})
+    assert saved == 6  # in each setting by itself
+
+
+def test_what_each_gathers_needs_a_trunk_of_its_own(tmp_path: Path) -> None:
+    moon = {"callbacks__start_round": 3, "callbacks__projection": None}
+    rows = {
+        "FedCOG": arm("fedcog", **LATE),
+        "MOON": arm("moon", **moon),
+        "FedCOG 2": arm("fedcog", **LATE, callbacks__steps=2),
+        "MOON 2": arm("moon", **moon, callbacks__mu=2.0),
+    }
+    found, saved = planned(tmp_path, rows)
+    assert saved == 6 and trunk_of(found["FedCOG 2"]) == ("FedCOG", 3) and trunk_of(found["MOON 2"]) == ("MOON", 3)
+
+
+def test_a_checkpoint_that_is_there_already_is_taken(tmp_path: Path) -> None:
+    rows = {"FedAvg": None, "late": arm("fedprox", **LATE)}
+    run = tmp_path / "out/FedAvg/seed0/20260101-000000"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "metrics.csv").write_text("round\n1\n2\n3\n4\n5\n")
+    (run.parent / "finished").touch()
+    found, saved = planned(tmp_path, rows)
+    assert saved == 0, "it is finished, and did not keep that round"
+    kept_checkpoint(run, 3).touch()
+    found, saved = planned(tmp_path, rows)
+    assert saved == 3 and trunk_of(found["late"]) == ("FedAvg", 3) and found["late"].trunk.run == run  # type: ignore[union-attr]
+
+
+def test_runs_wait_for_the_rounds_that_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"FedAvg": None, "late": arm("fedprox", **LATE), "other": arm("scaffold")}
+    found, _ = planned(tmp_path, rows)
+    commands: dict[str, list[str]] = {}
+    other_began = threading.Event()
+
+    class Process:
+        """The first three rounds of the trunk take until the arm that shares nothing has begun."""
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            self.row = Path(command[command.index("--trainer.default_root_dir") + 1]).parent.name
+            commands[self.row] = command
+            if self.row == "other":
+                other_began.set()
+
+        def wait(self) -> int:
+            if self.row == "FedAvg":
+                assert other_began.wait(20)
+                run = tmp_path / "out/FedAvg/seed0/20260101-000000"
+                (run / "checkpoints").mkdir(parents=True)
+                (run / "metrics.csv").write_text("round\n3\n")
+                kept_checkpoint(run, 3).touch()
+                deadline = time.monotonic() + 20
+                while "late" not in commands and time.monotonic() < deadline:  # which begins before the trunk has ended
+                    time.sleep(0.02)
+            return 0
+
+        def send_signal(self, number: int) -> None: ...
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.runner.LOOK_EVERY", 0.02)
+    runs = [found["late"], found["FedAvg"], found["other"]]
+    for cell in runs:
+        claim(cell)
+    assert {cell.row: cell.error for cell, _ in Runner(2).run(runs)} == dict.fromkeys(rows)
+    assert set(list(commands)[:2]) == {"FedAvg", "other"} and list(commands)[2] == "late"
+    assert commands["late"][-4:] == ["--branch", str(tmp_path / "out/FedAvg/seed0/20260101-000000"), "--round", "3"]
+    assert commands["FedAvg"][-3:] == list(found["FedAvg"].keep_options) and "--branch" not in commands["other"]
+
+
+def test_a_trunk_that_fails_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = planned(tmp_path, {"FedAvg": None, "late": arm("fedprox", **LATE)})
+    commands = []
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            commands.append(command)
+
+        def wait(self) -> int:
+            return 2
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    runs = list(found.values())
+    for cell in runs:
+        claim(cell)
+    assert len(list(Runner(1).run(runs))) == 2 and not any("--branch" in command for command in commands)
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_runs_from_round_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"FedAvg": None, "FedCOG": {**arm("fedcog"), "arguments": COG}, "late": arm("fedprox", **LATE, callbacks__mu=5.0)}
+    planned(tmp_path, rows)
+    words = ["compare", str(tmp_path / "table.yaml"), "--jobs", "2"]
+    main([*words, "--out", str(tmp_path / "shared/runs"), "--", "--trainer.rounds", "5"])
+    assert "2 of 3 runs branch from others: 6 rounds are not trained again" in capsys.readouterr().out
+    main([*words, "--out", str(tmp_path / "straight/runs"), "--no-trunks", "--", "--trainer.rounds", "5"])
+    for row in rows:
+        shared, straight = (
+            next((tmp_path / name / "runs" / row / "seed0").glob("*/metrics.csv")) for name in ("shared", "straight")
+        )
+        ours, theirs = (
+            [{name: value for name, value in line.items() if not name.startswith("time/")} for line in read_rows(path)[0]]
+            for path in (shared, straight)
+        )
+        assert ours == theirs and len(ours) == 5
+        assert ("branch" in yaml.safe_load((shared.parent / "run.yaml").read_text())) == (row != "FedCOG")
