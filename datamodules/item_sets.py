@@ -53,6 +53,18 @@ class ItemSet:
         for what, values in (("targets", self.targets), ("users", self.users)):
             if values is not None and len(values) != len(self.items):
                 raise ValueError(f"{len(self.items)} items but {len(values)} {what}: give one for each item, in their order")
+        if self.users is not None:
+            _require_users(self.users)
+
+
+def _require_users(users: np.ndarray) -> None:
+    """Refuse users of whom some are missing or are no single names or numbers."""
+    if users.ndim != 1:
+        raise ValueError(f"users are one name or number per item; they have shape {users.shape}")
+    if users.dtype.kind in "Of":
+        missing = [item for item, user in enumerate(users.tolist()) if user is None or user != user]
+        if missing:
+            raise ValueError(f"item {missing[0]} has no user, and {len(missing) - 1} others: fill or drop them")
 
 
 class ItemSets(WithTargets):

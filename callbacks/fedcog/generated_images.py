@@ -39,8 +39,8 @@ class GeneratedImages(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         fedcog_of(run, self)
-        if run.federation.train.inputs.ndim != 4:
-            raise ValueError("GeneratedImages shows images, but the data holds none: remove GeneratedImages")
+        if getattr(run.federation.train.inputs, "ndim", 0) != 4:
+            raise ValueError("GeneratedImages shows images, but the data set stores none: remove GeneratedImages")
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         method = fedcog_of(run, self)

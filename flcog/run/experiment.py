@@ -20,7 +20,7 @@ HOW_IT_RUNS = (
 )
 """Arguments of the trainer that a resumed run may change. Methods and the seed are compared separately."""
 
-WHERE_DATA_LIE = ("data_dir", "cache_dir", "directory", "path", "download", "eval_batch_size")
+WHERE_DATA_LIE = ("data_dir", "root", "dataset", "cache_dir", "directory", "path", "download", "eval_batch_size", "num_workers")
 """Arguments of any object that a resumed run may change: the samples themselves are compared."""
 
 

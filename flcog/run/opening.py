@@ -162,6 +162,11 @@ class Opening:
         """The checkpoint that is meant, the same on every process."""
         if ckpt_path is None:
             return None
+        if not isinstance(ckpt_path, str | Path):
+            raise ValueError(
+                f"ckpt_path is a {type(ckpt_path).__name__}, and it is a checkpoint's path: sets to validate and test on belong to the "
+                "data, as in flcog.datamodules.TorchDataset(train, test, val)"
+            )
         fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in self.methods])
         return cast(Path, processes_of(self.fabric).agree(find_checkpoint(ckpt_path, self.root, fits)))
 

@@ -132,8 +132,9 @@ def test_random_transforms_are_the_same_again_and_after_a_resume(tmp_path: Path)
         return of_items(Items(noise="torch"))
 
     straight = trained(data(), tmp_path / "a", executor="loop")
-    threads = trained(data(), tmp_path / "b", executor="loop", rounds=1)
-    resumed = trained(data(), tmp_path / "b", executor="loop", ckpt_path=str(threads.run_dir))
+    first_half = trained(data(), tmp_path / "b", executor="loop", rounds=1)
+    with_workers = of_items(Items(noise="torch"), num_workers=2)
+    resumed = trained(with_workers, tmp_path / "b", executor="loop", ckpt_path=str(first_half.run_dir))
     assert distance(straight.state, resumed.state) == 0
     assert distance(straight.state, trained(of_items(), tmp_path / "c", executor="loop").state) > 1e-3
     first, second = (straight.recorder.assignments[r].works[0] for r in (0, 1))
@@ -353,6 +354,8 @@ def nothing(items: list[Any]) -> Any:
         ),
         (lambda: TorchDataset(iter([])), "train is a list_iterator, no data set"),
         (lambda: TorchDataset(Stream()), "train is a Stream, a stream, whose samples cannot be given to clients"),
+        (lambda: TorchDataset(Items(), users=[None, "ann", *"ab" * 29]), "item 0 has no user, and 0 others"),
+        (lambda: TorchDataset(Items(), users=FEATURES), r"one name or number per item; they have shape \(60, 6\)"),
         (lambda: TorchDataset(Items(), num_workers=-1), "num_workers must be at least 0"),
         (
             lambda: TorchDataset(Items(), targets={"train": ["a"] * 60, "test": ["b"] * 9}, test=Items(FEATURES[:9])),

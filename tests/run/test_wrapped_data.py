@@ -126,3 +126,8 @@ Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
 def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         make_trainer(None).prepare(module(), data)
+
+
+def test_sets_to_validate_on_are_no_checkpoint() -> None:
+    with pytest.raises(ValueError, match="ckpt_path is a DataLoader, and it is a checkpoint's path: sets to validate"):
+        make_trainer(None).prepare(module(), DataLoader(TENSORS), DataLoader(TESTS))

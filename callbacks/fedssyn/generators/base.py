@@ -14,6 +14,7 @@ from torch import Tensor
 from flcog.core import extras
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold, seeded
+from flcog.core.source import Source
 from flcog.data import Federation, Samples
 
 Sampler = Callable[[Tensor], Tensor]
@@ -79,6 +80,10 @@ class Form:
     @classmethod
     def of(cls, samples: Samples) -> "Form":
         """The form of a set's inputs; an error where they are no numbers that could be generated."""
+        if isinstance(samples.inputs, Source):
+            raise ValueError(
+                "synthetic data are made as the data set's inputs are stored, and these are read while the model trains: set cache_dir"
+            )
         first = torch.as_tensor(samples.inputs[:1000])
         if first.dtype != torch.uint8 and not first.is_floating_point():
             raise ValueError(f"{first.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
