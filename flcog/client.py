@@ -1,6 +1,6 @@
 """ClientModule, the LightningModule that every client trains, and its kinds: Classifier, MultiLabelClassifier, Regressor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -46,8 +46,7 @@ class ClientModule(L.LightningModule):
         self.lr_schedule = lr_schedule
 
     def forward(self, inputs: Tree, /) -> Tensor:
-        outputs: Tensor = call(self.model, inputs)
-        return outputs
+        return outputs_of(self.model, call(self.model, inputs))
 
     def features(self, inputs: Tree, /) -> Tensor:
         """Penultimate activations."""
@@ -163,6 +162,23 @@ class Regressor(ClientModule):
 
     def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
         return "" if outputs[0].numel() == 1 else "one value per sample, so it takes one output"
+
+
+def outputs_of(network: nn.Module, returned: Any) -> Tensor:
+    """The outputs in what a network has returned: a tensor, or an object or dict with ``logits``, as transformers' classifiers return."""
+    outputs = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", returned)
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"{type(network).__name__} returns a {type(returned).__name__}: a network returns a tensor, or has it as logits, as in "
+            "transformers' classifiers; give one that wraps it"
+        )
+    return outputs
+
+
+def as_client(network: nn.Module, task: str) -> ClientModule:
+    """A bare network as a client of the kind that the data's labels ask for."""
+    kinds: dict[str, type[ClientModule]] = {kind.task: kind for kind in (Classifier, MultiLabelClassifier, Regressor)}
+    return kinds[task](network)
 
 
 def trains_itself(module: L.LightningModule) -> bool:

@@ -1,8 +1,10 @@
 """Networks, each split into features and a head: those of the literature, and LoRA, which fine-tunes any of them."""
 
 from flcog.models.base import Dropout, FeatureModel
+from flcog.models.hugging_face import HuggingFace
 from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet, ResNet18, SimpleCNN
 from flcog.models.lora import LoRA
+from flcog.models.timm import Timm
 from flcog.models.vectors import MLP, SoftmaxRegression, TextCNN
 
 __all__ = [
@@ -13,10 +15,12 @@ __all__ = [
     "FeatureModel",
     "FedDynCNN",
     "FedRepCNN",
+    "HuggingFace",
     "LeNet",
     "LoRA",
     "ResNet18",
     "SimpleCNN",
     "SoftmaxRegression",
     "TextCNN",
+    "Timm",
 ]

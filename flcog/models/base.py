@@ -72,6 +72,15 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
+def with_own_dropout(network: nn.Module) -> nn.Module:
+    """The network with each ``nn.Dropout``, which draws from torch's global stream, replaced by :class:`Dropout`."""
+    for layer in list(network.modules()):
+        for name, child in layer.named_children():
+            if type(child) is nn.Dropout:
+                setattr(layer, name, Dropout(child.p) if 0 < child.p < 1 else nn.Identity())
+    return network
+
+
 def fully_connected(widths: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):

@@ -1,0 +1,108 @@
+"""Classifiers of Hugging Face's transformers, each split into features and a head."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flcog.core.checks import at_least
+from flcog.core.extras import require
+from flcog.core.trees import Tree
+from flcog.models.base import FeatureModel, with_own_dropout
+from flcog.models.loading import reason
+
+ATTENTION = "flcog"
+"""The name under which transformers finds our attention."""
+
+
+class HuggingFace(FeatureModel):
+    """A classifier of sequences or images of transformers (https://github.com/huggingface/transformers), pretrained or not.
+
+    Its last linear layer is the head; what that reads are the features: BERT's pooled and GPT's last token, ViT's class token. Inputs are
+    a dict (``input_ids``, ``attention_mask``), or one tensor: images, or token ids, of which the padding's are masked. Dropout is flcog's,
+    which both executors and a resumed run draw alike; attention drops nothing.
+
+    Args:
+        source: a folder that ``save_pretrained`` wrote, the name of a model on the hub, a configuration such as ``{"model_type":
+            "distilbert", "vocab_size": 5000, "n_layers": 2}``, whose weights are drawn, or, in Python, a model that is made already.
+        num_classes: the number of outputs. A head that was trained for another number is drawn anew.
+        pretrained: whether a folder's or the hub's weights are loaded; without them its configuration is.
+    """
+
+    def __init__(self, source: str | Path | dict[str, Any] | nn.Module, num_classes: int = 2, pretrained: bool = True) -> None:
+        super().__init__()
+        require("transformers", "HuggingFace", "transformers")
+        at_least(self, 1, num_classes=num_classes)
+        body = source if isinstance(source, nn.Module) else _make(source, num_classes, pretrained)
+        linear = {name: layer for name, layer in body.named_modules() if isinstance(layer, nn.Linear)}
+        name = next((name for name in reversed(linear) if linear[name].out_features == num_classes), None)
+        if name is None:
+            raise ValueError(
+                f"HuggingFace: {type(body).__name__} has no linear layer with num_classes={num_classes} outputs, which could be the head"
+            )
+        self.head, self.num_features = linear[name], linear[name].in_features
+        parent, _, attribute = name.rpartition(".")
+        setattr(body.get_submodule(parent), attribute, nn.Identity())
+        _use_our_attention(body)
+        self.body: Any = with_own_dropout(body)
+
+    def features(self, x: Tree, /) -> Tensor:
+        inputs = dict(x) if isinstance(x, dict) else {self.body.main_input_name: x}
+        if "input_ids" in inputs and "attention_mask" not in inputs:
+            inputs["attention_mask"] = (inputs["input_ids"] != (self.body.config.pad_token_id or 0)).long()
+        # With the head put aside, what the classifier returns is what the head would have read.
+        outputs: Tensor = self.body(**inputs, return_dict=True).logits
+        return outputs
+
+
+def _make(source: str | Path | dict[str, Any], num_classes: int, pretrained: bool) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as SEQUENCES
+
+    try:
+        config = AutoConfig.for_model(**source) if isinstance(source, dict) else AutoConfig.from_pretrained(source)
+        config.num_labels = num_classes
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = 0
+        auto = AutoModelForSequenceClassification if type(config) in SEQUENCES else AutoModelForImageClassification
+        if isinstance(source, dict) or not pretrained:
+            made: nn.Module = auto.from_config(config)
+        else:
+            made = auto.from_pretrained(source, config=config, ignore_mismatched_sizes=True)
+    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        if isinstance(source, dict):
+            raise ValueError(f"HuggingFace: transformers makes no classifier of {source} ({reason(error)})") from error
+        raise ValueError(
+            f"HuggingFace: {source} is neither a folder with a model's configuration and weights, nor in the hub's cache, nor could it be "
+            f"downloaded ({reason(error)}): give a folder that save_pretrained wrote, or a configuration"
+        ) from error
+    return made
+
+
+def _use_our_attention(model: Any) -> None:
+    """Attention that runs for many clients at once; models that bring their own keep it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    def mask(*arguments: Any, **options: Any) -> Any:
+        # Whether a mask may be left out depends on its values, which a program for many clients cannot ask for.
+        return sdpa_mask(*arguments, **(options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
+
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, mask)
+    try:
+        model.set_attn_implementation(ATTENTION)
+    except (ValueError, NotImplementedError):  # an architecture older than the interface
+        return
+
+
+def _attention(module: nn.Module, query: Tensor, *arguments: Any, **options: Any) -> Any:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    # torch's fused kernels have no rule for many clients and would loop over them.
+    together = torch._C._functorch.is_functorch_wrapped_tensor(query)
+    with sdpa_kernel(SDPBackend.MATH) if together else nullcontext():
+        return sdpa_attention_forward(module, query, *arguments, **(options | {"dropout": 0.0}))

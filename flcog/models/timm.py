@@ -1,0 +1,99 @@
+"""timm's networks by name, each split into features and a head."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flcog.core.checks import at_least
+from flcog.core.extras import require
+from flcog.models.base import FeatureModel, with_own_dropout
+from flcog.models.loading import reason
+
+
+class Timm(FeatureModel):
+    """A network of timm (https://github.com/huggingface/pytorch-image-models) by its name, such as ``resnet18``.
+
+    Its pooled features are the features and its last linear layer is the head; a head for another number of classes than the weights
+    were trained for is drawn anew. Dropout is flcog's, which both executors and a resumed run draw alike.
+
+    Args:
+        name: as ``timm.list_models()`` has it.
+        num_classes: the number of outputs.
+        pretrained: whether to load timm's weights, from the cache of Hugging Face's hub or downloaded into it.
+        weights: a file with the network's ``state_dict`` in timm's names, ``.pth`` or ``.safetensors``, to load in their place.
+        in_channels: 1 for grey images, 3 for colour; pretrained weights are adapted to other numbers than theirs.
+        options: further arguments of ``timm.create_model``, such as ``{"img_size": 32, "patch_size": 4}``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int = 10,
+        pretrained: bool = False,
+        weights: str | Path | None = None,
+        in_channels: int = 3,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        timm = require("timm", "Timm", "timm")
+        at_least(self, 1, num_classes=num_classes, in_channels=in_channels)
+        if name not in timm.list_models():
+            close = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:4]) or "resnet18"
+            raise ValueError(f"Timm: timm has no model {name!r}, as it has {close}; timm.list_models() names all")
+        arguments = {"in_chans": in_channels, **(options or {})}
+        body: Any
+        if weights is not None:
+            body = _with_weights(timm, name, Path(weights), num_classes, arguments)
+        elif pretrained:
+            body = _from_hub(timm, name, num_classes, arguments)
+        else:
+            body = timm.create_model(name, num_classes=num_classes, **arguments)
+        head: Any = body.get_classifier()
+        body.reset_classifier(0)
+        self.num_features = (
+            head.in_features if isinstance(head, nn.Linear) else getattr(body, "head_hidden_size", body.num_features)
+        )
+        fits = isinstance(head, nn.Linear) and head.out_features == num_classes
+        self.body = with_own_dropout(body)
+        self.head = head if fits else nn.Linear(self.num_features, num_classes)
+        layer: Any
+        for layer in body.modules():
+            if hasattr(layer, "fused_attn"):  # torch's fused kernel is one client's: batched, it would loop over the clients
+                layer.fused_attn = False
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(x)
+        return features
+
+
+def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **arguments)
+    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        raise ValueError(
+            f"Timm: the pretrained weights of {name} are neither in the hub's cache nor could they be downloaded ({reason(error)}): "
+            "give a file with them as weights, or set pretrained to false"
+        ) from error
+    return network
+
+
+def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+    """The network as the file has it, with as many outputs as were trained there."""
+    try:
+        state: dict[str, Tensor] = timm.models.load_state_dict(str(path))
+    except Exception as error:  # a damaged file raises nearly every kind
+        raise ValueError(f"Timm: weights={str(path)!r} is no readable file of weights ({reason(error)})") from error
+    network = timm.create_model(name, num_classes=num_classes, **arguments)
+    key = next((f"{key}.weight" for key, layer in network.named_modules() if layer is network.get_classifier()), "")
+    outputs = len(state[key]) if key in state else 0
+    overlay = {"state_dict": state, "num_classes": outputs}
+    try:
+        with torch.random.fork_rng():
+            loaded: nn.Module = timm.create_model(
+                name, pretrained=True, num_classes=outputs, pretrained_cfg_overlay=overlay, **arguments
+            )
+    except Exception as error:  # wrong shapes are a RuntimeError, names that a filter asks for a KeyError
+        raise ValueError(f"Timm: {path} holds the weights of another network than {name} ({reason(error)})") from error
+    return loaded
