@@ -1,19 +1,19 @@
 """The client's model as a function of its parameters: what hooks, executors and evaluations call."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from flcog.client import trains_itself
 from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree, call, map_leaves
 from flcog.core.types import Batch, Params
+from flcog.own_steps import call_step, loss_of
 
 Copied = TypeVar("Copied")
 
@@ -244,18 +244,6 @@ class PlainFrozen(Frozen):
         return loss_of(self._model.module, result)
 
 
-def loss_of(module: nn.Module, result: Any) -> Tensor:
-    """The loss in what a ``training_step`` has returned."""
-    loss = result.get("loss") if isinstance(result, Mapping) else result
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(result)[:80]
-        raise ValueError(
-            f"{type(module).__name__}.training_step must return the loss, a tensor of one number, or a dict that holds it as "
-            f"'loss'; got {got}"
-        )
-    return loss.reshape(())
-
-
 def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs; for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     outputs: Tensor = call(module, inputs)
@@ -273,55 +261,3 @@ def _head(module: Any, features: Tensor) -> Tensor:
 def _features_and_outputs(module: Any, inputs: Tree) -> tuple[Tensor, Tensor]:
     features = module.features(inputs)
     return features, module.head(features)
-
-
-def call_step(module: Any, name: str, batch: tuple[Tree, Tree], index: int) -> Any:
-    """Call a module's own ``training_step`` or ``test_step``; as in Lightning, it gets ``batch_idx`` if it has such a parameter."""
-    step = getattr(module, name)
-    return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
-
-
-class _NoTrainer:
-    """Stands where a module looks for its ``lightning.Trainer``: epochs are rounds, and everything else is an error."""
-
-    logger, loggers, global_rank, local_rank = None, (), 0, 0
-
-    def __init__(self, round: int) -> None:
-        self.current_epoch = round
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for these, and do without
-            raise AttributeError(name)
-        raise ValueError(
-            f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
-            "the round, from 0, and batch_idx the client's local step; use these, or leave it out"
-        )
-
-
-@contextmanager
-def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
-    """Tells a module that trains itself which round it is, as ``self.current_epoch``, which otherwise would stay 0."""
-    module.trainer = cast(Any, _NoTrainer(round))
-    try:
-        yield
-    finally:
-        module.trainer = None
-
-
-@contextmanager
-def captured_logs(module: L.LightningModule) -> Iterator[dict[str, list[float]]]:
-    """Collects what a plain module logs: without a ``Trainer``, ``self.log`` has nowhere to go."""
-    logged: dict[str, list[float]] = {}
-
-    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        logged.setdefault(name, []).append(float(value.detach() if isinstance(value, Tensor) else value))
-
-    def log_dict(values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        for name, value in values.items():
-            log(name, value)
-
-    module.__dict__.update(log=log, log_dict=log_dict)
-    try:
-        yield logged
-    finally:
-        del module.__dict__["log"], module.__dict__["log_dict"]

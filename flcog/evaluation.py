@@ -1,19 +1,20 @@
 """Measuring a model: on central sets, and on each client's own held-out part."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flcog.apply import ModelFunction, call_step, captured_logs, forward
+from flcog.apply import ModelFunction, forward
 from flcog.client import ClientModule
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params
 from flcog.data import Partition, Samples
+from flcog.own_steps import Means, among_rounds, call_step, reset_metrics
 from flcog.reading import Reader
 
 
@@ -43,37 +44,68 @@ class Evaluator:
         """This process's share of so many rows."""
         return np.arange(count)[self.processes.rank :: self.processes.count]
 
-    @torch.no_grad()
-    def on_set(self, params: Params, buffers: Params, samples: Samples, indices: np.ndarray | None = None) -> dict[str, float]:
-        """Loss and metrics on a set (or some of its rows)."""
+    def on_set(
+        self,
+        params: Params,
+        buffers: Params,
+        samples: Samples,
+        indices: np.ndarray | None = None,
+        split: Literal["val", "test"] = "test",
+        round: int = 0,
+    ) -> dict[str, float]:
+        """Loss and metrics on a set.
+
+        Args:
+            params, buffers: the model's.
+            samples: the set.
+            indices: some of its rows, if not all.
+            split: what the set is for: a module's own ``validation_step`` and ``test_step`` are for different ones.
+            round: what such a step sees as ``self.current_epoch``.
+        """
         rows = self._mine(len(samples)) if indices is None else indices[self._mine(len(indices))]
+        count = len(samples) if indices is None else len(indices)
+        return self._by_metrics(params, buffers, samples, rows, count) | self._by_own_step(
+            params, buffers, samples, rows, split, round
+        )
+
+    @torch.no_grad()
+    def _by_metrics(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, count: int) -> dict[str, float]:
+        """A client module's loss and metrics."""
         if self._metrics is None:
-            return self._plain(params, buffers, samples, rows)
+            return {}
         self._metrics.reset()
         total = torch.zeros((), dtype=torch.float64, device=self.processes.device)
         for inputs, targets in self._batches(samples, rows):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             total += self.model.module.per_example_loss(outputs, targets).sum(dtype=torch.float64)  # type: ignore[operator,union-attr]
             self._metrics.update(outputs, targets)
-        count = len(samples) if indices is None else len(indices)
         loss = float(self.processes.total(total)) / count
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
 
-    def _plain(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray) -> dict[str, float]:
-        """A plain LightningModule's own ``test_step`` (or ``validation_step``): means of what it logs, prefixes dropped."""
+    @torch.no_grad()
+    def _by_own_step(
+        self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, split: str, round: int
+    ) -> dict[str, float]:
+        """What the user's own step for this kind of set logs, or the other's where there is one only: means, prefixes dropped."""
         module = self.model.eval_module
-        steps = [name for name in ("test_step", "validation_step") if _overridden(module, name)]
-        if not steps:
+        kinds = ("validation", "test") if split == "val" else ("test", "validation")
+        kind = next((kind for kind in kinds if _overridden(module, f"{kind}_step")), None)
+        if kind is None:
             return {}
-        sums: dict[str, float] = {}
-        for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
-            with captured_logs(module) as logged:
-                result = self.model.frozen(params, buffers, call_step, steps[0], (inputs, targets), index)
-            if isinstance(result, Tensor):
-                logged.setdefault("loss", [float(result)])
-            for name, values in logged.items():
-                name = name.split("/")[-1].removeprefix("test_").removeprefix("val_")
-                sums[name] = sums.get(name, 0.0) + values[-1] * num_rows(targets)
+        means = Means()
+        reset_metrics(module)
+        with among_rounds(module, round):
+            with means.of(module, len(rows)):
+                self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_start")())
+            for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
+                with means.of(module, num_rows(targets)):
+                    result = self.model.frozen(params, buffers, call_step, f"{kind}_step", (inputs, targets), index)
+                    if isinstance(result, Tensor) and result.numel() == 1:
+                        module.log("loss", result)
+            with means.of(module, len(rows)):
+                self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_end")())
+        # Metrics add up over processes by themselves.
+        sums = means.sums | {name: float(metric.compute()) * len(rows) for name, metric in means.metrics.items()}
         names = sorted(sums)
         totals = self.processes.total(
             torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.processes.device)

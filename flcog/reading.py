@@ -28,7 +28,7 @@ class Reader:
 
     def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype, convolves: bool) -> None:
         self.federation, self.device, self._dtype, self._convolves = federation, device, dtype, convolves
-        first, _ = self(federation.train, federation.partition.indices[:1])
+        first, self.example_targets = self(federation.train, federation.partition.indices[:1])
         self.example = first
         """One input as the model takes it, [1, ...]."""
         self.bytes_per_sample = num_bytes(first)

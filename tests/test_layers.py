@@ -17,7 +17,7 @@ FOLDERS = {"flcog": ROOT / "flcog", "flcog.callbacks": ROOT / "callbacks", "flco
 LAYERS = (
     ("flcog.core",),
     ("flcog.data", "flcog.models", "flcog.metrics", "flcog.schedules", "flcog.settings"),
-    ("flcog.client", "flcog.apply", "flcog.reading", "flcog.label_statistics"),
+    ("flcog.client", "flcog.apply", "flcog.own_steps", "flcog.reading", "flcog.label_statistics"),
     ("flcog.datamodules",),
     ("flcog.evaluation",),
     ("flcog.hooks",),

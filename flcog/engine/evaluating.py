@@ -1,9 +1,12 @@
 """The figures of an evaluation: the global model on the central sets, its spread over clients, and the clients' own models."""
 
+from typing import Literal
+
 import torch
 
 from flcog.client import ClientModule
 from flcog.core.types import Params
+from flcog.data import Samples
 from flcog.engine.personal import evaluate_personal, mean_over_clients, only_personal
 from flcog.engine.setup import Engine
 from flcog.engine.state import ClientStates, ServerState
@@ -27,10 +30,11 @@ def evaluate(engine: Engine, server: ServerState, clients: ClientStates) -> dict
     params, federation = evaluated_params(engine, server), engine.federation
     metrics: dict[str, float] = {}
     alone = only_personal(engine, server)
-    for split, samples in (("val", federation.val), ("test", federation.test)):
+    sets: dict[Literal["val", "test"], Samples | None] = {"val": federation.val, "test": federation.test}
+    for split, samples in sets.items():
         if samples is not None:
             if alone is None:
-                figures = engine.evaluator.on_set(params, server.buffers, samples)
+                figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, round=server.round)
             else:
                 figures = mean_over_clients(engine, server, clients, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}

@@ -8,12 +8,16 @@ import warnings
 from collections.abc import Sequence
 
 import lightning as L
+from torch import nn
 
 from flcog.client import ClientModule, trains_itself
 from flcog.data import FederatedDataModule
 
 CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "log", "log_dict"}
 """The hooks that are called on every module."""
+
+CALLED_TO_EVALUATE = {kind: {f"{kind}_step", f"on_{kind}_epoch_start", f"on_{kind}_epoch_end"} for kind in ("validation", "test")}
+"""The hooks that are called on modules with such a step of their own."""
 
 CALLED_ON_DATA = {"prepare_data", "setup"}
 
@@ -35,22 +39,24 @@ TOOLS = {
 """Public methods that users call themselves, and that Lightning does not call: no hooks."""
 
 
-def check_hooks(model: L.LightningModule, data: Sequence[FederatedDataModule], warn: bool) -> None:
+def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: bool) -> None:
     """Refuse user-written hooks that would have changed the training, and warn of all others that are never called.
 
     Args:
-        model: the client's module.
+        model: the client's module, or a bare network, which has no hooks.
         data: the data modules of the run.
         warn: whether this process is the one that warns.
     """
     _check_kinds(model, data)
-    if not model.automatic_optimization:
+    if isinstance(model, L.LightningModule) and not model.automatic_optimization:
         raise ValueError(
             f"{type(model).__name__} has automatic_optimization = False, and clients are trained by the loss that training_step "
             "returns: return it and let configure_optimizers' optimiser step, or write what differs as a flcog.Method"
         )
     idle = []
-    modules: list[L.LightningModule | L.LightningDataModule] = [model, *data]
+    modules: list[L.LightningModule | L.LightningDataModule] = [*data]
+    if isinstance(model, L.LightningModule):
+        modules.insert(0, model)
     for module in modules:
         for name in written_hooks(module):
             if name in REFUSED:
@@ -60,17 +66,18 @@ def check_hooks(model: L.LightningModule, data: Sequence[FederatedDataModule], w
     if idle and warn:
         warnings.warn(
             f"these hooks of Lightning's are never called in federated training: {', '.join(idle)} (flcog.Callback and flcog.Method "
-            "have hooks of their own; a flcog.ClientModule is evaluated by its metrics)",
+            "have hooks of their own; docs/lightning.md lists what is called)",
             stacklevel=2,
         )
 
 
-def _check_kinds(model: L.LightningModule, data: Sequence[FederatedDataModule]) -> None:
-    if not isinstance(model, L.LightningModule):
+def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
+    if not isinstance(model, nn.Module):
         raise ValueError(
-            f"a client is a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got {type(model).__name__}"
+            "a client is a network, a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got "
+            f"{type(model).__name__}"
         )
-    if not isinstance(model, ClientModule) and not trains_itself(model):
+    if isinstance(model, L.LightningModule) and not isinstance(model, ClientModule) and not trains_itself(model):
         raise ValueError(
             f"{type(model).__name__} has no training_step: write one that returns the loss, or use a flcog.ClientModule"
         )
@@ -100,9 +107,8 @@ def lightning_hooks(base: type) -> list[str]:
 
 
 def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
-    """The hooks called on this module: one that is no ClientModule evaluates itself, by ``test_step`` where it has one."""
+    """The hooks called on this module."""
     if isinstance(module, L.LightningDataModule):
         return CALLED_ON_DATA
-    if isinstance(module, ClientModule):
-        return CALLED
-    return CALLED | {"test_step" if "test_step" in written_hooks(module) else "validation_step"}
+    written = written_hooks(module)
+    return CALLED.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

@@ -153,6 +153,7 @@ def set_up(
         optimizer=optimizer,
         methods=methods,
         sample=reader.example,
+        targets=reader.example_targets,
         batch_size=batching.batch_size,
         largest_client=int(federation.partition.sizes.max()),
         clients=-(-_cohort_size(settings, federation) // processes.count),

@@ -45,8 +45,6 @@ def test_a_plain_lightning_module_trains_on_the_loop(tmp_path: Path) -> None:
     ours.fit(classifier(), TinyData())
     assert trainer.history[-1]["train/loss"] == pytest.approx(ours.history[-1]["train/loss"], rel=1e-12)
     assert trainer.history[-1]["test/accuracy"] == pytest.approx(ours.history[-1]["test/accuracy"])
-    with pytest.warns(UserWarning, match="executor=vmap falls back to loop: a plain LightningModule"):
-        make_trainer(tmp_path, executor="vmap").prepare(Plain(), TinyData())
 
 
 def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:

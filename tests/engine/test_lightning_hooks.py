@@ -1,5 +1,6 @@
 """Whatever hook of Lightning's a user writes is called, or refused, or named once: none is passed over in silence."""
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -9,13 +10,14 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, classifier, make_trainer, train
+import torchmetrics
+from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, assert_close, classifier, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Ditto, FedSAM, FineTune
-from flcog.engine.lightning_hooks import CALLED, CALLED_ON_DATA, REFUSED, lightning_hooks
-from flcog.models import MLP
+from flcog.engine.lightning_hooks import CALLED, CALLED_ON_DATA, CALLED_TO_EVALUATE, REFUSED, lightning_hooks
+from flcog.models import MLP, Dropout
 
 
 class Plain(L.LightningModule):
@@ -42,6 +44,14 @@ class Plain(L.LightningModule):
 def network() -> nn.Module:
     torch.manual_seed(0)
     return MLP(NUM_FEATURES, (8,), NUM_CLASSES)
+
+
+class Both(TinyData):
+    """A validation set beside the test set."""
+
+    def load(self) -> flcog.Splits:
+        splits = super().load()
+        return flcog.Splits(splits.train, splits.test, val=splits.test)
 
 
 class Client(flcog.Classifier):
@@ -84,10 +94,11 @@ def fate(model: Any, data: Any, calls: list[str]) -> str:
 @pytest.mark.parametrize("name", lightning_hooks(L.LightningModule))
 def test_every_hook_of_a_module(name: str, base: type) -> None:
     calls: list[str] = []
-    result = fate(with_hook(base, name, calls), TinyData(), calls)
+    result = fate(with_hook(base, name, calls), Both(), calls)
+    of_test = CALLED_TO_EVALUATE["test"] if base is Plain else set()  # it has a test_step
     if name in REFUSED:
         assert result.startswith(f"refused: Mine.{name} would never be called in federated training: ")
-    elif name in (CALLED | {"test_step"} if base is Plain else CALLED) - {"log", "log_dict"}:
+    elif name in (CALLED | of_test | {"test_step", "validation_step"}) - {"log", "log_dict"}:
         assert result == "called"
     elif name not in ("log", "log_dict"):
         assert f"never called in federated training: Mine.{name} (" in result
@@ -110,13 +121,13 @@ def test_hooks_are_named_together() -> None:
         def on_train_batch_end(self, *args: Any) -> None:
             pass
 
-        def validation_step(self, *args: Any) -> None:
+        def on_validation_start(self, *args: Any) -> None:
             pass
 
     model = Watching()
     model.on_train_start = lambda: None  # type: ignore[method-assign]
     with pytest.warns(
-        UserWarning, match=r"Watching.on_train_batch_end, Watching.on_train_start, Watching.validation_step \("
+        UserWarning, match=r"Watching.on_train_batch_end, Watching.on_train_start, Watching.on_validation_start \("
     ) as told:
         make_trainer(None).prepare(model, TinyData())
     assert len(told) == 1
@@ -180,13 +191,205 @@ def test_personal_models_train_by_it_too() -> None:
     assert len(asked) == 5 * 4 + 8 * 3
 
 
-def test_it_runs_one_client_at_a_time_and_says_why() -> None:
-    with pytest.warns(UserWarning, match="executor=vmap falls back to loop: OwnStep has a training_step of its own"):
-        forced = train(module=OwnStep(), executor="vmap")
-    chosen = make_trainer(None, executor="auto")
-    chosen.prepare(OwnStep(), TinyData())
-    assert chosen.notes == ["executor: loop (OwnStep has a training_step of its own (per_example_loss could be vectorised))"]
-    assert_close(forced.params, train(module=OwnStep()).params, rtol=0)
+EVERYWHERE: list[dict[str, Any]] = [{"executor": "loop"}, {"chunk_size": 2}, {"executor": "vmap"}]
+
+
+class WithBatchNorm(Plain):
+    """Buffers move, and so do the keys of its dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(NUM_FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), Dropout(0.5), nn.Linear(8, NUM_CLASSES)
+        )
+
+
+@pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_epochs": 2}], ids=["equal", "ragged"])
+@pytest.mark.parametrize("kind", [Plain, WithBatchNorm, OwnStep])
+def test_it_trains_alike_on_threads_and_batched(kind: type, work: dict[str, Any]) -> None:
+    """No row of padding is among what a step of one's own averages: clients are batched with those whose batches are as large."""
+    runs = []
+    for how in EVERYWHERE:
+        torch.manual_seed(0)
+        runs.append(train(*([] if kind is Plain else [SCAFFOLD()]), module=kind(), clients_per_round=8, rounds=2, **work, **how))
+    assert [(run.executor.name, run.executor.clients_at_once > 1) for run in runs] == [
+        ("loop", False),
+        ("loop", True),
+        ("vmap", True),
+    ]
+    assert_close(runs[1].state, runs[0].state, 0)
+    assert_close(runs[2].state, runs[0].state, 1e-11)
+    assert runs[1].rows == runs[0].rows and runs[2].rows == [pytest.approx(row, rel=1e-9) for row in runs[0].rows]
+
+
+class Keeps(Plain):
+    """Remembers something of one batch for the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[float]] = {"losses": []}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.seen["losses"].append(float(loss.detach()))
+        return loss
+
+
+class Counts(Plain):
+    """Counts steps, of which the first two are one."""
+
+    steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.steps += batch_idx
+        return super().training_step(batch, batch_idx)
+
+
+class Measures(Plain):
+    """Updates a metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=NUM_CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy)
+        return super().training_step(batch, batch_idx)
+
+
+class Draws(Plain):
+    """Noise from torch's global stream."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((batch[0] + torch.randn_like(batch[0]), batch[1]), batch_idx)
+
+
+class Fails(Plain):
+    """Refuses batches of two."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert len(batch[0]) > 2
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "threads"),
+    [
+        (Keeps, r"Keeps.training_step keeps something between steps \(self.seen\)", 1),
+        (Counts, r"Counts.training_step keeps something between steps \(self.steps\)", 1),
+        (Measures, r"Measures.training_step keeps metrics between steps \(self.accuracy", 2),
+        (Draws, r"Draws.training_step draws from torch's global stream", 1),
+        (Fails, "Fails.training_step fails on two copies of a training sample", 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:what Measures")
+def test_what_is_not_pure_runs_one_client_at_a_time_and_says_why(kind: type, reason: str, threads: int) -> None:
+    with pytest.warns(UserWarning, match=f"executor=vmap falls back to loop: {reason}"):
+        forced = train(module=kind(), executor="vmap", clients_per_round=1.0, rounds=1)
+    side_by_side = make_trainer(None, chunk_size=2)
+    side_by_side.prepare(kind(), TinyData())
+    assert side_by_side.executor.clients_at_once == threads
+    assert threads == 2 or re.search(f"one client at a time: {reason}", side_by_side.notes[0])
+    assert_close(forced.params, train(module=kind(), clients_per_round=1.0, rounds=1).params, rtol=0)
+
+
+def test_looking_leaves_a_module_as_it_was() -> None:
+    """But for what its own training_step keeps."""
+    module, stream = WithBatchNorm(), torch.get_rng_state()
+    before = {name: value.clone() for name, value in module.double().state_dict().items()}
+    make_trainer(None, executor="vmap").prepare(module, TinyData())
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert_close(module.state_dict(), before, 0)
+
+
+def test_a_step_that_asks_for_a_tensors_value_falls_back_with_the_reason() -> None:
+    class Branches(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return 2 * loss if loss > 1 else loss
+
+    with pytest.warns(UserWarning, match="executor=vmap falls back to loop: this model or method cannot be vectorised"):
+        trainer = train(module=Branches(), executor="vmap")
+    assert_close(trainer.params, train(module=Branches()).params, 0)
+
+
+# A module's own evaluation -----------------------------------------------------------------------------------------------------
+
+
+class Evaluates(Plain):
+    """Logs numbers, a dictionary and metrics, by batch and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=NUM_CLASSES)
+        self.outputs: list[Tensor] = []
+
+    def on_validation_epoch_start(self) -> None:
+        self.outputs.clear()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = self(batch[0])
+        self.accuracy.update(outputs, batch[1])
+        self.outputs.append(outputs)
+        self.log("val_accuracy", self.accuracy)
+        self.log_dict({"val/rows": float(len(outputs)), "val/round": float(self.current_epoch)})
+        return F.cross_entropy(outputs, batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.log("val_largest", torch.cat(self.outputs).max())
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("test_first", float(batch_idx == 0))
+
+
+def test_validation_and_test_steps_measure_their_own_sets() -> None:
+    trainer = make_trainer(None, rounds=2)
+    trainer.prepare(Evaluates(), Both(eval_batch_size=20))
+    trainer.train_round()
+    for _ in range(2):  # a second evaluation starts anew
+        figures = trainer.evaluate()
+    inputs, targets = trainer.federation.val.inputs.double(), trainer.federation.val.targets
+    outputs = trainer.run.model.frozen(trainer.params, {}, lambda module: module(inputs))
+    assert figures == pytest.approx(
+        {
+            "val/accuracy": float((outputs.argmax(1) == targets).double().mean()),
+            "val/rows": (20 * 20 + 10 * 10) / 30,
+            "val/round": 1.0,
+            "val/loss": float(F.cross_entropy(outputs, targets)),
+            "val/largest": float(outputs.max()),
+            "test/first": 20 / 30,
+        }
+    )
+
+
+def test_a_client_modules_own_metrics_join_ours() -> None:
+    class Also(Client):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_margin", self(batch[0]).max(1).values.mean())
+
+    trainers = [make_trainer(None) for _ in range(2)]
+    for trainer, module in zip(trainers, (Also(), Client()), strict=True):
+        trainer.prepare(module, TinyData())
+    also, ours = (trainer.evaluate() for trainer in trainers)
+    assert also.keys() - ours.keys() == {"test/margin"} and ours.items() <= also.items()
+
+
+# The page about hooks ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_what_is_called() -> None:
+    page = (ROOT / "docs" / "lightning.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (\w+)", page, re.MULTILINE))
+    expected: dict[str, str] = {}
+    for base, called in (
+        (L.LightningModule, CALLED.union(*CALLED_TO_EVALUATE.values())),
+        (L.LightningDataModule, CALLED_ON_DATA),
+    ):
+        for name in lightning_hooks(base):
+            expected[f"{base.__name__}.{name}"] = "called" if name in called else "refused" if name in REFUSED else "ignored"
+    assert rows == expected
 
 
 # What a training_step may ask, and return -----------------------------------------------------------------------------------------
@@ -275,7 +478,7 @@ def test_what_is_no_module_or_no_data_is_refused() -> None:
         pass
 
     for model, data, message in (
-        (nn.Linear(2, 2), TinyData(), r"a client is a flcog.ClientModule, .*; got Linear$"),
+        (len, TinyData(), r"a client is a network, a flcog.ClientModule, .*; got builtin_function_or_method$"),
         (Empty(), TinyData(), r"Empty has no training_step"),
         (Plain(), L.LightningDataModule(), r"LightningDataModule has no train_dataloader: write one"),
     ):

@@ -125,7 +125,7 @@ def test_what_runs_one_at_a_time_and_why() -> None:
     # Without convolutions a step is so short that threads would wait for Python's lock.
     assert note(classifier()) == "executor: loop"
     assert note(classifier(), chunk_size=3) == "executor: loop (3 clients at a time)"
-    assert "one client at a time: a plain LightningModule" in note(Plain(), chunk_size=2)
+    assert note(Plain(), chunk_size=2) == "executor: loop (2 clients at a time)"
     drops = classifier(network=lambda: nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, NUM_CLASSES)))
     stream = torch.default_generator.get_state()
     assert "one client at a time: the model draws from torch's global stream" in note(drops, chunk_size=2)

@@ -3,15 +3,16 @@
 import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 
 from flcog.apply import ModelFunction
-from flcog.client import ClientModule
 from flcog.core.trees import Tree, first_leaf, num_bytes
 from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.engine.executors.loop import LoopExecutor
+from flcog.engine.executors.own_steps import Traces, traces
 from flcog.engine.executors.threads import ThreadedLoop
 from flcog.engine.executors.vmap import ELEMENTWISE, VmapExecutor
 from flcog.hooks import Method, Note
@@ -34,7 +35,7 @@ class Job:
         model: the client's model, with its parameters on the device that trains.
         optimizer: the module's own.
         methods: of the run.
-        sample: one input, [1, ...].
+        sample, targets: one input with its targets, [1, ...].
         batch_size: of a local step.
         largest_client: the most samples that a client has.
         clients: how many one process trains in a round.
@@ -48,6 +49,7 @@ class Job:
     optimizer: torch.optim.Optimizer
     methods: Sequence[Method]
     sample: Tree
+    targets: Tree
     batch_size: int
     largest_client: int
     clients: int
@@ -64,6 +66,11 @@ class Job:
     def device(self) -> torch.device:
         device: torch.device = first_leaf(self.sample).device
         return device
+
+    @cached_property
+    def own_step(self) -> Traces:
+        """What the user's own ``training_step`` leaves behind."""
+        return traces(self.model, self.sample, self.targets)
 
 
 def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: list[Note]) -> Executor:
@@ -162,7 +169,8 @@ class VmapOrLoop:
 
 def _obstacles_to_vmap(job: Job) -> str:
     """Why clients cannot be one batched program, if they cannot."""
-    obstacles = [_own_training_step(job)] if job.model.trains_itself else []
+    own_step = job.own_step.between_clients() if job.model.trains_itself else ""
+    obstacles = [own_step] if own_step else []
     if type(job.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
     if job.unlike_batches:
@@ -170,22 +178,14 @@ def _obstacles_to_vmap(job: Job) -> str:
     return "; ".join(obstacles)
 
 
-def _own_training_step(job: Job) -> str:
-    module = job.model.module
-    if isinstance(module, ClientModule):
-        return f"{type(module).__name__} has a training_step of its own (per_example_loss could be vectorised)"
-    return "a plain LightningModule is known only by its training_step (use a flcog.ClientModule)"
-
-
 def _obstacle_to_threads(job: Job) -> str:
     """Why clients cannot run side by side in this process, if they cannot."""
     if not job.on_cpu:
         return f"threads share out the cores of a CPU; this run is on {job.device.type}"
-    if job.model.trains_itself:
-        kind = "a training_step of one's own" if isinstance(job.model.module, ClientModule) else "a plain LightningModule"
-        return f"{kind} may keep what it likes between steps"
     if job.draws_here:
         return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
+    if job.model.trains_itself:
+        return job.own_step.between_threads()
     try:
         draws = job.model.draws(job.sample)
     except Exception:  # raised again, with its client and step, once a client trains

@@ -1,15 +1,13 @@
 """The loop executor: one client after another, on the module's real parameters and optimiser; the others must agree with it."""
 
-import warnings
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction, among_rounds, captured_logs
+from flcog.apply import ModelFunction
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import fold
 from flcog.core.types import Batch, Params, Slot
@@ -24,6 +22,7 @@ from flcog.engine.executors.base import (
     seed_scratch,
     set_rates,
 )
+from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.program import ClientTensors, Program, differentiate_eager, left_out
 from flcog.hooks import Gradient
@@ -56,7 +55,7 @@ class LoopExecutor:
         parts = (*model.params.values(), *model.buffers.values())
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
         self._dropout_keys = dropout_keys(model)
-        self._step, self._warned_of_logs = 0, False
+        self._step, self.own_steps = 0, OwnSteps()
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         set_rates(self.optimizer, assignment.rates)
@@ -66,7 +65,7 @@ class LoopExecutor:
             if position + 1 < len(works):
                 announce(works[position + 1], assignment.reader)
             try:
-                with self._for_own_training_step(assignment) if self.model.trains_itself else nullcontext():
+                with self.own_steps.around(self.model, assignment.round):
                     result = self._client(assignment, work, {name: int(values[position]) for name, values in keys.items()})
             except Exception as error:
                 error.add_note(
@@ -74,20 +73,6 @@ class LoopExecutor:
                 )
                 raise
             yield result
-
-    @contextmanager
-    def _for_own_training_step(self, assignment: Assignment) -> Iterator[None]:
-        """Give a module's own ``training_step`` its round number, and collect what it logs."""
-        module = self.model.module
-        with among_rounds(module, assignment.round), captured_logs(module) as logged:
-            yield
-        if logged and not self._warned_of_logs:
-            self._warned_of_logs = True
-            warnings.warn(
-                f"what {type(module).__name__}.training_step logs is not kept ({', '.join(logged)}): a round's train/loss is the mean "
-                "of the losses that it returns",
-                stacklevel=2,
-            )
 
     @torch.no_grad()
     def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:

@@ -48,7 +48,9 @@ class ThreadedLoop(LoopExecutor):
     def _copy(self) -> LoopExecutor:
         # Together, so that the copied optimiser's parameters are the copied module's.
         module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
-        return LoopExecutor(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
+        loop = LoopExecutor(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
+        loop.own_steps = self.own_steps  # which says once what all copies have to say
+        return loop
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works, done = longest_first(assignment.works), 0

@@ -17,6 +17,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.engine.batching import ClientWork, samples_per_block, stacked_positions
 from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
 from flcog.engine.executors.loop import _widened
+from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.program import ClientTensors, Program, differentiate_pure, left_out
 from flcog.hooks import Gradient
@@ -39,20 +40,23 @@ class VmapExecutor:
 
     def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int) -> None:
         self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
-        self._dropout_keys = dropout_keys(model)
+        self._dropout_keys, self._own_steps = dropout_keys(model), OwnSteps()
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         set_rates(self.optimizer, assignment.rates)
         groups: dict[bytes, list[ClientWork]] = {}
         for work in assignment.works:
-            # BatchNorm would feel padding rows, so its clients are grouped by the sizes of their batches.
-            groups.setdefault(work.sizes.tobytes() if self.model.mixes_rows else b"", []).append(work)
+            # BatchNorm would feel padding rows, and so would a training_step of one's own: clients are grouped by the sizes of batches.
+            alike = self.model.mixes_rows or self.model.trains_itself
+            groups.setdefault(work.sizes.tobytes() if alike else b"", []).append(work)
         for group in groups.values():
             group.sort(key=lambda work: -work.num_steps)
             for first in range(0, len(group), self.clients_at_once):
                 chunk = group[first : first + self.clients_at_once]
                 try:
-                    yield self._chunk(assignment, chunk)
+                    with self._own_steps.around(self.model, assignment.round):
+                        result = self._chunk(assignment, chunk)
+                    yield result
                 except Exception as error:
                     clients = ", ".join(str(work.client) for work in chunk)
                     error.add_note(
@@ -88,6 +92,7 @@ class VmapExecutor:
         for step, inputs, targets, mask in self._batches(assignment, works, device):
             alive = torch.tensor([step < work.num_steps for work in works], device=device)
             ragged = works[-1].num_steps <= step
+            program.local_step = step
             gradient = _over_clients(program, step)(params, buffers, tensors, inputs, targets, mask)
             total += torch.where(alive, gradient.loss, 0.0)
             before = {name: value.clone() for name, value in params.items()} if ragged else params

@@ -1,0 +1,128 @@
+"""A user's own ``training_step`` among many clients': what it gets around a client's training, and what it keeps between steps."""
+
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from flcog.apply import ModelFunction
+from flcog.core.arguments import digest
+from flcog.core.trees import Tree, map_leaves
+from flcog.own_steps import among_rounds, call_step, names_logged
+
+
+class OwnSteps:
+    """Gives a module's ``training_step`` its round number and somebody to log to; says once that what it logs is not kept."""
+
+    def __init__(self) -> None:
+        self._lock, self._warned = threading.Lock(), False
+
+    @contextmanager
+    def around(self, model: ModelFunction, round: int) -> Iterator[None]:
+        """A client's training, or that of a chunk of clients; nothing for modules without such a step."""
+        if not model.trains_itself:
+            yield
+            return
+        with among_rounds(model.module, round), names_logged(model.module) as logged:
+            yield
+        with self._lock:
+            unsaid, self._warned = bool(logged) and not self._warned, self._warned or bool(logged)
+        if unsaid:
+            warnings.warn(
+                f"what {type(model.module).__name__}.training_step logs is not kept ({', '.join(logged)}): a round's train/loss is "
+                "the mean of the losses that it returns",
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a ``training_step`` leaves behind or needs beside its batch, which other clients would feel; empty where it is pure.
+
+    Args:
+        fails: that it cannot be tried.
+        keeps: attributes that it changes.
+        metrics: metrics of torchmetrics that it updates; no loss depends on these.
+        draws: that it draws from torch's global stream.
+    """
+
+    fails: str = ""
+    keeps: str = ""
+    metrics: str = ""
+    draws: str = ""
+
+    def between_threads(self) -> str:
+        """Why clients cannot run side by side on copies of the module, if they cannot."""
+        return self.fails or self.keeps or self.draws
+
+    def between_clients(self) -> str:
+        """Why clients cannot be one batched program, if they cannot."""
+        return self.between_threads() or self.metrics
+
+
+def traces(model: ModelFunction, inputs: Tree, targets: Tree) -> Traces:
+    """Tries a module's ``training_step`` on two batches, each of two copies of a sample, and looks what has changed.
+
+    Args:
+        model: the client's model.
+        inputs, targets: one sample, [1, ...].
+    """
+    name = f"{type(model.module).__name__}.training_step"
+    batch = tuple(map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (inputs, targets))
+    buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
+    stream, before = torch.default_generator.get_state(), _kept(model.module)
+    try:
+        with among_rounds(model.module, 0), names_logged(model.module):
+            for index in range(2):
+                model.training(model.params, buffers, call_step, "training_step", batch, index)
+        drawn = not torch.equal(torch.default_generator.get_state(), stream)
+    except Exception:  # raised again, with its client and step, once a client trains
+        return Traces(fails=f"{name} fails on two copies of a training sample")
+    finally:
+        torch.default_generator.set_state(stream)
+    after = _kept(model.module)
+    changed = [key for key in after if after[key] != before.get(key)]
+    metrics = {key for key in changed if _is_of_metric(model.module, key)}
+    kept, measured = (", ".join(keys) for keys in ([key for key in changed if key not in metrics], sorted(metrics)))
+    return Traces(
+        keeps=f"{name} keeps something between steps (self.{kept})" if kept else "",
+        metrics=f"{name} keeps metrics between steps (self.{measured})" if measured else "",
+        draws=f"{name} draws from torch's global stream (flcog.models.Dropout does not)" if drawn else "",
+    )
+
+
+def _is_of_metric(module: nn.Module, name: str) -> bool:
+    return isinstance(module.get_submodule(name.rpartition(".")[0]), Metric)
+
+
+def _kept(module: nn.Module) -> dict[str, Any]:
+    """All attributes of a module and its layers but parameters, buffers and layers, as values that can be compared."""
+    return {
+        f"{name}.{key}".removeprefix("."): _token(value, set())
+        for name, layer in module.named_modules()
+        for key, value in vars(layer).items()
+        if key not in ("_parameters", "_buffers", "_modules")
+    }
+
+
+def _token(value: Any, seen: set[int]) -> Any:
+    """What tells whether a value has changed since: its content, or of what has none which object it is."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, Tensor | np.ndarray):
+        return digest(value)
+    if id(value) in seen or isinstance(value, type | nn.Module):
+        return id(value)
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        return [(repr(key), _token(part, seen)) for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [_token(part, seen) for part in value]
+    return id(value), [(key, _token(part, seen)) for key, part in getattr(value, "__dict__", {}).items()]
