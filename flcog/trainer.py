@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.core import lost_processes, signals
@@ -148,7 +149,7 @@ class FederatedTrainer:
     @_in_precision
     def fit(
         self,
-        model: L.LightningModule,
+        model: nn.Module,
         datamodule: Data,
         ckpt_path: str | None = None,
         branch: str | None = None,
@@ -193,9 +194,10 @@ class FederatedTrainer:
             on_fit_end
 
         Args:
-            model: a :class:`flcog.ClientModule`, or any LightningModule with ``training_step`` and ``configure_optimizers``; these
-                with ``configure_model``, and ``test_step`` or ``validation_step`` to evaluate it, are all of Lightning's hooks that
-                are called. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step.
+            model: a :class:`flcog.ClientModule`, any network, which is made the one that learns the data's task, or any
+                LightningModule with ``training_step`` and ``configure_optimizers``, whose ``validation_step`` and ``test_step``
+                evaluate it. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step; ``docs/lightning.md`` lists
+                which of Lightning's hooks are called.
             datamodule: the federation's data. A map-style torch data set, a ``DataLoader`` of one or a plain
                 ``LightningDataModule`` is divided over ten clients at random, which the summary says.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
@@ -246,17 +248,17 @@ class FederatedTrainer:
                 stop.leave()
 
     @_in_precision
-    def validate(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
+    def validate(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the validation sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
     @_in_precision
-    def test(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
+    def test(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
     @_in_precision
-    def prepare(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
+    def prepare(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
 
         Args:
@@ -328,7 +330,7 @@ class FederatedTrainer:
         if self._session is not None:
             self.fabric.call(hook, self._session, *args)
 
-    def _opening(self, model: L.LightningModule, datamodule: Any) -> Opening:
+    def _opening(self, model: nn.Module, datamodule: Any) -> Opening:
         """What opens a session, once the processes have started. Refuses hooks that nobody would call."""
         if not isinstance(datamodule, FederatedDataModule):
             from flcog.datamodules.wrapping import federated
@@ -343,7 +345,7 @@ class FederatedTrainer:
             self.settings, self.methods, self.observers, self.fabric, self.default_root_dir, self.config, model, datamodule
         )
 
-    def _measure(self, model: L.LightningModule, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
+    def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._opening(model, datamodule).evaluation(ckpt_path)
         figures = evaluate(run.engine, run.server, run.clients)
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from torch import nn
 
 import flcog
 import flcog.callbacks
@@ -100,7 +101,7 @@ class FederatedCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
-        parser.add_lightning_class_args(self._model_class, "model", subclass_mode=True)
+        parser.add_subclass_arguments(nn.Module, "model", fail_untyped=False, required=True)  # a bare network, too
         parser.add_lightning_class_args(self._datamodule_class, "data", subclass_mode=True)
         reach_by_name(parser)
         parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from torch import nn
 
 from flcog.apply import ModelFunction
-from flcog.client import ClientModule
+from flcog.client import ClientModule, as_client
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold, seeded
@@ -45,7 +46,7 @@ class ClientModel(NamedTuple):
 def make_client_model(
     settings: Settings,
     methods: Sequence[Method],
-    model: L.LightningModule,
+    model: nn.Module,
     datamodule: FederatedDataModule,
     processes: Processes,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -55,14 +56,26 @@ def make_client_model(
     Args:
         settings: what the user asked of the training.
         methods: in the order in which they act.
-        model: the user's module.
+        model: the user's module, or a bare network.
         datamodule: the user's data, prepared and set up.
         processes: who shares the clients out.
         autocast: the context of forward passes in mixed precision.
     """
-    model, notes = _with_methods(settings, methods, model, datamodule, processes)
-    optimizer = single_optimizer(model)
-    return ClientModel(ModelFunction(model, autocast), optimizer, notes + _notes_on_groups(optimizer, methods))
+    client, choice = _as_client(model, datamodule)
+    client, notes = _with_methods(settings, methods, client, datamodule, processes)
+    optimizer = single_optimizer(client)
+    return ClientModel(ModelFunction(client, autocast), optimizer, choice + notes + _notes_on_groups(optimizer, methods))
+
+
+def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.LightningModule, list[Note]]:
+    """A bare network as a client that learns the data's task, and a note that says how."""
+    if isinstance(model, L.LightningModule):
+        return model, []
+    client = as_client(model, datamodule.federation.task)
+    kind, group = type(client).__name__, single_optimizer(client).param_groups[0]
+    optimizer = f"SGD (lr={group['lr']:g}, momentum={group['momentum']:g})"
+    text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"
+    return client, [Note("client", text)]
 
 
 def _with_methods(

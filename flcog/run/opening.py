@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
-import lightning as L
 from lightning.fabric import Fabric
 from lightning.pytorch.loggers import Logger
+from torch import nn
 
 from flcog.core.fabric import processes_of
 from flcog.core.processes import Processes
@@ -27,7 +27,7 @@ from flcog.run.trackers import Trackers, check_environment
 from flcog.run.writer_lock import WriterLock
 from flcog.settings import Settings
 
-_trained: WeakSet[L.LightningModule] = WeakSet()
+_trained: WeakSet[nn.Module] = WeakSet()
 """Models that a run was opened for: another run does not start from new weights."""
 
 
@@ -59,7 +59,7 @@ class Opening:
     fabric: Fabric
     root: str
     config: dict[str, Any] | None
-    model: L.LightningModule
+    model: nn.Module
     datamodule: FederatedDataModule
 
     def fit(

@@ -94,7 +94,7 @@ OPTIONS = {
     "--data Digit": "there is no class 'Digit'|as in flcog.datamodules.|Did you mean 'Digits'?",
     "--data null": "needs data: give a config (-c FILE), or class paths by --data",
     "--model flcog.ClientModule": "flcog.ClientModule is what others derive from|as in flcog.Classifier",
-    "--model flcog.callbacks.FedProx": "flcog.callbacks.FedProx is no LightningModule, as in flcog.Classifier",
+    "--model flcog.callbacks.FedProx": "flcog.callbacks.FedProx is no Module, as in flcog.models.",
     "--model.model flcog.callbacks.FedProx": "Classifier: model must be|flcog.callbacks.FedProx is no Module, as in flcog.models.",
     "--model.model torch.nn.Lineare": "torch.nn has no 'Lineare'. Did you mean 'Linear'?",
     "--model.model torch.nn.Linear": "Linear needs in_features, out_features: give --model.model.in_features and",
