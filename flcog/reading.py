@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 import numpy as np
 import torch
@@ -13,6 +12,10 @@ from flcog.data import Federation, Samples
 
 Request = tuple[np.ndarray, np.ndarray | None]
 """Indices of samples, and a key for each where they are to be augmented."""
+
+
+AHEAD_BYTES = 64 * 2**20
+"""A source is told no more once so much is under way: an evaluation's batch of large images is enough for itself."""
 
 
 class Reader:
@@ -60,10 +63,15 @@ class Reader:
         source = samples.inputs if isinstance(samples.inputs, Source) else None
         rest, told = iter(requests), deque[Request]()
         while True:
-            for request in islice(rest, 1 + (source.ahead if source else 0) - len(told)):
+            while not told or (source is not None and len(told) <= source.ahead and self._bytes(told) < AHEAD_BYTES):
+                if (request := next(rest, None)) is None:
+                    break
                 if source is not None:
                     source.expect(*request)
                 told.append(request)
             if not told:
                 return
             yield self(samples, *told.popleft())
+
+    def _bytes(self, requests: Iterable[Request]) -> int:
+        return sum(len(indices) for indices, _ in requests) * self.bytes_per_sample

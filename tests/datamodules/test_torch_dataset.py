@@ -1,5 +1,6 @@
 """TorchDataset: the samples of arrays give the same bits as ArrayData; streams, files and resumed runs give the same as each other."""
 
+import multiprocessing
 import os
 import random
 import time
@@ -404,3 +405,38 @@ def test_workers_that_fail() -> None:
     assert "__getitem__" in str(caught.value.__cause__)
     with one_line(ValueError, "a process that reads the data set died .* set num_workers lower"):
         samples.gather(torch.tensor([57]))
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """With random transforms in the workers, which end with the process that was killed, and other numbers of them."""
+
+    def run(folder: str, workers: int, rounds: int = 6, ckpt_path: str | None = None) -> Any:
+        data = of_items(Items(noise="numpy"), num_workers=workers)
+        return trained(data, tmp_path / folder, executor="loop", rounds=rounds, ckpt_path=ckpt_path)
+
+    straight = run("straight", 2)
+    process = multiprocessing.get_context("fork").Process(target=run, args=("killed", 2, 200))
+    process.start()
+    began, rows = time.monotonic(), 0
+    while rows < 3:
+        assert process.is_alive() and time.monotonic() - began < 120
+        time.sleep(0.01)
+        files = list((tmp_path / "killed").glob("*/metrics.csv"))
+        rows = len(files[0].read_text().splitlines()) - 1 if files else 0
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    process.kill()
+    process.join()
+    resumed = run("killed", 1, max(6, rows + 3), ckpt_path="last")
+    expected = straight if resumed.settings.rounds == 6 else run("further", 0, resumed.settings.rounds)
+    assert distance(resumed.state, expected.state) == 0
+    assert len(children) == 2
+    while any(map(runs, children)):
+        assert time.monotonic() - began < 120
+        time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
