@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flcog.apply import Apply
 from flcog.core.checks import at_least, positive, within
+from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Method, Personal
 
@@ -67,7 +68,7 @@ class Ditto(Method):
         if self.momentum == 0:
             return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}}
         momentum = ctx.optimisation.momentum if self.momentum is None else self.momentum
-        kept = torch.as_tensor(ctx.step > 0, device=next(iter(own.values())).device)  # nothing of the round before
+        kept = count_on(next(iter(own.values())).device, ctx.step) > 0  # nothing of the round before
         move = {name: momentum * kept * ctx.client["velocity"][name] + value for name, value in move.items()}
         return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}, "velocity": move}
 

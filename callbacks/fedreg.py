@@ -40,7 +40,7 @@ def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> l
     mask = None if batch.mask is None else batch.mask.repeat(copies)
     together = Batch(torch.cat([inputs] * copies), torch.cat([batch.targets] * copies), mask)
     slope = torch.func.grad(lambda x: model.loss(together._replace(inputs=x)))
-    eta, moved = inputs.new_tensor(etas).repeat_interleave(len(inputs)).view(-1, *around), together.inputs
+    eta, moved = torch.cat([inputs.new_full((len(inputs),), eta) for eta in etas]).view(-1, *around), together.inputs
     with InputGradients():
         for _ in range(steps):
             moved = (moved + eta * slope(moved).sign()).clamp(lowest, highest)

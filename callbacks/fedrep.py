@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flcog.apply import Apply
 from flcog.core.checks import within
+from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.hooks import Context, Method, Personal, Upload
 
@@ -99,5 +100,5 @@ class FedRep(Method):
     def _on_head(self, ctx: Context) -> Tensor:
         # As tensors under both executors, so that both round the same way.
         device = next(iter(ctx.global_params.values())).device
-        num_steps, step = (torch.as_tensor(value, device=device) for value in (ctx.num_steps, ctx.step))
+        num_steps, step = (count_on(device, value) for value in (ctx.num_steps, ctx.step))
         return step < num_steps - (num_steps.float() * self.body_share).round().clamp(min=1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import all_at_least
+from flcog.core.precision import to_float64_device
 from flcog.core.types import Params, Slot
 from flcog.hooks import ClientUpload, ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -26,8 +27,8 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
     (tensor([[0., 3.],
             [0., 0.]]), tensor([1., 1.]))
     """
-    left = torch.cat([weight * b.double() for weight, b, _ in changes], 1)
-    right = torch.cat([a.double() for _, _, a in changes])
+    left = torch.cat([weight * to_float64_device(b).double() for weight, b, _ in changes], 1)
+    right = torch.cat([to_float64_device(a).double() for _, _, a in changes])
     (outer, upper), (inner, lower) = torch.linalg.qr(left), torch.linalg.qr(right.T)
     u, singular, v = torch.linalg.svd(upper @ lower.T, full_matrices=False)
     rank = min(len(old), int((singular > 1e-12 * singular[0]).sum()))
@@ -35,7 +36,7 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
     # The sign of a singular vector is arbitrary: here the largest entry of A's row is made positive.
     sign = a.gather(1, a.abs().argmax(1, keepdim=True)).sign()
     full = old.new_zeros(len(b), len(old))
-    full[:, :rank] = b * sign.T
+    full[:, :rank] = (b * sign.T).to(full)
     return full, torch.cat([(a * sign).to(old), old[rank:]])
 
 

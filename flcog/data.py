@@ -131,6 +131,11 @@ class Samples:
         labels: Tensor = first_leaf(self.targets)
         return labels
 
+    @property
+    def stored(self) -> bool:
+        """Whether the inputs are tensors in memory, which are looked up on the device they live on."""
+        return all(isinstance(leaf, Tensor) for leaf in leaves(self.inputs))
+
     def gather(self, indices: Tensor, keys: np.ndarray | None = None) -> Tree:
         """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU).
 
@@ -227,7 +232,7 @@ class Federation:
         everything = self.values if self.task == "regression" else self.train.labels
         targets = everything[torch.from_numpy(indices).to(everything.device)]
         if self.task == "multilabel":
-            return targets.double().sum(0).cpu()
+            return targets.cpu().double().sum(0)
         if self.task == "regression":
             targets = torch.bucketize(targets, self.bin_edges)
         return torch.bincount(targets.cpu(), minlength=self.num_classes).double()

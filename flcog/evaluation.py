@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, forward
 from flcog.client import ClientModule
+from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params
@@ -74,10 +75,11 @@ class Evaluator:
         if self._metrics is None:
             return {}
         self._metrics.reset()
-        total = torch.zeros((), dtype=torch.float64, device=self.processes.device)
+        total = torch.zeros((), dtype=torch.float64, device=float64_device(self.processes.device))
         for inputs, targets in self._batches(samples, rows):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
-            total += self.model.module.per_example_loss(outputs, targets).sum(dtype=torch.float64)  # type: ignore[operator,union-attr]
+            losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
+            total += to_float64_device(losses).sum(dtype=torch.float64)
             self._metrics.update(outputs, targets)
         loss = float(self.processes.total(total)) / count
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
@@ -108,7 +110,9 @@ class Evaluator:
         sums = means.sums | {name: float(metric.compute()) * len(rows) for name, metric in means.metrics.items()}
         names = sorted(sums)
         totals = self.processes.total(
-            torch.tensor([*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=self.processes.device)
+            torch.tensor(
+                [*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=float64_device(self.processes.device)
+            )
         )
         return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
 
@@ -122,9 +126,9 @@ class Evaluator:
         for inputs, targets in self._batches(self.federation.train, parts.indices[rows]):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
-            sums += np.bincount(owner[rows[done : done + len(scores)]], scores.double().cpu().numpy(), parts.num_clients)
+            sums += np.bincount(owner[rows[done : done + len(scores)]], scores.cpu().double().numpy(), parts.num_clients)
             done += len(scores)
-        totals = self.processes.total(torch.from_numpy(sums).to(self.processes.device)).cpu()
+        totals = self.processes.total(torch.from_numpy(sums).to(float64_device(self.processes.device))).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
 
     @torch.no_grad()
@@ -137,11 +141,11 @@ class Evaluator:
             alone: whether this process goes through all of it, for a model that the others do not have.
         """
         num_classes = self.federation.num_classes
-        sums = torch.zeros(2, num_classes, dtype=torch.float64, device=self.processes.device)
+        sums = torch.zeros(2, num_classes, dtype=torch.float64, device=float64_device(self.processes.device))
         for inputs, targets in self._batches(samples, np.arange(len(samples)) if alone else self._mine(len(samples))):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
-            labels = first_leaf(targets)
+            scores, labels = to_float64_device(scores), to_float64_device(first_leaf(targets))
             sums[0].index_add_(0, labels, scores.double())
             sums[1].index_add_(0, labels, torch.ones_like(scores, dtype=torch.float64))
         total, count = (sums if alone else self.processes.total(sums)).cpu()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flcog.core.source import Source
 from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
@@ -47,14 +48,18 @@ class Reader:
         """Whether every batch of training must be read by itself."""
         return self.source is not None and self.source.whole_batches
 
-    def __call__(self, samples: Samples, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
+    def placed(self, indices: np.ndarray) -> np.ndarray | Tensor:
+        """Indices into the training set where it is looked up: on the device if it is stored there, so that no batch waits for them."""
+        return torch.from_numpy(indices).to(self.device, non_blocking=True) if self.federation.train.stored else indices
+
+    def __call__(self, samples: Samples, indices: np.ndarray | Tensor, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Inputs and targets of some samples; augmented where ``keys``, one per sample, are given."""
-        chosen = torch.from_numpy(indices).to(self.device, non_blocking=True)
+        chosen = indices if isinstance(indices, Tensor) else torch.from_numpy(indices)
         inputs, targets = self.federation.load(samples, chosen, self.device, keys)
         inputs = floats_to(self._dtype, inputs)
         return inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs), targets
 
-    def train(self, indices: np.ndarray, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
+    def train(self, indices: np.ndarray | Tensor, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """The same for the training set."""
         return self(self.federation.train, indices, keys)
 

@@ -11,6 +11,7 @@ from flcog.apply import forward
 from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.client import ClientModule
 from flcog.core.checks import at_least
+from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
@@ -183,14 +184,15 @@ def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Momen
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
 
     def moments(rows: np.ndarray) -> Moments:
-        mean = torch.zeros(sum(value.numel() for value in params.values()), dtype=torch.float64, device=device)
+        mean = torch.zeros(sum(value.numel() for value in params.values()), dtype=torch.float64, device=float64_device(device))
         square = 0.0
         if not len(rows):
             return Moments(
                 mean, square, 0
             )  # with p = 1 a client keeps nothing of its own, which then has no weight in the mixture
         for first in range(0, len(rows), chunk_size):
-            slopes = each(params, *run.evaluator.reader.train(rows[first : first + chunk_size]))
+            gradients = each(params, *run.evaluator.reader.train(rows[first : first + chunk_size]))
+            slopes = {name: to_float64_device(value) for name, value in gradients.items()}
             mean += torch.cat([slopes[name].flatten(1).sum(0, dtype=torch.float64) for name in params]) / len(rows)
             square += float(sum(slopes[name].square().sum(dtype=torch.float64) for name in params)) / len(rows)
         return Moments(mean, square, len(rows))

@@ -9,7 +9,7 @@ from flcog.apply import Apply
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client import ClientModule
 from flcog.core.checks import at_least, within
-from flcog.core.precision import number_dtype
+from flcog.core.precision import number_dtype, to_float64_device
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import FederatedDataModule
 from flcog.hooks import Cohort, Context, Messages, Method, Upload
@@ -22,7 +22,7 @@ def cosine_and_length(move: Params, other: Params) -> tuple[float, float]:
     >>> cosine_and_length({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 10.0])})
     (0.8, 0.5)
     """
-    first, second = (torch.cat([part[name].flatten().double() for name in move]) for part in (move, other))
+    first, second = (torch.cat([to_float64_device(part[name]).flatten().double() for name in move]) for part in (move, other))
     inner, length, other_length = first @ second, first.norm(), second.norm()
     if not length or not other_length:
         return 0.0, 0.0

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
+from torch import Tensor
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
 """What parameters are in, by what Lightning calls a precision."""
@@ -30,3 +32,31 @@ def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
     (torch.float32, torch.float64)
     """
     return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+
+
+def count_on(device: torch.device, count: Tensor | int) -> Tensor:
+    """A step's number, say, as a tensor that was made there: an accelerator would wait for what is copied from the CPU.
+
+    >>> count_on(torch.device("cpu"), 3)
+    tensor(3)
+    """
+    return torch.zeros((), dtype=torch.int64, device=device) + count
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Where to compute in float64 what concerns this device: there, or on the CPU where it has no float64 (Apple's ``mps``)."""
+    return device if device.type == "cpu" or _has_float64(device.type) else torch.device("cpu")
+
+
+def to_float64_device(tensor: Tensor) -> Tensor:
+    """The tensor where it can be computed with in float64; its own type stays as it is."""
+    return tensor.to(float64_device(tensor.device))
+
+
+@cache
+def _has_float64(device: str) -> bool:
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True

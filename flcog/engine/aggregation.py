@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.precision import number_dtype
+from flcog.core.precision import float64_device, number_dtype, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.engine.executors.base import Result
@@ -40,7 +40,8 @@ class Sums(NamedTuple):
 class Aggregate:
     """Running sums over the clients of a round; never a list of all clients, unless a method asked for single uploads.
 
-    Sums are kept in float64, so that their order, and hence the number of processes, shows only in the last bit of a float32.
+    Sums are kept in float64, so that their order, and hence the number of processes, shows only in the last bit of a float32. They are
+    kept on the clients' device or, where that has no float64, on the CPU.
 
     Where a client is dropped these are not the sums of the others: its round is to be run again without it.
 
@@ -48,9 +49,10 @@ class Aggregate:
         methods: whose messages are summed up.
         directions: whether to accumulate unit deltas, for the cosine between clients' updates.
         on_bad_update: "raise", or "drop" the client and say so.
+        device: the clients'.
     """
 
-    def __init__(self, methods: Sequence[Method], directions: bool, on_bad_update: str) -> None:
+    def __init__(self, methods: Sequence[Method], directions: bool, on_bad_update: str, device: torch.device) -> None:
         self.sums: Sums | None = None
         """None until a client was added."""
         self._dtypes: Sums | None = None
@@ -64,7 +66,7 @@ class Aggregate:
         """What one client got beside the model, by method."""
         self.left_out = 0
         """Bytes of the model that clients neither received nor sent, all added up."""
-        self._methods, self._directions, self._on_bad_update = methods, directions, on_bad_update
+        self._methods, self._directions, self._on_bad_update, self._device = methods, directions, on_bad_update, device
 
     def add(self, result: Result, global_buffers: Params, round: int) -> None:
         """Add some clients, if all that they send and keep are numbers."""
@@ -80,7 +82,7 @@ class Aggregate:
         self.dropped += bad
         if self.dropped:
             return
-        weights = torch.tensor([work.weight for work in result.works], dtype=torch.float64, device=norms.device)
+        weights = torch.tensor([work.weight for work in result.works], dtype=torch.float64, device=float64_device(self._device))
         terms = Sums(
             delta=updates,
             buffers={name: value - global_buffers[name] for name, value in result.buffers.items()},
@@ -92,7 +94,8 @@ class Aggregate:
             clients=torch.ones_like(weights),
             norm=norms,
         )
-        self._accumulate(terms, weights, 1 / norms.double().clamp(min=1e-30))
+        terms = pytree.tree_map(to_float64_device, terms)
+        self._accumulate(terms, weights, 1 / terms.norm.double().clamp(min=1e-30))
         for i, method in enumerate(self._methods):
             if method.individual_uploads:
                 self.individual[i] += _individual(result, result.mean[i], result.sum[i])
@@ -163,7 +166,7 @@ class Aggregate:
         known = next((pair for pair in processes.gather((shapes, self._dtypes)) if pair[0] is not None), None)
         if self.sums is None and known is not None:
             leaves, spec = pytree.tree_flatten(known[0], is_leaf=_is_shape)
-            zeros = [torch.zeros(shape, dtype=torch.float64, device=processes.device) for shape in leaves]
+            zeros = [torch.zeros(shape, dtype=torch.float64, device=float64_device(self._device)) for shape in leaves]
             self.sums, self._dtypes = pytree.tree_unflatten(zeros, spec), known[1]
 
     @property
@@ -188,13 +191,21 @@ class Aggregate:
         """The weighted mean, and the sum, of what clients sent to the i-th method."""
         if self.sums is None or self._dtypes is None:
             return {}, {}
-        mean = _as_sent(self.sums.means[i], self._dtypes.means[i], self.sums.weight)
-        return mean, _as_sent(self.sums.totals[i], self._dtypes.totals[i])
+        mean = self._as_sent(self.sums.means[i], self._dtypes.means[i], self.sums.weight)
+        return mean, self._as_sent(self.sums.totals[i], self._dtypes.totals[i])
 
     def _mean(self, field: Literal["delta", "buffers"]) -> Params:
         if self.sums is None or self._dtypes is None:
             return {}
-        return _as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)
+        return self._as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)
+
+    def _as_sent(self, sums: Any, dtypes: Any, divisor: Tensor | None = None) -> Any:
+        """Means or sums in the precision of what clients sent: a count sent as float32 would lose digits in bfloat16."""
+
+        def sent(total: Tensor, dtype: torch.dtype) -> Tensor:
+            return (total if divisor is None else total / divisor).to(dtype).to(self._device)
+
+        return pytree.tree_map(sent, sums, dtypes) if sums else {}
 
     def figures(self) -> dict[str, float]:
         """The round's own figures: training loss and drift."""
@@ -225,11 +236,6 @@ def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
             # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
             value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
             total.add_(torch.tensordot(factors.to(value.dtype), value, 1))
-
-
-def _as_sent(sums: Any, dtypes: Any, divisor: Tensor | None = None) -> Any:
-    """Means or sums in the precision of what clients sent: a count sent as float32 would lose digits in bfloat16."""
-    return pytree.tree_map(lambda t, dtype: (t if divisor is None else t / divisor).to(dtype), sums, dtypes) if sums else {}
 
 
 def _is_shape(value: Any) -> bool:

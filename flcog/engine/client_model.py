@@ -13,7 +13,7 @@ from torch import nn
 
 from flcog.apply import ModelFunction
 from flcog.client import ClientModule, as_client
-from flcog.core.precision import DTYPES, default_dtype
+from flcog.core.precision import DTYPES, default_dtype, float64_device
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold, seeded
 from flcog.core.types import Params
@@ -86,6 +86,9 @@ def _with_methods(
     processes: Processes,
 ) -> tuple[L.LightningModule, list[Note]]:
     """The module with what methods add to it, on the device and alike in all processes; and notes on the list of methods."""
+    dtype, device = DTYPES[settings.precision], processes.device
+    if dtype == torch.float64 and float64_device(device) != device:
+        raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
     if "configure_model" in written_hooks(model):
         with seeded(fold(settings.seed, "configure_model"), processes.device), default_dtype(torch.float32):
             model.configure_model()
@@ -96,7 +99,7 @@ def _with_methods(
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
         if method.overrides("personal") and method.communicates and unmeasured:
             notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
-    model = model.to(processes.device, DTYPES[settings.precision])
+    model = model.to(device, dtype)
     processes.overwrite(model.state_dict().values())
     return model, notes + notes_on_methods(methods, settings.rounds)
 

@@ -157,7 +157,7 @@ def collect(
     """Broadcast, run this process's share of the clients, and add up over processes: what the server receives."""
     shares = share_out(engine, clients, plans)
     assignment = assign(engine, server, clients, methods, cohort, plans, shares[engine.processes.rank])
-    aggregate = Aggregate(methods, directions, engine.settings.on_bad_update)
+    aggregate = Aggregate(methods, directions, engine.settings.on_bad_update, engine.processes.device)
     aggregate.down_bytes = [sum(map(num_bytes, pytree.tree_leaves(slot))) for slot in assignment.program.broadcasts]
     with closing(engine.executor.run(assignment)) as results:
         for result in results:

@@ -139,7 +139,8 @@ def set_up(
         servers={},
     )
     federation = datamodule.federation
-    federation = dataclasses.replace(federation, train=federation.train.to(processes.device))
+    val, test = (part and part.to(processes.device) for part in (federation.val, federation.test))
+    federation = dataclasses.replace(federation, train=federation.train.to(processes.device), val=val, test=test)
     dtype = DTYPES[settings.precision]
     example = Reader(federation, processes.device, dtype, function.convolves).example
     _check_batches(methods, example, federation)

@@ -1,8 +1,7 @@
 """Many clients as one batched program: stacked parameters, one forward and backward pass, one optimiser step for all."""
 
 import inspect
-from collections.abc import Generator, Iterator
-from itertools import tee
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,16 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.core.precision import number_dtype
-from flcog.core.trees import Tree, map_leaves, rows, unlike_shapes
+from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
-from flcog.engine.batching import ClientWork, samples_per_block, stacked_positions
+from flcog.engine.batching import ClientWork
 from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
 from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.sgd import stepper
+from flcog.engine.executors.stacking import by_client, stacked_batches
 from flcog.engine.program import ClientTensors, Program, differentiate_pure, left_out
 from flcog.hooks import Gradient
-from flcog.reading import Reader, Request
 
 
 class VmapExecutor:
@@ -89,8 +88,9 @@ class VmapExecutor:
             for name, value in starting(buffers, tensors).items():
                 params[name].copy_(value)
         total, advance = torch.zeros(num_clients, device=device, dtype=number_dtype()), stepper(optimizer, list(params.values()))
-        for step, inputs, targets, mask in self._batches(assignment, works, device):
-            alive = torch.tensor([step < work.num_steps for work in works], device=device)
+        alive_at = torch.arange(works[0].num_steps, device=device)[:, None] < tensors.num_steps
+        for step, (inputs, targets, mask) in enumerate(stacked_batches(works, assignment.reader)):
+            alive = alive_at[step]
             ragged = works[-1].num_steps <= step
             program.local_step = step
             gradient = _over_clients(program, step)(params, buffers, tensors, inputs, targets, mask)
@@ -154,7 +154,7 @@ class VmapExecutor:
             positions = np.arange(first, min(first + width, largest))
             mask = positions < np.array([work.num_samples for work in works])[:, None]
             indices = np.stack([work.own[np.where(valid, positions, 0)] for work, valid in zip(works, mask, strict=True)])
-            inputs, targets = _by_client(assignment.reader.train(indices.ravel(), None), indices.shape)
+            inputs, targets = by_client(assignment.reader.train(indices.ravel(), None), indices.shape)
             weights = torch.from_numpy(mask).to(assignment.reader.device, torch.get_default_dtype())
             values = torch.func.vmap(
                 lambda p, b, i, t, m, tensors: assignment.program.over_data(p, b, Batch(i, t, m), tensors), randomness="different"
@@ -162,29 +162,6 @@ class VmapExecutor:
             share = weights.sum(1, dtype=number_dtype()) / tensors.num_samples
             parts.append(pytree.tree_map(lambda v, s=share: _widened(v) * s.view(-1, *[1] * (v.ndim - 1)), values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
-
-    def _batches(
-        self, assignment: Assignment, works: list[ClientWork], device: torch.device
-    ) -> Iterator[tuple[int, Tree, Tree, Tensor | None]]:
-        """Every step's stacked batches, [K, B, ...], reading several steps at a time."""
-        num_steps, width = works[0].num_steps, max(int(work.sizes.max()) for work in works)
-        per_block = max(1, samples_per_block(assignment.reader) // (width * len(works)))
-        lengths = np.array([len(work.order) for work in works])
-        order = np.concatenate([work.order for work in works])
-        keys = np.concatenate([work.keys for work in works if work.keys is not None] or [np.zeros(0, np.uint64)])
-        starts = range(0, num_steps, per_block)
-        blocks, places = tee((first, *stacked_positions(works, first, min(num_steps, first + per_block))) for first in starts)
-        offsets = (np.cumsum(lengths) - lengths)[:, None, None]
-        chosen = (positions + offsets for _, positions, _ in places)
-        requests = ((order[rows], keys[rows] if len(keys) else None) for rows in chosen)
-        for (first, _, mask), (inputs, targets) in zip(blocks, _stacked(assignment.reader, requests), strict=True):
-            masks = None if mask is None else torch.from_numpy(mask).to(device)
-            for s in range(min(per_block, num_steps - first)):
-                # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
-                height = width if mask is None else int(mask[:, s].sum(1).max())
-                full, own = mask is None or mask[:, s, :height].all(), (slice(None), s, slice(height))
-                counts = None if full or masks is None else masks[own].to(torch.get_default_dtype())
-                yield first + s, rows(inputs, own), rows(targets, own), counts
 
 
 def _over_clients(program: Program, step: int) -> Any:
@@ -204,34 +181,6 @@ def _over_clients(program: Program, step: int) -> Any:
         return torch.func.vmap(gradient, in_dims=in_dims, randomness="different")(params, buffers, tensors, inputs, targets, mask)
 
     return mapped
-
-
-def _stacked(reader: Reader, requests: Iterator[Request]) -> Iterator[tuple[Tree, Tree]]:
-    """What is read for indices [K, steps, B], with these axes."""
-    train = reader.federation.train
-    if reader.whole_batches:
-        for indices, keys in requests:
-            own = [(row.ravel(), None if keys is None else keys[k].ravel()) for k, row in enumerate(indices)]
-            yield _by_client(_together(list(reader.each(train, own))), indices.shape)
-        return
-    asked, flat = tee(requests)
-    loaded = reader.each(train, ((indices.ravel(), None if keys is None else keys.ravel()) for indices, keys in flat))
-    for (indices, _), batch in zip(asked, loaded, strict=True):
-        yield _by_client(batch, indices.shape)
-
-
-def _together(batches: list[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
-    """Batches that each client has read for itself, one after another."""
-    if obstacle := unlike_shapes([inputs for inputs, _ in batches]):
-        raise ValueError(f"{obstacle}: let collate_fn pad to one length, or use executor=loop")
-    joined: tuple[Tree, Tree] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
-    return joined
-
-
-def _by_client(batch: tuple[Tree, Tree], shape: tuple[int, ...]) -> tuple[Tree, Tree]:
-    """Inputs and targets whose first axis is the clients', steps' and rows' again."""
-    inputs, targets = (map_leaves(lambda leaf: leaf.unflatten(0, shape), part) for part in batch)
-    return inputs, targets
 
 
 def _repeat(value: Tensor, times: int) -> Tensor:

@@ -1,0 +1,99 @@
+"""A run on a device other than the CPU: a local step never waits for it, and it may lack float64."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts.registry import CASES
+from fake_device import OnDevice, computing_there, waits
+from harness import ODD_BATCHES, TinyData, assert_close, classifier, make_trainer, train, without_times
+
+from flcog.callbacks import ClassAccuracy, FedProx
+from flcog.core.precision import float64_device
+from flcog.hooks import Context, Method, Params
+
+STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
+
+
+def waits_of(method: Method | None = None, module: Any = None, data: Any = None, **work: Any) -> Counter[str]:
+    """What two rounds wait for."""
+    with computing_there():
+        waits.clear()
+        methods = [] if method is None else [method]
+        trainer = train(*methods, module=module, data=data, **({"executor": "vmap", "precision": "32-true", "rounds": 2} | work))
+        assert trainer.executor.name == "vmap"
+        return waits.copy()
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_a_local_step_waits_for_nothing(name: str) -> None:
+    case = CASES[name]
+    few, many = (waits_of(case.method, case.module(case.optimizer), case.data(), local_steps=steps) for steps in (2, 5))
+    assert few["copies"] and many == few
+
+
+def test_nor_where_clients_differ_in_their_steps_and_batches() -> None:
+    short, long = (waits_of(data=ODD_BATCHES(), local_epochs=epochs) for epochs in (1, 3))
+    assert short["copies"] and long == short
+
+
+@dataclass(frozen=True)
+class Waits(Method):
+    """Asks the device for nothing but a number, or hands it one, in every step."""
+
+    reads: bool
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        weight = ctx.global_params["model.head.weight"]
+        if self.reads:
+            float(weight.sum())
+        else:
+            torch.tensor(0.5, device=weight.device)
+        return gradient
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_one_more_in_a_step_is_seen(reads: bool) -> None:
+    few, many = (waits_of(Waits(reads), local_steps=steps) for steps in (2, 5))
+    assert (many - few).total() == 2 * 3
+
+
+def everything() -> TinyData:
+    return TinyData(client_test=0.2)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_device_without_float64_gives_the_cpus_figures(executor: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"executor": executor, "precision": "32-true", "eval_every": 1, "rounds": 2}
+    here = make_trainer(tmp_path / "here", FedProx(mu=0.1), ClassAccuracy(), **options)
+    here.fit(classifier(), everything())
+    with computing_there():
+        there = make_trainer(tmp_path / "there", FedProx(mu=0.1), ClassAccuracy(), **options)
+        there.fit(classifier(), everything())
+        assert all(isinstance(value, OnDevice) for value in there.params.values())
+    assert_close({name: value.here for name, value in there.params.items()}, here.params, 1e-5)
+    for ours, cpus in zip(without_times(there.history), without_times(here.history), strict=True):
+        assert ours == pytest.approx(cpus, rel=1e-4)
+
+
+def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"executor": "vmap", "precision": "32-true"}
+    with computing_there():
+        whole, half = (
+            make_trainer(tmp_path / str(rounds), CASES["SCAFFOLD"].method, rounds=rounds, **options) for rounds in (2, 1)
+        )
+        for trainer in (whole, half):
+            trainer.fit(classifier(), TinyData())
+        resumed = make_trainer(tmp_path / "1", CASES["SCAFFOLD"].method, rounds=2, **options)
+        resumed.fit(classifier(), TinyData(), str(half.run_dir))
+    assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
+
+
+def test_float64_is_refused_in_one_line_where_there_is_none() -> None:
+    with computing_there() as device:
+        assert float64_device(device) == float64_device(torch.device("cpu")) == torch.device("cpu")
+        with pytest.raises(ValueError, match="precision=64-true: fake has no float64; use 32-true"):
+            train()

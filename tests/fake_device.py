@@ -1,0 +1,119 @@
+"""A device that is no CPU, for machines without an accelerator: what lies on it cannot be mixed with what lies on the CPU.
+
+It has no float64, as Apple's ``mps`` has none, computes on the CPU behind the scenes, and counts what an accelerator would be waited for:
+what is copied to it or from it, and numbers that are read.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import flcog.run.opening
+from flcog.core.processes import Processes
+
+NAME = "fake"
+
+waits: Counter[str] = Counter()
+"""Copies between the CPU and the device, and numbers read from it, since this was cleared."""
+
+
+READING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2")
+"""Operations whose result, or its shape, Python must know."""
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the device; its numbers are those of ``here``, on the CPU."""
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> "OnDevice":
+        if here.dtype == torch.float64:
+            raise TypeError("the device has no float64")
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, here.size(), strides=here.stride(), dtype=here.dtype, device=torch.device(NAME, 0)
+        )
+        made.here = here
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(op, *args, **(kwargs or {}))
+
+    def tolist(self) -> Any:
+        waits["numbers read"] += 1
+        return self.here.tolist()
+
+    def untyped_storage(self) -> Any:
+        return self.here.untyped_storage()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.here.__reduce_ex__(protocol)
+
+
+def _compute(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """One of torch's operations, some of whose tensors lie on the device, or whose result shall."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inside = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
+    outside = [tensor for tensor in tensors if not isinstance(tensor, OnDevice) and tensor.ndim]
+    name, device = op.name().removeprefix("aten::").split(".")[0], kwargs.get("device")
+    if outside and name not in ("_to_copy", "copy_", "_copy_from"):
+        raise RuntimeError(f"expected all tensors to be on the same device: {name}")
+    leaves = bool(inside) and device is not None and device.type != NAME
+    waits["copies"] += bool(outside) or leaves
+    chosen_by_mask = name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1])
+    waits["numbers read"] += name in READING or chosen_by_mask
+    if device is not None:
+        kwargs |= {"device": torch.device("cpu")} | ({"pin_memory": False} if "pin_memory" in kwargs else {})
+    args, kwargs = pytree.tree_map(lambda leaf: leaf.here if isinstance(leaf, OnDevice) else leaf, (args, kwargs))
+    if name == "_copy_from":
+        return args[1].copy_(args[0])
+    results, known = op(*args, **kwargs), {id(tensor.here): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
+    if leaves or (name == "copy_" and not isinstance(tensors[0], OnDevice)):
+        return results
+    return pytree.tree_map_only(Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), results)
+
+
+class _FromPython(TorchFunctionMode):
+    """Tensors of Python's numbers are made on the CPU and copied, which no operation shows."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is Tensor.new_tensor and isinstance(args[0], OnDevice):
+            waits["copies"] += 1
+            return OnDevice(args[0].here.new_tensor(*args[1:], **kwargs))
+        device = kwargs.get("device")
+        if function not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type != NAME:
+            return function(*args, **kwargs)
+        if isinstance(args[0], Tensor):
+            return args[0].to(device, kwargs.get("dtype"))
+        waits["copies"] += 1
+        return OnDevice(function(*args, **kwargs | {"device": "cpu"}))
+
+
+@functools.cache
+def _register() -> torch.library.Library:
+    """Make the device known to torch, once per process."""
+    _setup_privateuseone_for_python_backend(NAME)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(_compute, "PrivateUse1")
+    return library
+
+
+@contextmanager
+def computing_there() -> Iterator[torch.device]:
+    """Runs that are opened inside compute on the device."""
+    _register()
+    device = torch.device(NAME, 0)
+    with _FromPython(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flcog.run.opening, "processes_of", lambda fabric: Processes(0, 1, device))
+        yield device
