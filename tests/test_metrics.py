@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torchmetrics.classification as tm
 from sklearn import metrics as sk
 from torch import Tensor
 from torchmetrics import MetricCollection
@@ -47,6 +48,18 @@ def test_multilabel(threshold: float) -> None:
     outputs, targets = 3 * torch.randn(101, 6), (torch.rand(101, 6) < torch.linspace(0.05, 0.9, 6)).long()
     computed = scores(multilabel_metrics(6, threshold), outputs, targets)
     assert computed == pytest.approx(multilabel_reference(outputs, targets, threshold), abs=1e-6)
+
+
+def test_multilabel_as_torchmetrics_has_it() -> None:
+    """FedCOG's C-P, C-R and C-F1 are macro averages, a label without predictions or positives counting as 0."""
+    torch.manual_seed(4)
+    outputs, targets = torch.randn(80, 5) - 0.5, (torch.rand(80, 5) < 0.3).long()
+    outputs[:, 1], targets[:, 2] = -1.0, 0
+    computed, probabilities = scores(multilabel_metrics(5), outputs, targets), outputs.sigmoid()
+    for letter, average in (("C", "macro"), ("O", "micro")):
+        for name, metric in (("P", tm.MultilabelPrecision), ("R", tm.MultilabelRecall), ("F1", tm.MultilabelF1Score)):
+            theirs = metric(5, average="none" if average == "macro" else average, zero_division=0)(probabilities, targets)
+            assert computed[f"{letter}-{name}"] == pytest.approx(float(theirs.mean()), abs=1e-6)
 
 
 def test_logits_within_the_unit_interval_are_still_logits() -> None:
