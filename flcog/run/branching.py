@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flcog.core.arguments import constructor_arguments, flat, plain
+from flcog.core.arguments import constructor_arguments
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.types import Slot
@@ -35,7 +35,7 @@ def methods_until(methods: Sequence[Method], round: int) -> dict[str, dict[str, 
     """What the methods have done when so many rounds are done, by name; without those that had no part in them."""
     found = {method.name: (method, method.until(round)) for method in methods}
     return {
-        name: {"waits": until is not method, "settings": flat(plain(constructor_arguments(until)))}
+        name: {"waits": until is not method, "settings": experiment.by_name(constructor_arguments(until))}
         for name, (method, until) in found.items()
         if until is not None
     }

@@ -46,8 +46,8 @@ def describe(
         "trained_on": federation.partition.hash,
         "targets": "-".join(map(digest, leaves(federation.train.targets))),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
-        "settings": _by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
-        "objects": _by_name(
+        "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
+        "objects": by_name(
             {
                 # The optimiser's real settings count, not the arguments that the module kept for making it.
                 "model": plain(module) | {"optimizer": {"": type(optimizer), **rates}},
@@ -55,7 +55,7 @@ def describe(
                 "data": data,
             }
         ),
-        "config": None if config is None else _by_name({name: config.get(name) for name in ("model", "data")}),
+        "config": None if config is None else by_name({name: config.get(name) for name in ("model", "data")}),
     }
 
 
@@ -97,7 +97,8 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
     return lines
 
 
-def _by_name(value: Any) -> dict[str, Any]:
+def by_name(value: Any) -> dict[str, Any]:
+    """Nested settings by dotted names, but for where data lie."""
     return flat(plain(value), leave_out=WHERE_DATA_LIE)
 
 

@@ -45,9 +45,9 @@ def _share(text: str) -> float:
 def compare(arguments: list[str]) -> None:
     """Fill a paper's table: every arm in every setting with every seed, and say how they differ.
 
-    If it is stopped, the same command goes on where it was. It ends as table.md, table.tex, table.csv and curves (PNG and PDF) beside
-    the runs: scores over seeds, differences paired by seed with intervals and p-values, and the paper's figures with a mark where they
-    are reproduced.
+    If it is stopped, the same command goes on where it was; what another table under the same folder has finished is not run
+    again. It ends as table.md, table.tex, table.csv and curves (PNG and PDF) beside the runs: scores over seeds, differences
+    paired by seed with intervals and p-values, and the paper's figures with a mark where they are reproduced.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, extra = arguments[:end], arguments[end + 1 :]
