@@ -77,33 +77,53 @@ class TorchDataset(ItemSets):
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():
             require_map_style(dataset, part)
-        self._given_targets = targets if isinstance(targets, Mapping) else {"train": targets}
-        if unknown := set(self._given_targets) - set(PARTS):
-            raise ValueError(f"targets are by part, of train, test and val; got {', '.join(map(str, unknown))}")
-        if isinstance(targets, str):
-            self._given_targets = dict.fromkeys(self.sets, targets)
+        self._given_targets = by_part(targets)
         self._users = users
 
     def _parts(self) -> dict[str, ItemSet]:
-        return {part: self._part(part, dataset) for part, dataset in self.sets.items()}
+        return parts_of(self.sets, self._given_targets, self._users, self.collate_fn is None)
 
-    def _part(self, part: str, dataset: Any) -> ItemSet:
-        users = _users_of(dataset, self._users) if part == "train" else None
-        targets = self._given_targets.get(part)
-        if (tensors := _plain_tensors(dataset)) is not None and self.collate_fn is None:
-            return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, users, tensors[0])
-        if isinstance(targets, str):
-            found = attribute_of(dataset, (targets,))
-            if found is None:
-                raise ValueError(
-                    f"the {part} set ({type(dataset).__name__}) has no attribute {targets!r}: give its targets themselves"
-                )
-            return ItemSet(dataset, as_array(found), False, users)
-        if targets is not None:
-            return ItemSet(dataset, as_array(targets), False, users)
-        found = attribute_of(dataset, ("targets", "labels"))
-        shown = None if found is None else as_array(found)
-        return ItemSet(dataset, shown if shown is not None and len(shown) == len(dataset) else None, True, users)
+
+def by_part(targets: Any) -> dict[str, Any]:
+    """Targets as they were given, by part."""
+    if isinstance(targets, str):
+        return dict.fromkeys(PARTS, targets)
+    given = dict(targets) if isinstance(targets, Mapping) else {"train": targets}
+    if unknown := set(given) - set(PARTS):
+        raise ValueError(f"targets are by part, of train, test and val; got {', '.join(map(str, unknown))}")
+    return given
+
+
+def parts_of(sets: Mapping[str, Any], targets: Mapping[str, Any], users: Any, stacked: bool) -> dict[str, ItemSet]:
+    """The sets of items.
+
+    Args:
+        sets: torch data sets, by part.
+        targets: as :func:`by_part` has them.
+        users: of the training set, as :class:`TorchDataset` has them.
+        stacked: whether batches are the items' tensors, so that a set of tensors may be taken as it is.
+    """
+    return {
+        part: _part(part, dataset, targets.get(part), _users_of(dataset, users) if part == "train" else None, stacked)
+        for part, dataset in sets.items()
+    }
+
+
+def _part(part: str, dataset: Any, targets: Any, users: np.ndarray | None, stacked: bool) -> ItemSet:
+    if isinstance(targets, str):
+        found = attribute_of(dataset, (targets,))
+        if found is None:
+            raise ValueError(
+                f"the {part} set ({type(dataset).__name__}) has no attribute {targets!r}: give its targets themselves"
+            )
+        targets = found
+    if (tensors := _plain_tensors(dataset)) is not None and stacked:
+        return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, users, tensors[0])
+    if targets is not None:
+        return ItemSet(dataset, as_array(targets), False, users)
+    found = attribute_of(dataset, ("targets", "labels"))
+    shown = None if found is None else as_array(found)
+    return ItemSet(dataset, shown if shown is not None and len(shown) == len(dataset) else None, True, users)
 
 
 def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:

@@ -23,13 +23,14 @@ MODULES = {name for name, cls in EXPORTED.items() if isinstance(cls, type) and i
 REQUIRED = {
     "ArrayData": ("--data.path=x.npz",),
     "HuggingFace": ("--data.dataset=folder",),
+    "LightningData": ("--data.module=lightning.pytorch.demos.boring_classes.BoringDataModule",),
     "Table": ("--data.train=rows.csv", "--data.target=y"),
     "TorchDataset": ("--data.train=torchvision.datasets.FakeData",),
 }
 
 
 def test_all_data_sets_are_listed() -> None:
-    assert len(MODULES) == 17
+    assert len(MODULES) == 18
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
@@ -63,10 +64,22 @@ def test_constant_columns_keep_their_scale() -> None:
     assert mean == (2, 5) and std == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["TorchDataset", "HuggingFace", "Table"])
+MY_MODULE = """
+import lightning
+
+def tokenize(text: str) -> str:
+    return text
+
+class MyDataModule(lightning.LightningDataModule):
+    def __init__(self, data_dir: str) -> None:
+        super().__init__()
+"""
+
+
+@pytest.mark.parametrize("name", ["TorchDataset", "LightningData", "HuggingFace", "Table"])
 def test_the_yaml_of_their_docstrings_is_understood(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as the data: the files that it names are not there."""
-    (tmp_path / "my_module.py").write_text("def tokenize(text):\n    return text\n")
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     documented = re.split("as YAML:\n\n", inspect.getdoc(EXPORTED[name]) or "", flags=re.I)[1]
     text = textwrap.dedent("\n".join(itertools.takewhile(lambda line: line.startswith(" "), documented.splitlines())))

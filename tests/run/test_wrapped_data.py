@@ -11,7 +11,7 @@ from datamodules.test_torch_dataset import FEATURES, LABELS, Items, module, pad
 from harness import distance, make_trainer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from flcog.datamodules import ArrayData
+from flcog.datamodules import ArrayData, Dirichlet, LightningData
 from flcog.datamodules.wrapping import federated
 
 TENSORS = TensorDataset(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))
@@ -59,6 +59,9 @@ def test_a_data_set(tmp_path: Path) -> None:
 def test_a_loader(tmp_path: Path) -> None:
     trainer = fitted(tmp_path, DataLoader(TENSORS, batch_size=7, drop_last=True))
     assert distance(trainer.state, fitted(tmp_path, arrays(batch_size=7, drop_last=True)).state) == 0
+    assert any(
+        "a DataLoader is divided over 10 clients at random, in batches of 7; no test set" in note for note in trainer.notes
+    )
 
 
 def test_a_lightning_data_module(tmp_path: Path) -> None:
@@ -77,7 +80,14 @@ def test_a_collate_fn_and_a_sampler_are_seen() -> None:
     options = {"shuffle": False, "sampler": WeightedRandomSampler([1.0] * 60, 60), "collate_fn": pad}
     wrapped = federated(Plain(**options))
     assert wrapped.federation.num_clients == 10 and wrapped.collate_fn is pad  # type: ignore[attr-defined]
-    assert wrapped.notes[0].endswith("its WeightedRandomSampler is not used")
+    assert "; its WeightedRandomSampler is not used: flcog.datamodules.LightningData takes" in wrapped.notes[0]
+
+
+def test_a_lightning_data_module_divided_otherwise() -> None:
+    owners = LightningData(Plain(), users=[f"{item % 4}" for item in range(60)])
+    assert owners.federation.num_clients == 4 and "is divided by Natural, in batches of 16: " in owners.notes[0]
+    skewed = LightningData(Plain(), num_clients=3, partitioner=Dirichlet(0.5), partition_seed=1).federation
+    assert skewed.partition.hash == arrays(num_clients=3, partitioner=Dirichlet(0.5), partition_seed=1).federation.partition.hash
 
 
 class Stream(IterableDataset):

@@ -1,0 +1,111 @@
+"""LightningData: a plain LightningDataModule, whose loaders' sets become a federation."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import lightning as L
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+
+from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
+
+NEVER_CALLED = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
+"""Hooks of a data module without which the training would be another one."""
+
+WORKERS = 2
+"""Processes that read where a loader leaves it to the training process, which has clients to train."""
+
+
+class LightningData(ItemSets):
+    """Any plain ``LightningDataModule``: clients share the data set of its ``train_dataloader``.
+
+    Batch size, ``drop_last``, ``collate_fn`` and number of workers are the loader's (two processes read where it names none);
+    ``val_dataloader`` and ``test_dataloader`` give the sets to measure on. ``trainer.fit(model, datamodule)`` does this by itself,
+    with ten clients at random. Items are read as :class:`TorchDataset` reads them.
+
+    As YAML:
+
+        class_path: LightningData
+        init_args:
+          module: {class_path: my_module.MyDataModule, init_args: {data_dir: data}}
+          num_clients: 20
+
+    Args:
+        module: the data module.
+        targets: of the training set, an array or the name of the attribute that holds them; a dict by part for several sets. By
+            default the data set's ``targets`` or ``labels``, or those of its items.
+        users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
+        task: what the targets are, if not what they look like.
+        num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
+    """
+
+    batch_size: int
+
+    def __init__(
+        self,
+        module: L.LightningDataModule,
+        targets: Any = None,
+        users: Any = None,
+        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name in NEVER_CALLED:
+            if getattr(type(module), name) is not getattr(L.LightningDataModule, name):
+                raise ValueError(
+                    f"{type(module).__name__}.{name} would never be called in federated training: change inputs in the data set's own "
+                    "transform, or write a flcog.FederatedDataModule with preprocess() or augment()"
+                )
+        super().__init__(task, num_classes, None, WORKERS, None, users is not None, **kwargs)
+        self.module, self._given_targets, self._users = module, by_part(targets), users
+
+    def prepare_data(self) -> None:
+        self.module.prepare_data()
+
+    def _parts(self) -> Mapping[str, ItemSet]:
+        self.module.setup("fit")
+        loaders = {"train": self._loader("train"), "val": self._loader("val")}
+        self.module.setup("test")
+        found = {part: loader for part, loader in (loaders | {"test": self._loader("test")}).items() if loader is not None}
+        if "train" not in found:
+            raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
+        train = found["train"]
+        self.batch_size = train.batch_size or self.batch_size
+        self.eval_batch_size = max(loader.batch_size or 1 for loader in found.values())
+        self.drop_last, self.num_workers = train.drop_last, train.num_workers or WORKERS
+        self.collate_fn = None if train.collate_fn is default_collate else train.collate_fn
+        self.notes = (self._note(train, "test" in found),)
+        sets = {part: found[part].dataset for part in PARTS if part in found}
+        return parts_of(sets, self._given_targets, self._users, self.collate_fn is None)
+
+    def _loader(self, part: str) -> DataLoader | None:
+        hook = f"{part}_dataloader"
+        if getattr(type(self.module), hook) is getattr(L.LightningDataModule, hook):
+            return None
+        loader = getattr(self.module, hook)()
+        if isinstance(loader, list | tuple) and len(loader) == 1:
+            loader = loader[0]
+        if loader is not None and not isinstance(loader, DataLoader):
+            raise ValueError(
+                f"{type(self.module).__name__}.{hook} returns a {type(loader).__name__}, and clients share the data set of one "
+                "torch DataLoader: return one, or give the sets to flcog.datamodules.TorchDataset"
+            )
+        if loader is not None:
+            require_map_style(loader.dataset, part)
+        return loader
+
+    def _note(self, train: DataLoader, tested: bool) -> str:
+        """How the sets become a federation."""
+        sampler = train.sampler
+        how = (
+            f"by {type(self.partitioner).__name__}"
+            if self.partitioner is not None
+            else f"over {self.num_clients} clients at random"
+        )
+        unused = "" if isinstance(sampler, RandomSampler | SequentialSampler) else f"; its {type(sampler).__name__} is not used"
+        what = getattr(self.module, "stands_for", type(self.module).__name__)
+        tests = "" if tested else "; no test set"
+        return (
+            f"a {what} is divided {how}, in batches of {self.batch_size}{tests}{unused}: flcog.datamodules.LightningData takes "
+            "num_clients, partitioner, users"
+        )
