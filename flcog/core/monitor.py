@@ -11,8 +11,8 @@ MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """What an evaluation is summed up by: the first of these that it reports."""
 
 LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "distance"}
-LAST_WORD = {"std": True, "variance": True, "jain": False}
-"""Last words of metrics' names that measure a spread over clients or classes, and whether lower is better."""
+LAST_WORD = {"std": True, "variance": True, "jain": False, "noise": True, "dissimilarity": True, "shift": True}
+"""Last words of metrics' names that measure a spread, over clients, classes or gradients, and whether lower is better."""
 
 
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
@@ -34,6 +34,8 @@ def lower_is_better(name: str) -> bool:
     """Whether a metric of this name is an error or a spread: ``test/mse``, ``train/loss``, ``test/client_accuracy_variance``.
 
     >>> lower_is_better("test/class_accuracy_std"), lower_is_better("test/client_mae_jain")
+    (True, False)
+    >>> lower_is_better("heterogeneity/shift"), lower_is_better("test/domain_shift_accuracy")
     (True, False)
     """
     words = re.split(r"[/_\-]", name.lower())
