@@ -11,6 +11,7 @@ from flcog.core.processes import Processes
 from flcog.core.types import Slot
 from flcog.hooks import Method
 from flcog.run import checkpoint, experiment
+from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch
 from flcog.settings import Settings
 
@@ -70,6 +71,20 @@ def check_branch(
     if changes:
         raise ValueError(
             f"{path} was written with other settings: {'; '.join(changes)}. A branch changes methods only: put them back"
+        )
+
+
+def check_rows(trunk: Path, round: int, settings: Settings) -> None:
+    """Refuse to branch where the other run's rows are not those that this one would have written."""
+    table = trunk / "metrics.csv"
+    rows = {row["round"]: row for row in read_rows(table)[0]} if table.is_file() else {}
+    missing = next((number for number in range(1, round + 1) if number not in rows), None)
+    if missing is not None:
+        raise ValueError(f"{table} has no row of round {missing}: branch from a run that has all of them up to round {round}")
+    if ("time/evaluation" in rows[round]) != settings.evaluates(round):
+        raise ValueError(
+            f"round {round} was the last of {trunk} and so was evaluated, which trainer.eval_every={settings.eval_every} would not do: "
+            "branch from a checkpoint that a longer run kept, or after a round that is evaluated"
         )
 
 

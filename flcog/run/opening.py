@@ -19,7 +19,7 @@ from flcog.engine.client_model import ClientModel, make_client_model
 from flcog.engine.setup import data_modules, set_up
 from flcog.hooks import Callback, Method, Note
 from flcog.run import checkpoint, experiment
-from flcog.run.branching import check_branch, take_over
+from flcog.run.branching import check_branch, check_rows, take_over
 from flcog.run.directory import LAST, find_checkpoint, find_round, new_run_directory, run_of
 from flcog.run.resuming import check_meant, check_resumable
 from flcog.run.session import Session
@@ -109,6 +109,7 @@ class Opening:
         client, described = self._describe()
         checkpoint.check_same_model(saved.path, saved.content["params"] | saved.content["buffers"], client.tensors)
         check_branch(*saved, self.settings, self.methods, described)
+        check_rows(other, round, self.settings)
         directory = _make_directory(self.root, lock, processes)
         trackers = Trackers(logger, directory) if processes.is_first else Trackers()
         run = self._session(client, described, None, directory, trackers, keep_files=True)

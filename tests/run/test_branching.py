@@ -183,6 +183,19 @@ def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
     assert "there is no run" in refusal(tmp_path, tmp_path / "nowhere", SCAFFOLD())
 
 
+def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:
+    ended = fit(tmp_path / "trunk", rounds=3, eval_every=2).run_dir
+    assert ended is not None
+    text = refusal(tmp_path, ended, round=3, eval_every=2, rounds=5)
+    assert text.startswith(f"round 3 was the last of {ended} and so was evaluated, which trainer.eval_every=2 would not do")
+    table = ended / "metrics.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(line for line in lines if not line.startswith("2,")))
+    assert f"{table} has no row of round 2: branch from a run" in refusal(tmp_path, ended, round=3, eval_every=2, rounds=5)
+    table.unlink()
+    assert f"{table} has no row of round 1" in refusal(tmp_path, ended, round=3, eval_every=2, rounds=5)
+
+
 def test_methods_that_change_model_or_data_have_no_late_start(tmp_path: Path) -> None:
     for method in (MOON(start_round=2), flcog.callbacks.FedDisco(start_round=2)):
         assert method.until(2) is method
