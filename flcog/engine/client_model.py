@@ -21,6 +21,7 @@ from flcog.data import FederatedDataModule, Federation
 from flcog.engine.lightning_hooks import written_hooks
 from flcog.hooks import CLIENT_HOOKS, Method, Note
 from flcog.models.lora import adapters
+from flcog.schedules import Piecewise
 from flcog.settings import Settings
 
 
@@ -101,7 +102,7 @@ def _with_methods(
             notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = model.to(device, dtype)
     processes.overwrite(model.state_dict().values())
-    return model, notes + notes_on_methods(methods, settings.rounds)
+    return model, notes + notes_on_methods(methods, settings.rounds) + notes_on_schedules(model, methods, settings.rounds)
 
 
 def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> None:
@@ -138,7 +139,7 @@ def _with_method(
 def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
     """Methods that never act, and weights that are overruled."""
     notes = [
-        Note("note", f"{method.name} starts after {method.start_round} rounds, so it never acts in this run")
+        Note("warning", f"{method.name} starts after {method.start_round} rounds, so it never acts in this run")
         for method in methods
         if method.start_round >= rounds
     ]
@@ -147,8 +148,22 @@ def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
         only_weighs = not any(earlier.overrides(hook) for hook in (*CLIENT_HOOKS, "server_step"))
         if only_weighs and (earlier.active(later.start_round) or later.active(earlier.start_round)):
             advice = f"swap them to weigh by {earlier.name}"
-            notes.append(Note("note", f"{later.name} is listed after {earlier.name} and sets the weights: {advice}"))
+            notes.append(Note("warning", f"{later.name} is listed after {earlier.name} and sets the weights: {advice}"))
     return notes
+
+
+def notes_on_schedules(model: L.LightningModule, methods: Sequence[Method], rounds: int) -> list[Note]:
+    """Schedules of the model or of methods that would change only when the run is over."""
+    owners: list[tuple[str, Any]] = [(type(model).__name__, model), *((method.name, method) for method in methods)]
+    schedules = [
+        (owner, name, value) for owner, thing in owners for name, value in vars(thing).items() if isinstance(value, Piecewise)
+    ]
+    return [
+        Note("warning", f"{owner}: {name} changes after round {boundary}, which a run of {rounds} rounds never reaches")
+        for owner, name, schedule in schedules
+        for boundary in schedule.boundaries
+        if boundary >= rounds
+    ]
 
 
 def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:

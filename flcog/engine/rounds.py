@@ -16,6 +16,7 @@ from flcog.engine.aggregation import Aggregate
 from flcog.engine.batching import ClientWork, make_work
 from flcog.engine.executors.base import Assignment
 from flcog.engine.program import Program, num_bytes
+from flcog.engine.server_step import take_server_step
 from flcog.engine.setup import Engine
 from flcog.engine.sharing import share_out
 from flcog.engine.state import ClientStates, ServerState
@@ -246,8 +247,7 @@ def step(engine: Engine, server: ServerState, methods: Sequence[Method], cohort:
         messages = Messages(*aggregate.messages(i), individual)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, cohort.buffers, individual)
-        slot = server.servers[method.name]
-        delta, server.servers[method.name] = method.server_step(slot, server.params, delta, messages, cohort)
+        delta, server.servers[method.name] = take_server_step(method, methods, server, delta, messages, cohort, aggregate.sent)
     server.params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
     if any(method.overrides("server_step") for method in methods):
         # Every process takes the server's step. Where it trains there, an accelerator's kernels may differ in the last digits, and

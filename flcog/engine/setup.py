@@ -146,6 +146,7 @@ def set_up(
     _check_batches(methods, example, federation)
     check_outputs(function, example, federation)
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
+    notes.extend(_outdated(methods, exchanges))
     reader = Reader(federation, processes.device, dtype, function.convolves)
     server.servers = {method.name: method.init_server(server.params) for method in methods}
     batching = _batching(settings, datamodule, federation)
@@ -236,6 +237,23 @@ def _exchanged(
             ledger.add(method.name, *exchange.bytes_sent)
         exchanges[method.name], federation = exchange, exchange.federation
     return federation, exchanges
+
+
+def _outdated(methods: Sequence[Method], exchanges: Mapping[str, Exchange]) -> list[Note]:
+    """Methods that have told one another of data which a later one then changed."""
+    notes, told = [], []
+    before = None
+    for method in [method for method in methods if method.name in exchanges]:
+        exchange = exchanges[method.name]
+        if before is not None and exchange.federation is not before:
+            notes += [
+                Note("warning", f"{method.name} changes the data after {name} has exchanged what they are: list {name} after it")
+                for name in told
+            ]
+        elif exchange.bytes_sent is not None:
+            told.append(method.name)
+        before = exchange.federation
+    return notes
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:

@@ -16,6 +16,7 @@ from flcog.core.fabric import processes_of
 from flcog.core.processes import Processes
 from flcog.data import FederatedDataModule
 from flcog.engine.client_model import ClientModel, make_client_model
+from flcog.engine.order import notes_on_order
 from flcog.engine.setup import data_modules, set_up
 from flcog.hooks import Callback, Method, Note
 from flcog.run import checkpoint, experiment
@@ -89,6 +90,7 @@ class Opening:
         if saved is not None:
             run.engine.notes.extend(notes)
             run.restore(*saved, resume=True)
+        run.engine.notes.extend(notes_on_order(run.engine, run.server))
         run.record()
         self._note_training(run, anew=saved is None)
         return run
@@ -114,6 +116,7 @@ class Opening:
         trackers = Trackers(logger, directory) if processes.is_first else Trackers()
         run = self._session(client, described, None, directory, trackers, keep_files=True)
         content = take_over(saved.content, other, self.methods, run.server.servers, directory, processes)
+        run.engine.notes.extend(notes_on_order(run.engine, run.server))
         run.restore(saved.path, content, resume=True)
         run.record()
         run.save(directory / LAST)  # so that it goes on like any run, even if it is killed in its first round
@@ -136,6 +139,7 @@ class Opening:
             if note.topic == "changed":
                 print(f"other numbers than the run's: {note.text}")
         run = self._session(client, described, saved, keep_files=keep_files)
+        run.engine.notes.extend(notes_on_order(run.engine, run.server))
         if saved is not None:
             run.engine.notes.extend(notes)
             run.restore(*saved, resume=True)

@@ -35,10 +35,10 @@ def test_weights_that_are_lost_are_noted() -> None:
         return [note for note in trainer.notes if "weigh by" in note]
 
     assert notes(FedDisco(), FedDyn()) == [
-        "note: FedDyn is listed after FedDisco and sets the weights: swap them to weigh by FedDisco"
+        "warning: FedDyn is listed after FedDisco and sets the weights: swap them to weigh by FedDisco"
     ]
     assert notes(EqualWeights(), FedDisco()) == [
-        "note: FedDisco is listed after EqualWeights and sets the weights: swap them to weigh by EqualWeights"
+        "warning: FedDisco is listed after EqualWeights and sets the weights: swap them to weigh by EqualWeights"
     ]
     assert len(notes(EqualWeights(), FedDisco(), FedDC())) == 3
     for fine in ((FedDyn(), FedDisco()), (FedDC(), FedDyn()), (FedDisco(), FedAvgM()), (FedDisco(),)):

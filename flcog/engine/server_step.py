@@ -1,0 +1,98 @@
+"""One method's server step: what it needs is there, what it returns is whole, and what earlier methods have made is not lost."""
+
+import re
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.core.types import Params, Slot
+from flcog.engine.state import ServerState
+from flcog.hooks import Cohort, Messages, Method
+
+
+def _looking(name: str) -> Any:
+    """A method of dict that tells of itself."""
+
+    def look(self: "Watched", *args: Any) -> Any:
+        self.read = True
+        return getattr(dict, name)(self, *args)
+
+    return look
+
+
+class Watched(dict[str, Tensor]):
+    """A change of the model that knows whether somebody has looked at its values."""
+
+    read = False
+
+    def __iter__(self) -> Iterator[str]:  # which makes dict(...) and {**...} ask for each value
+        return super().__iter__()
+
+    __getitem__, get, values, items, copy, pop, __or__, __ror__ = map(
+        _looking, ("__getitem__", "get", "values", "items", "copy", "pop", "__or__", "__ror__")
+    )
+
+
+pytree.register_pytree_node(
+    Watched, lambda d: (list(d.values()), list(d)), lambda values, names: dict(zip(names, values, strict=True))
+)
+
+
+def take_server_step(
+    method: Method,
+    methods: Sequence[Method],
+    server: ServerState,
+    delta: Params,
+    messages: Messages,
+    cohort: Cohort,
+    sent: Collection[str],
+) -> tuple[Params, Slot]:
+    """The change that one method makes of the change so far, and what it keeps.
+
+    Args:
+        method: which acts.
+        methods: those of the round, in the order in which they act.
+        server: the state before the step.
+        delta: the change, as the methods before this one have made it.
+        messages: what the clients sent to the method.
+        cohort: the clients.
+        sent: the parameters whose changes clients sent.
+    """
+    earlier = [other for other in methods[: methods.index(method)] if other.overrides("server_step")]
+    watched = Watched(delta) if earlier and _first_round_of(method, earlier) == cohort.round else None
+    try:
+        change, kept = method.server_step(
+            server.servers[method.name], server.params, delta if watched is None else watched, messages, cohort
+        )
+    except KeyError as error:
+        if error.args and _is_unsent(method, error.args[0], server, sent):
+            raise ValueError(_unsent(method, methods, error.args[0])) from error
+        raise
+    missing = next((name for name in server.params if name not in change), None)
+    if missing is not None:
+        text = f"{method.name}.server_step must return a change of every parameter; it returned none of {missing}"
+        raise ValueError(_unsent(method, methods, missing) if _is_unsent(method, missing, server, sent) else text)
+    if watched is not None and not watched.read and change is not watched:
+        names = " and ".join(one.name for one in earlier)
+        text = f"{method.name} is listed after {names} and replaces the server's step: what {names} makes of it is lost"
+        warnings.warn(text, stacklevel=2)
+    return change, kept
+
+
+def _first_round_of(method: Method, earlier: Sequence[Method]) -> int:
+    """The first round in which all of them act."""
+    return max(one.start_round for one in (method, *earlier))
+
+
+def _is_unsent(method: Method, name: object, server: ServerState, sent: Collection[str]) -> bool:
+    return method.individual_uploads and name in server.params and name not in sent
+
+
+def _unsent(method: Method, methods: Sequence[Method], name: str) -> str:
+    others = [other for other in methods if other is not method]
+    keepers = [other.name for other in others if other.kept_parameters and re.search(other.kept_parameters, name)]
+    names = " or ".join(keepers or [other.name for other in others if other.overrides("finish_client")])
+    return f"{method.name} looks at each client's change of {name}, which clients do not send beside {names}: remove one of them"
