@@ -82,6 +82,10 @@ class ClientModule(L.LightningModule):
         """The metrics of an evaluation on a whole set."""
         raise NotImplementedError
 
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """What the outputs [B, ...] say, by name, as :meth:`FederatedTrainer.predict` returns it."""
+        return {"output": outputs}
+
     def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
         """What the targets hold more of than these outputs, such as "12 classes"; empty where the outputs suffice."""
         return ""
@@ -93,6 +97,18 @@ class ClientModule(L.LightningModule):
             raise ValueError(
                 f"{type(self).__name__}: the optimizer refuses an option ({error}): give one in its range"
             ) from error
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """For ``load_from_checkpoint``: weights that nobody trained are not in the file, and stay as they were made."""
+        own, saved = self.state_dict(), checkpoint["state_dict"]
+        missing = {name for name, parameter in self.named_parameters() if parameter.requires_grad and name not in saved}
+        wrong = sorted(missing | (saved.keys() - own.keys()))
+        if wrong:
+            raise ValueError(
+                f"the checkpoint holds another model than {type(self).__name__} as it was made here ({wrong[0]} is only in one of them): "
+                "give the run's own network; one that methods of the run had changed is loaded by trainer.test(model, data, ckpt_path=...)"
+            )
+        checkpoint["state_dict"] = own | saved
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
         """The same loss for a plain ``lightning.Trainer``, e.g. to train on the pooled data for comparison.
@@ -114,6 +130,9 @@ class Classifier(ClientModule):
 
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.argmax(1) == targets).to(outputs.dtype)
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        return {"prediction": outputs.argmax(1), "probability": outputs.softmax(1)}
 
     def metrics(self, num_classes: int) -> MetricCollection:
         return classification_metrics(num_classes)
@@ -138,6 +157,9 @@ class MultiLabelClassifier(ClientModule):
         # An example without labels that gets none is right.
         return (2 * (predicted * targets).sum(1) + 1e-12) / (predicted.sum(1) + targets.sum(1) + 1e-12)
 
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        return {"prediction": (outputs > 0).long(), "probability": outputs.sigmoid()}
+
     def metrics(self, num_classes: int) -> MetricCollection:
         return multilabel_metrics(num_classes)
 
@@ -156,6 +178,9 @@ class Regressor(ClientModule):
 
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.flatten(1).squeeze(1) - targets.to(outputs.dtype)).abs()
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        return {"prediction": outputs.flatten(1).squeeze(1)}
 
     def metrics(self, num_classes: int) -> MetricCollection:
         return regression_metrics()

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flcog.core import checks
+from flcog.core.described import Described
 from flcog.core.files import replacing
 from flcog.core.labels import require_targets
 from flcog.core.source import Source
@@ -164,8 +165,8 @@ Augment = Callable[[Tree, np.ndarray], Tree]
 """``augment(inputs [B, H, W, C] as stored, keys uint64 [B]) -> inputs``: one key per sample is all the randomness it gets."""
 
 
-@dataclass(frozen=True)
-class Federation:
+@dataclass(frozen=True, repr=False)
+class Federation(Described):
     """What a run trains and evaluates on. A method's ``prepare_data`` may put a changed copy (``dataclasses.replace``) in its place.
 
     ``client_val`` and ``client_test`` hold out parts of the clients' own samples: partitions of ``train`` too, disjoint from
@@ -187,6 +188,16 @@ class Federation:
     class_names: tuple[str, ...] | None = None
     whole: Partition | None = None
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
+
+    def _described(self) -> Iterator[tuple[str, str]]:
+        sizes = self.partition.sizes
+        yield "task", self.task if self.task == "regression" else f"{self.task}, {self.num_classes:,} classes"
+        yield "clients", f"{self.num_clients:,}, with {sizes.min():,} to {sizes.max():,} samples"
+        yield "training", f"{sizes.sum():,} of {len(self.train):,} samples, partition {self.split.hash}"
+        for name, samples, part in (("validation", self.val, self.client_val), ("test", self.test, self.client_test)):
+            own = "" if part is None else f"{len(part.indices):,} held out by the clients"
+            central = "" if samples is None else f"{len(samples):,} samples"
+            yield name, ", ".join(filter(None, (central, own))) or "none"
 
     @property
     def num_clients(self) -> int:
@@ -355,7 +366,7 @@ class IID(Partitioner):
         return Partition.from_assignment(rng.permutation(np.arange(len(samples)) % num_clients), num_clients)
 
 
-class FederatedDataModule(L.LightningDataModule):
+class FederatedDataModule(Described, L.LightningDataModule):
     """A data set, its split over clients, and how batches are made of it.
 
     A data set's own file implements :meth:`load` (and :meth:`prepare_data` where it downloads or decodes) and names its ``task``,
@@ -466,6 +477,14 @@ class FederatedDataModule(L.LightningDataModule):
             class_names=self.class_names,
             whole=whole if self.client_test or self.client_val else None,
         )
+
+    def _described(self) -> Iterator[tuple[str, str]]:
+        yield "split", f"{self.num_clients:,} clients by {self.partitioner or IID()}, seed {self.partition_seed}"
+        yield "batches", f"of {self.batch_size:,}"
+        if self._federation is None:
+            yield "data", "not read yet"
+        else:
+            yield from self._federation._described()
 
     @property
     def federation(self) -> Federation:

@@ -117,6 +117,19 @@ class Evaluator:
         return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
 
     @torch.no_grad()
+    def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
+        """The model's outputs on every sample of a set, in its order and on the CPU; on every process."""
+        mine = [
+            self.model.frozen(params, buffers, forward, inputs).float().cpu()
+            for inputs, _ in self._batches(samples, self._mine(len(samples)))
+        ]
+        parts = [part for part in self.processes.gather(torch.cat(mine) if mine else None) if part is not None]
+        outputs = parts[0].new_empty(len(samples), *parts[0].shape[1:])
+        for rank, part in enumerate(parts):  # those without a row come last
+            outputs[rank :: self.processes.count] = part
+        return outputs
+
+    @torch.no_grad()
     def on_clients(self, params: Params, buffers: Params, parts: Partition) -> Tensor:
         """The model's mean score on every client's part, [num_clients]; NaN for clients without one. Costs one pass over the parts."""
         sums, counts = np.zeros(parts.num_clients), parts.sizes

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flcog.core import lost_processes, signals
 from flcog.core.allocations import keep_allocations
+from flcog.core.described import Described
 from flcog.core.fabric import launch, make_fabric
+from flcog.core.files import short
 from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.data import FederatedDataModule
@@ -25,9 +27,13 @@ from flcog.engine.lightning_hooks import check_hooks
 from flcog.engine.setup import data_modules
 from flcog.hooks import Callback, Method, check_methods
 from flcog.run.branching import check_branch_arguments
+from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
+from flcog.run.export import Format, export
 from flcog.run.observers.defaults import default_observers
+from flcog.run.observers.progress import score
 from flcog.run.opening import Opening
+from flcog.run.predictions import Predictions, predict
 from flcog.run.session import Session
 from flcog.run.writer_lock import WriterLock
 from flcog.settings import Settings, require_one_of
@@ -49,7 +55,7 @@ def _in_precision(verb: Verb) -> Verb:
     return cast(Verb, wrapped)
 
 
-class FederatedTrainer:
+class FederatedTrainer(Described):
     """Trains a client module on a federation.
 
     Args:
@@ -122,12 +128,33 @@ class FederatedTrainer:
         """The full configuration, where the CLI knows it."""
         self._session: Session | None = None
 
+    def _described(self) -> Iterator[tuple[str, str]]:
+        settings, done = self.settings, 0 if self._session is None else self._session.round
+        yield "rounds", f"{settings.rounds:,}" + (f", {done:,} of them done" if done else "")
+        yield (
+            "clients",
+            f"{settings.clients_per_round} in each round" if settings.clients_per_round != 1.0 else "all in each round",
+        )
+        yield "local work", local_work(settings)
+        yield "methods", " + ".join(map(describe_method, self.methods)) or "none: plain FedAvg"
+        evaluated = next(filter(None, map(score, reversed(self.history))), None)
+        if evaluated is not None:
+            yield "result", evaluated
+        if self.run_dir is not None:
+            yield "run", str(short(self.run_dir))
+
     @property
     def run(self) -> Session:
         """The run in hand, or the last one."""
         if self._session is None:
             raise ValueError("this trainer has no run yet: call fit, or prepare")
         return self._session
+
+    @property
+    def model(self) -> L.LightningModule:
+        """The trained module: the user's own, or what methods made of it, with the global model's weights as they stand."""
+        self.run.engine.hand_over(self.run.server)
+        return self.run.model.module
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -258,6 +285,47 @@ class FederatedTrainer:
         return self._measure(model, datamodule, ckpt_path, "test")
 
     @_in_precision
+    def predict(
+        self,
+        model: nn.Module | None = None,
+        datamodule: Data | None = None,
+        ckpt_path: str | None = None,
+        inputs: Any = None,
+    ) -> Predictions:
+        """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU.
+
+        Args:
+            model, datamodule: as :meth:`fit` had them; without them it is the last run's model.
+            ckpt_path: the checkpoint to predict from.
+            inputs: predict these instead, in the form in which the data set stores them (uint8 images channels last, and so on).
+        """
+        return predict(self._evaluation(model, datamodule, ckpt_path), inputs)
+
+    def export(
+        self,
+        path: str | Path,
+        format: Format | None = None,
+        model: nn.Module | None = None,
+        datamodule: Data | None = None,
+        ckpt_path: str | None = None,
+    ) -> None:
+        """Write the trained network for others: a ``state_dict`` that the plain torch module loads, ``safetensors``, or ``onnx``.
+
+        Args:
+            path: the file.
+            format: by default that of its suffix (.pt, .safetensors, .onnx).
+            model, datamodule: as :meth:`fit` had them; without them it is the last run's model.
+            ckpt_path: the checkpoint to export.
+        """
+        export(self._evaluation(model, datamodule, ckpt_path), Path(path), format)
+
+    def plot(self, *columns: str) -> Any:
+        """A matplotlib figure of the history: the main score and the losses, or the columns that are named."""
+        from flcog.run.history_figure import history_figure  # matplotlib takes half a second to import
+
+        return history_figure(self.history, columns)
+
+    @_in_precision
     def prepare(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
 
@@ -344,6 +412,14 @@ class FederatedTrainer:
         return Opening(
             self.settings, self.methods, self.observers, self.fabric, self.default_root_dir, self.config, model, datamodule
         )
+
+    def _evaluation(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None) -> Session:
+        """A checkpoint's model, or a model as it is; without either, that of the last run."""
+        if model is None or datamodule is None:
+            if model is not None or datamodule is not None or ckpt_path is not None:
+                raise ValueError("a model and a data module come together, and a checkpoint needs both")
+            return self.run
+        return self._opening(model, datamodule).evaluation(ckpt_path)
 
     def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._opening(model, datamodule).evaluation(ckpt_path)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from flcog.commands.lightning_cli import FederatedCLI
+from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
 from flcog.core.precision import DTYPES, default_dtype
@@ -22,10 +22,7 @@ def replay(arguments: list[str]) -> None:
     parser.add_argument("--round", type=int, required=True, help="the round, counted from 1")
     parser.add_argument("--client", type=int, required=True, help="the client's number")
     options = parser.parse_args(arguments)
-    config = Path(options.run) / "config.yaml"
-    if not config.is_file():
-        raise ValueError(f"{options.run} holds no config.yaml: give the directory of a run started by `flcog fit`")
-    cli = FederatedCLI(["--config", str(config), "--trainer.logger", "false", "--trainer.executor", "loop"])
+    cli = open_run(Path(options.run), "--trainer.executor", "loop")
     replay_client(cli.trainer, cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
 
 

@@ -25,7 +25,8 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
 def evaluate(engine: Engine, server: ServerState, clients: ClientStates) -> dict[str, float]:
     """The global model on the central sets, and its spread over the clients' own held-out parts.
 
-    Where clients have their own models only, the central sets' figures are means over these.
+    Without a central validation set, what clients hold out for validation is one together. Where clients have their own models
+    only, the central sets' figures are means over these.
     """
     params, federation = evaluated_params(engine, server), engine.federation
     metrics: dict[str, float] = {}
@@ -38,6 +39,9 @@ def evaluate(engine: Engine, server: ServerState, clients: ClientStates) -> dict
             else:
                 figures = mean_over_clients(engine, server, clients, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
+    if federation.val is None and federation.client_val is not None and alone is None:
+        figures = engine.evaluator.on_set(params, server.buffers, federation.train, federation.client_val.indices)
+        metrics |= {f"val/{name}": value for name, value in figures.items()}
     module = engine.model.module
     if isinstance(module, ClientModule):
         for split, parts in (("val", federation.client_val), ("test", federation.client_test)):

@@ -10,6 +10,7 @@ from flcog.engine.batching import Batching
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
 from flcog.hooks import Method, Note
+from flcog.settings import Settings
 
 
 def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]:
@@ -30,7 +31,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
         Note("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
         Note("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
         Note("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
-        Note("local work", f"{_local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
+        Note("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
         Note("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
         *notes,
         Note("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}"),
@@ -39,7 +40,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     ]
 
 
-def _local_work(batching: Batching) -> str:
+def local_work(batching: Batching | Settings) -> str:
     if batching.local_steps is not None:
         return f"{batching.local_steps} local step{'s' * (batching.local_steps != 1)}"
     return f"{batching.local_epochs:g} local epoch{'s' * (batching.local_epochs != 1)}"

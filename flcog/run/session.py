@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 
 from flcog.apply import ModelFunction
@@ -199,6 +200,7 @@ class Session:
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
+            **self._for_lightning(),
         }
         if resumable:
             written = self.clients.save(server.round)
@@ -211,6 +213,19 @@ class Session:
             checkpoint.write(path, payload)
             if pinned is not None:
                 self.clients.prune({*pinned, *self.state_files})
+
+    def _for_lightning(self) -> dict[str, Any]:
+        """What ``LightningModule.load_from_checkpoint`` reads: the global model, and how the command line made the module."""
+        shared = {name: self.buffers[name] for name in self.model.shared_buffers}
+        entries = {"pytorch-lightning_version": lightning.__version__, "state_dict": self.params | shared}
+        made, module = (self.config or {}).get("model"), self.model.module
+        if not made:
+            return entries
+        path, arguments = made["class_path"], made.get("init_args") or {}
+        if path.rpartition(".")[2] != type(module).__name__:  # the config names a bare network, around which this module was put
+            path, arguments = f"{type(module).__module__}.{type(module).__qualname__}", {"model": made}
+        maker = {"_class_path": path, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+        return entries | {"hyper_parameters": arguments | maker}
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
         """Take over a checkpoint of the same model: that model alone to evaluate it, everything to go on.

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from harness import ROOT
 
@@ -63,10 +65,12 @@ def test_test_and_validate_read_a_checkpoint(capsys: pytest.CaptureFixture[str])
     assert run("test", "-c", str(the_run() / "config.yaml"), "--ckpt_path", "last") == 0
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("test/"))
     assert float(printed["test/accuracy"]) == pytest.approx(float(last["test/accuracy"]), rel=1e-5)
-    assert run("validate", "-c", QUICKSTART, *SMALL, "--ckpt_path", "last") == 2
+    assert run("validate", "-c", QUICKSTART, *SMALL, "--data.client_val", "0", "--ckpt_path", "last") == 2
     assert "no val set" in capsys.readouterr().err
-    assert run("validate", "-c", QUICKSTART, *SMALL, "--data.client_val", "0.2", "--ckpt_path", "last") == 0
-    assert "val/client_accuracy_mean" in capsys.readouterr().out
+    assert run("validate", "-c", QUICKSTART, *SMALL, "--ckpt_path", "last") == 0
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("val/"))
+    assert "val/client_accuracy_mean" in printed
+    assert float(printed["val/accuracy"]) == pytest.approx(float(last["val/accuracy"]), rel=1e-5)
 
 
 def test_resume_by_name_and_by_path(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +78,37 @@ def test_resume_by_name_and_by_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "3", "--ckpt_path", "last") == 0
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "4", "--ckpt_path", str(the_run())) == 0
     assert len(list(csv.DictReader((the_run() / "metrics.csv").open()))) == 4 and len(list(Path("runs").iterdir())) == 1
+
+
+def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "-c", QUICKSTART, *SMALL) == 0
+    last, folder = list(csv.DictReader((the_run() / "metrics.csv").open()))[-1], str(the_run())
+    assert run("predict", folder, "--checkpoint", "last") == 0
+    rows = list(csv.DictReader((the_run() / "predictions.csv").open()))
+    right = sum(row["prediction"] == row["target"] for row in rows)
+    assert len(rows) == 355 and right / 355 == pytest.approx(float(last["test/accuracy"]), rel=1e-5)
+    assert sum(float(rows[0][f"probability_{digit}"]) for digit in range(10)) == pytest.approx(1, abs=1e-5)
+    np.save("some.npy", np.zeros((4, 28, 28), np.uint8))
+    assert run("predict", folder, "--inputs", "some.npy", "--output", "some.npz") == 0
+    with np.load("some.npz") as arrays:
+        assert arrays["probability"].shape == (4, 10) and "target" not in arrays
+    assert run("export", folder, "--checkpoint", "last") == 0
+    network = flcog.models.SimpleCNN(in_channels=1, num_classes=10)
+    network.load_state_dict(torch.load(the_run() / "model.pt", weights_only=True))
+    # Without arguments: the checkpoint says how the command line made the model.
+    loaded = flcog.Classifier.load_from_checkpoint(the_run() / "checkpoints/last.ckpt")
+    assert all(torch.equal(value, loaded.state_dict()[f"model.{name}"]) for name, value in network.state_dict().items())
+    capsys.readouterr()
+    for words, message in {
+        ("predict", folder, "--inputs", "none.npy"): "none.npy cannot be read as .npy or .npz",
+        ("predict", folder, "--output", "p.json"): "predictions are written as .csv or .npz; got p.json",
+        ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give best, last, or a file under",
+        ("export", "nowhere"): "no checkpoint at nowhere/checkpoints/last.ckpt",
+        ("export", folder, "--format", "h5"): "flcog export: argument --format: invalid choice: 'h5'",
+    }.items():
+        assert run(*words) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(error.splitlines()) == 1
 
 
 def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,14 +65,22 @@ def test_the_summary_says_what_the_run_is_and_what_came_out(tmp_path: Path, caps
     accuracies = [row["test/accuracy"] for row in trainer.history]
     assert results["rounds"] == "6 of 6"
     best = f"best {max(accuracies):.4f} (round {1 + accuracies.index(max(accuracies))})"
-    assert results["test/accuracy"] == f"{best}, last {accuracies[-1]:.4f}, mean of last 5 {np.mean(accuracies[-5:]):.4f}"
+    assert results["test/accuracy"] == (
+        f"{best}, picked on the test set, which flatters; last {accuracies[-1]:.4f}, "
+        f"mean of the last 5 evaluations {np.mean(accuracies[-5:]):.4f}"
+    )
     up, down = (sum(row[f"comm/{way}_bytes"] for row in trainer.history) for way in ("up", "down"))
     plain = 6 * 5 * 8 * num_parameters  # rounds, clients, bytes of a float64
     assert results["sent"] == f"{human(up)} up ({up / plain:.2f} x FedAvg's), {human(down)} down ({down / plain:.2f} x FedAvg's)"
     assert 1.9 < up / plain < 2.1
     assert re.fullmatch(r".* m?s a round \(median\), 0:\d\d in all with evaluation", results["took"])
     assert (
-        max(len(line) for line in printed.splitlines() if not line.startswith("  trainer.") and str(tmp_path) not in line) <= 80
+        max(
+            len(line)
+            for line in printed.splitlines()
+            if not line.startswith(("  trainer.", "round ")) and str(tmp_path) not in line
+        )
+        <= 80
     )
 
 
@@ -88,9 +96,31 @@ def test_the_summary_is_silent_about_what_does_not_apply(tmp_path: Path, capsys:
 def test_a_validation_set_chooses_the_round_whose_test_score_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = fit(tmp_path, data=WithValidation(), module=classifier(partial(torch.optim.SGD, lr=0.7)), eval_every=1, rounds=6)
     chosen = max(trainer.history, key=lambda row: row["val/accuracy"])
-    assert f"{chosen['test/accuracy']:.4f} where val/accuracy was best (round {chosen['round']})" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{chosen['test/accuracy']:.4f} where val/accuracy was best (round {chosen['round']}); last" in printed
+    best = max(trainer.history, key=lambda row: row["test/accuracy"])
+    assert f"{best['test/accuracy']:.4f} (round {best['round']}) is the best on the test set itself, which flatters" in printed
     assert trainer.run_dir is not None
     assert checkpoint.read(trainer.run_dir / "checkpoints/best.ckpt")["round"] == chosen["round"]
+
+
+def test_what_clients_hold_out_for_validation_chooses_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it together is a validation set, of which only sums need travel."""
+    data = TinyData(client_val=0.3)
+    trainer = fit(tmp_path, data=data, module=classifier(partial(torch.optim.SGD, lr=0.7)), eval_every=1, rounds=6)
+    part = data.federation.client_val
+    assert part is not None
+    own = torch.from_numpy(part.indices)
+    inputs, targets = data.federation.load(data.federation.train, own, torch.device("cpu"))
+    trainer.model.eval()
+    with torch.no_grad():
+        outputs = trainer.model(inputs.double())
+    last = trainer.history[-1]
+    assert last["val/accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).double().mean()))
+    assert last["val/loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(outputs.float(), targets)), rel=1e-5)
+    chosen = max(trainer.history, key=lambda row: row["val/accuracy"])
+    assert f"where val/accuracy was best (round {chosen['round']})" in " ".join(capsys.readouterr().out.split())
+    assert checkpoint.read(trainer.run.directory / "checkpoints/best.ckpt")["round"] == chosen["round"]
 
 
 def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

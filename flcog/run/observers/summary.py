@@ -1,5 +1,6 @@
 """The observer that says what a run is when it starts, and what came out when it ends."""
 
+import math
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -42,23 +43,28 @@ class Summary(Callback):
 
 
 def results(run: Run) -> Rows:
-    """The main metric: its best, last and late values; and its value at the round that a validation set would choose."""
+    """The main metric: in the round that is best by validation, or by the test set itself, which is said; its last and late values."""
     rows = [("rounds", f"{run.round} of {run.settings.rounds}" + (", stopped early" if run.round < run.settings.rounds else ""))]
     evaluations = [row for row in run.history if main_metric(row) is not None]
     if not evaluations:
         return rows
-    name = main_metric(evaluations[-1])
-    assert name is not None
+    name, chooser = main_metric(evaluations[-1]), main_metric(evaluations[-1], selecting=True)
+    assert name is not None and chooser is not None
     values = {row["round"]: row[name] for row in evaluations if name in row}
-    last_five = list(values.values())[-5:]
     best = _best(name, values)
-    late = f"mean of last {len(last_five)} {figure(statistics.fmean(last_five))}"
-    rows.append((name, f"best {figure(values[best])} (round {best:.0f}), last {figure(last_five[-1])}, {late}"))
-    chooser = main_metric(evaluations[-1], selecting=True)
-    if chooser is not None and chooser != name:
-        chosen = _best(chooser, {row["round"]: row[chooser] for row in evaluations if chooser in row})
-        rows.append(("", f"{figure(values[chosen])} where {chooser} was best (round {chosen:.0f})"))
-    return rows
+    seen, late = f"{figure(values[best])} (round {best:.0f})", _late(list(values.values()))
+    if chooser == name:
+        flatters = ", picked on the test set, which flatters" if name.startswith("test/") else ""
+        return [*rows, (name, f"best {seen}{flatters}; {late}")]
+    chosen = _best(chooser, {row["round"]: row[chooser] for row in evaluations if chooser in row})
+    rows.append((name, f"{figure(values.get(chosen, math.nan))} where {chooser} was best (round {chosen:.0f}); {late}"))
+    return rows if chosen == best else [*rows, ("", f"{seen} is the best on the test set itself, which flatters")]
+
+
+def _late(values: Sequence[float]) -> str:
+    last_five = values[-5:]
+    mean = f", mean of the last {len(last_five)} evaluations {figure(statistics.fmean(last_five))}" if len(last_five) > 1 else ""
+    return f"last {figure(values[-1])}{mean}"
 
 
 def costs(run: Run) -> Rows:

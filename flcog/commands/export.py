@@ -1,0 +1,23 @@
+"""The command ``flcog export``: a run's network as a file that needs no flcog."""
+
+from pathlib import Path
+
+from flcog.commands.of_a_run import checkpoint_of, open_run
+from flcog.core.commands import parser_of
+from flcog.core.files import short
+from flcog.run.export import SUFFIXES
+
+
+def export(arguments: list[str]) -> None:
+    """Write a run's trained network for others: a torch state dict, safetensors, or ONNX."""
+    parser = parser_of("export", export)
+    parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("--format", choices=SUFFIXES, default="state_dict", help="state_dict by default, as torch.load reads it")
+    parser.add_argument("--checkpoint", help="best (by default), last, or a file")
+    parser.add_argument("--output", type=Path, help="the file; model.pt, model.safetensors or model.onnx in the run's directory")
+    options = parser.parse_args(arguments)
+    output = options.output or options.run / f"model{SUFFIXES[options.format]}"
+    checkpoint = checkpoint_of(options.run, options.checkpoint)
+    cli = open_run(options.run)
+    cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))
+    print(f"{short(output)}: {type(getattr(cli.model, 'model', cli.model)).__name__} of {short(checkpoint)}")

@@ -1,0 +1,65 @@
+"""The command itself: fills the templates beside it with a name."""
+
+import importlib.util
+import keyword
+import re
+from importlib import resources
+from pathlib import Path
+
+import flcog.callbacks
+from flcog.core.commands import parser_of
+from flcog.core.files import replacing
+
+TEMPLATES = {
+    "method.py.txt": "__name__.py",
+    "method.yaml.txt": "__name__.yaml",
+    "reference.py.txt": "reference___name__.py",
+    "test.py.txt": "test___name__.py",
+}
+"""Each with the file that it becomes."""
+
+
+def new(arguments: list[str]) -> None:
+    """Begin a method of your own here: a small working one, its YAML, its reference in plain torch, and its tests, which pass.
+
+    Change the method and its reference, each from the paper, until the tests pass again.
+    """
+    parser = parser_of("new", new)
+    parser.add_argument("kind", choices=["method"], help="what to begin")
+    parser.add_argument("name", metavar="NAME", help="of the class, such as MyMethod; its files are called my_method")
+    options = parser.parse_args(arguments)
+    cls, module = names_of(options.name)
+    contents = {Path(_named(target, cls, module)): _named(_template(name), cls, module) for name, target in TEMPLATES.items()}
+    for path in contents:
+        if path.exists():
+            raise ValueError(f"{path} exists already: choose another name, or remove it")
+    for path, content in contents.items():
+        with replacing(path, "w") as file:
+            file.write(content)
+        print(path)
+    print(f"\nTest it:\n  pytest test_{module}.py\nRun it:\n  flcog fit -c quickstart -c {module}.yaml")
+
+
+def names_of(given: str) -> tuple[str, str]:
+    """The class's name and the module's, of either of them.
+
+    >>> names_of("my_method"), names_of("FedXYZPlus")
+    (('MyMethod', 'my_method'), ('FedXYZPlus', 'fed_xyz_plus'))
+    """
+    if not given.isascii() or not given.isidentifier() or keyword.iskeyword(given) or given.startswith("_"):
+        raise ValueError(f"a method's name is a Python class's, such as MyMethod; got {given!r}")
+    cls = given if given[0].isupper() else "".join(part[:1].upper() + part[1:] for part in given.split("_"))
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls).lower()
+    if cls in flcog.callbacks.__all__:
+        raise ValueError(f"flcog has a {cls} already: choose another name")
+    if keyword.iskeyword(module) or (importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists()):
+        raise ValueError(f"Python has a module {module!r} already, which would be taken for yours: choose another name")
+    return cls, module
+
+
+def _template(name: str) -> str:
+    return resources.files("flcog.commands.new").joinpath(name).read_text(encoding="utf-8")
+
+
+def _named(text: str, cls: str, module: str) -> str:
+    return text.replace("__Name__", cls).replace("__name__", module)
