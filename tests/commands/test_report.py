@@ -153,6 +153,20 @@ def test_any_values_can_be_drawn(values: list[float]) -> None:
     assert numbers and all(0 <= number <= 520 for number in numbers)
 
 
+@pytest.mark.parametrize(
+    ("values", "unit", "expected"),
+    [
+        ([2.30681, 2.30689], "", ["2.30680", "2.30682", "2.30684", "2.30686", "2.30688", "2.30690"]),
+        ([0.2, 0.9], "%", ["20", "40", "60", "80", "100"]),
+        ([0.901, 0.903], "%", ["90.10", "90.15", "90.20", "90.25", "90.30"]),
+        ([1e-9, 5e-9], "", ["1e-09", "2e-09", "3e-09", "4e-09", "5e-09"]),
+    ],
+)
+def test_ticks_can_be_told_apart(values: list[float], unit: str, expected: list[str]) -> None:
+    chart = line_chart("loss", Axis("round"), Axis("loss", unit), [Series("a", list(enumerate(values, start=1)))])
+    assert re.findall(r'text-anchor="end">([^<]*)<', chart) == expected
+
+
 REFUSED = {
     "nowhere": "nowhere holds no metrics.csv: give the directory of a run",
     "a a": "a run is given twice: give each once",

@@ -49,7 +49,12 @@ class Axis:
     label: str
     unit: str = ""
 
-    def text(self, value: float) -> str:
+    def text(self, value: float, step: float = 0.0) -> str:
+        """A value; of an axis's ticks, which are ``step`` apart, with as many digits as tell them apart."""
+        if step and self.unit != "bytes" and not isinstance(value, int):
+            scale = 100 if self.unit == "%" else 1
+            digits = max(0, -math.floor(math.log10(scale * step) + 1e-9))
+            return f"{scale * value:,.{digits}f}" if digits < 6 else f"{scale * value:.3g}"
         if self.unit == "%":
             return f"{100 * value:.4g}"
         if isinstance(value, int) and self.unit == "":
@@ -103,7 +108,7 @@ class Frame:
         for value in self.y_ticks:
             height = self.at(self.x_range[0], value)[1]
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
-            parts.append(_text(LEFT - 8, height + 4, self.y.text(value), "end"))
+            parts.append(_text(LEFT - 8, height + 4, self.y.text(value, self.y_ticks[1] - self.y_ticks[0]), "end"))
         for value in self.x_ticks:
             if self.x_range[0] <= value <= self.x_range[1]:
                 place = self.at(value, self.y_range[0])[0]
