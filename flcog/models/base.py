@@ -76,8 +76,8 @@ def with_own_dropout(network: nn.Module) -> nn.Module:
     """The network with each ``nn.Dropout``, which draws from torch's global stream, replaced by :class:`Dropout`."""
     for layer in list(network.modules()):
         for name, child in layer.named_children():
-            if type(child) is nn.Dropout:
-                setattr(layer, name, Dropout(child.p) if 0 < child.p < 1 else nn.Identity())
+            if type(child) is nn.Dropout and 0 < child.p < 1:  # others draw nothing
+                setattr(layer, name, Dropout(child.p))
     return network
 
 
