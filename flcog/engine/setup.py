@@ -175,7 +175,7 @@ def set_up(
         batching=batching,
         reader=reader,
         evaluator=Evaluator(function, reader, datamodule.eval_batch_size, processes),
-        executor=choose_executor(job, settings.executor, notes),
+        executor=choose_executor(job, settings.executor, notes, processes),
         processes=processes,
         data_name=type(datamodule).__name__,
         notes=notes,

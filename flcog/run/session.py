@@ -8,11 +8,13 @@ import lightning
 import torch
 
 from flcog.apply import ModelFunction
+from flcog.core.files import write_yaml
 from flcog.core.ledger import Ledger
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
 from flcog.engine.evaluating import evaluated_params
+from flcog.engine.executors.fastest import Choice, FastestExecutor
 from flcog.engine.personal import only_personal
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
@@ -64,6 +66,8 @@ class Session:
         self.clients = SavedClientStates(clients, engine.processes.rank, self._receive)
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self._directory = directory
+        self._setting: dict[str, Any] = {}
+        """What is written in ``run.yaml``; empty where nothing is."""
         self._frozen = FrozenWeights(engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
@@ -162,14 +166,14 @@ class Session:
             "data": engine.data_name,
             "num_clients": self.federation.num_clients,
             "partition": (numbers := partition_report(self.federation)[1]),
-            "executor": engine.executor.name,
-            "clients_at_once": engine.executor.clients_at_once,
+            **self._executor(),
             "threads": torch.get_num_threads(),
             "processes": self.processes.count,
             "seed": engine.seed,
             **({"branch": self.branch} if self.branch else {}),
             **environment(),
         }
+        self._setting = setting
         update_yaml(self.directory / "run.yaml", setting)
         if self.config is not None:
             update_yaml(self.directory / "config.yaml", self.config)
@@ -177,6 +181,20 @@ class Session:
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
         engine.notes.extend(Note("tracker", tracker) for tracker in self.trackers.begin())
+
+    def _executor(self) -> dict[str, Any]:
+        executor = self.engine.executor
+        return {"executor": executor.name, "clients_at_once": executor.clients_at_once}
+
+    @property
+    def _fastest(self) -> FastestExecutor | None:
+        return self.engine.executor if isinstance(self.engine.executor, FastestExecutor) else None
+
+    def record_executor(self) -> None:
+        """Write which executor runs the clients, if that was decided in the round that was just run."""
+        if self._setting and self._setting | self._executor() != self._setting:
+            self._setting |= self._executor()
+            write_yaml(self.directory / "run.yaml", self._setting)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
 
@@ -197,6 +215,7 @@ class Session:
             "exchanged": checkpoint.digests(self.engine.exchanges),
             "until": methods_until(self.methods, server.round),
             "branch": self.branch,
+            "executor": list(choice) if (choice := self._fastest and self._fastest.choice) else None,
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -252,6 +271,8 @@ class Session:
             if saved["methods"] == names and saved["resumable"]:
                 self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
             return
+        if self._fastest is not None and saved.get("executor"):
+            self._fastest.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.ledger = Ledger.from_state(saved["ledger"])
         self.clients.load(saved["clients"], self.processes.count)

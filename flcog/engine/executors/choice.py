@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 
 from flcog.apply import ModelFunction
+from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_bytes
 from flcog.engine.executors.base import Assignment, Executor, Result
+from flcog.engine.executors.fastest import Choice, FastestExecutor
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.own_steps import Traces, traces
 from flcog.engine.executors.threads import ThreadedLoop
@@ -67,35 +69,82 @@ class Job:
         device: torch.device = first_leaf(self.sample).device
         return device
 
+    @property
+    def num_params(self) -> int:
+        return sum(p.numel() for p in self.model.params.values())
+
     @cached_property
     def own_step(self) -> Traces:
         """What the user's own ``training_step`` leaves behind."""
         return traces(self.model, self.sample, self.targets)
 
 
-def choose_executor(job: Job, wanted: Literal["auto", "loop", "vmap"], notes: list[Note]) -> Executor:
+def choose_executor(
+    job: Job, wanted: Literal["auto", "loop", "vmap", "fastest"], notes: list[Note], processes: Processes
+) -> Executor:
     """The executor; where the user did not choose it, a note says why."""
     if wanted == "loop":
         return loop(job, notes)
+    if wanted == "fastest":
+        return _fastest(job, notes, processes)
     if obstacles := _obstacles_to_vmap(job):
         if wanted == "vmap":
             warnings.warn(f"executor=vmap falls back to loop: {obstacles}", stacklevel=2)
         return loop(job, notes, obstacles)
     if wanted == "auto" and job.reads_whole_batches:
         return loop(job, notes, "a collate_fn may give clients' batches different shapes")
-    num_params = sum(p.numel() for p in job.model.params.values())
     constants = sum(constant.numel() for constant in job.model.constants.values())
-    work = (num_params + constants) * min(job.batch_size, job.largest_client)
+    work = (job.num_params + constants) * min(job.batch_size, job.largest_client)
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
-    bytes_per_client = 16 * num_params + 8 * num_bytes(job.sample) * job.batch_size
-    chunk = job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, bytes_per_client)))
+    chunk = _chunk(job)
     if wanted == "auto":
         why = (
             "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
         )
         notes.append(Note("executor", f"vmap, {chunk} clients at a time ({why})"))
     return VmapOrLoop(job, VmapExecutor(job.model, job.optimizer, chunk), notes)
+
+
+def _chunk(job: Job) -> int:
+    """How many clients make one batched program: as many as the user says, or as fit into memory."""
+    bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.sample) * job.batch_size
+    return job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, bytes_per_client)))
+
+
+def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:
+    """Whichever turns out to be fastest, or the loop where there is nothing to choose from."""
+    if job.draws_here:
+        return loop(job, notes, "nothing is timed: samples are read in this process, whose random streams a trial would move on")
+    choices = _choices(job)
+    if len(choices) == 1:
+        return loop(job, notes, _obstacles_to_vmap(job))
+
+    def make(choice: Choice) -> Executor:
+        if choice.name == "vmap":
+            return VmapExecutor(job.model, job.optimizer, choice.clients_at_once)
+        return _loop_of(job, choice.clients_at_once)
+
+    return FastestExecutor(choices, make, processes.agree, notes)
+
+
+def _choices(job: Job) -> list[Choice]:
+    """What may run the job, and fits into memory."""
+    choices, at_once = [Choice("loop", 1)], min(job.chunk_size or min(torch.get_num_threads(), MOST_AT_ONCE), job.clients)
+    if at_once > 1 and not _obstacle_to_threads(job):
+        choices.append(Choice("loop", at_once))
+    if not _obstacles_to_vmap(job):
+        chunk = min(_chunk(job), job.clients)
+        # A smaller one may stay in the cache.
+        chunks = [chunk, chunk // 4] if chunk >= 8 and job.chunk_size is None else [chunk]
+        choices += [Choice("vmap", size) for size in chunks]
+    return choices
+
+
+def _loop_of(job: Job, at_once: int) -> LoopExecutor:
+    if at_once == 1:
+        return LoopExecutor(job.model, job.optimizer)
+    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, torch.get_num_threads() // at_once))
 
 
 def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
@@ -116,9 +165,7 @@ def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
     how_many = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
     text = "; ".join(filter(None, [how_many, why]))
     notes.append(Note("executor", "loop" + f" ({text})" * bool(text)))
-    if obstacle or at_once == 1:
-        return LoopExecutor(job.model, job.optimizer)
-    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, threads // at_once))
+    return _loop_of(job, 1 if obstacle else at_once)
 
 
 class VmapOrLoop:

@@ -20,6 +20,8 @@ Rows = Sequence[tuple[str, str]]
 class Summary(Callback):
     """Prints what the run is before its first round, and after its last one its results, its cost and what to type next.
 
+    What is decided in between is printed too: which executor is the fastest, or that one had to give way to another.
+
     Every run has one.
 
     Args:
@@ -28,10 +30,19 @@ class Summary(Callback):
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
+        self._told: Rows = []
 
     def on_fit_start(self, run: Run) -> None:
         if self.enabled and run.processes.is_first:
-            _print(run.description)
+            self._told = run.description
+            _print(self._told)
+
+    def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        if self.enabled and run.processes.is_first:
+            news = [note for note in run.description if note.topic == "executor" and note not in self._told]
+            self._told = [*self._told, *news]
+            if news:
+                _print(news)
 
     def on_fit_end(self, run: Run) -> None:
         if self.enabled and run.processes.is_first and run.history:

@@ -1,0 +1,115 @@
+"""Several executors timed on the first round's own clients, of which the fastest runs them from then on."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from flcog.core.text import seconds
+from flcog.engine.executors.base import Assignment, Executor, Result, longest_first
+from flcog.hooks import Note
+
+BUDGET = 2.0
+"""Seconds after which no further executor is tried."""
+
+TRIAL_STEPS = 6
+"""Local steps of a trial; what the others take is worked out."""
+
+
+class Choice(NamedTuple):
+    """An executor as checkpoints and ``run.yaml`` name it."""
+
+    name: str
+    clients_at_once: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.clients_at_once} client{'s' * (self.clients_at_once > 1)} at a time"
+
+
+class FastestExecutor:
+    """Whichever executor is fastest: all are timed in the first round, before it is run.
+
+    Executors round differently, so a run whose executor was measured is repeated to the bit only with the same choice. A checkpoint
+    holds it, and a run that goes on measures nothing.
+
+    Args:
+        choices: what to try; the first is the loop, one client at a time, which can run anything.
+        make: makes the executor of a choice.
+        agree: makes all processes take the first one's choice.
+        notes: where a note says what was chosen, with the figures.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        make: Callable[[Choice], Executor],
+        agree: Callable[[tuple[Choice, str]], tuple[Choice, str]],
+        notes: list[Note],
+    ) -> None:
+        self._choices, self._make, self._agree, self._notes = choices, make, agree, notes
+        self._executor: Executor | None = None
+        self._open = Note("executor", f"the fastest, timed in round 1, of {'; '.join(map(str, choices))}")
+        notes.append(self._open)
+
+    @property
+    def name(self) -> str:
+        return "fastest" if self._executor is None else self._executor.name
+
+    @property
+    def clients_at_once(self) -> int:
+        return 1 if self._executor is None else self._executor.clients_at_once
+
+    @property
+    def choice(self) -> Choice | None:
+        """What was chosen, once it is."""
+        return None if self._executor is None else Choice(self.name, self.clients_at_once)
+
+    def settle(self, choice: Choice, why: str) -> None:
+        """Take an executor for good."""
+        self._executor = self._make(choice)
+        self._notes.remove(self._open)
+        self._notes.append(Note("executor", f"{choice} ({why})"))
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        if self._executor is None:
+            self.settle(*self._agree(self._measured(assignment)))
+        assert self._executor is not None
+        yield from self._executor.run(assignment)
+
+    def _measured(self, assignment: Assignment) -> tuple[Choice, str]:
+        """The fastest, and the figures."""
+        began, times, figures = time.perf_counter(), dict[Choice, float](), list[str]()
+        for choice in self._choices if assignment.works else ():
+            if times and time.perf_counter() - began > BUDGET:
+                figures.append(f"{choice}: not tried, {BUDGET:.0f} s were up")
+                continue
+            try:
+                times[choice] = _seconds_per_client(self._make(choice), assignment)
+                figures.append(f"{choice}: {seconds(times[choice])}")
+            except Exception as error:  # memory that ran out, or a program that cannot be batched
+                figures.append(f"{choice}: fails ({(str(error) or type(error).__name__).splitlines()[0]})")
+        # Where not even the loop runs, it does so again in the round itself, and its error is the user's.
+        best = min(times, key=lambda choice: times[choice], default=self._choices[0])
+        return best, f"time of a client: {'; '.join(figures)}" if figures else "no client to measure with"
+
+
+def _seconds_per_client(executor: Executor, assignment: Assignment) -> float:
+    """What a client of mean length takes, worked out from a short trial's seconds at the beginning and for each step."""
+    works = longest_first(assignment.works)[: executor.clients_at_once]
+    steps = min(TRIAL_STEPS, works[0].num_steps)
+    _time(executor, assignment, len(works), 1)  # the first time costs more: libraries choose kernels, memory is asked for
+    start = _time(executor, assignment, len(works), 1)
+    each = 0.0 if steps == 1 else max(0.0, _time(executor, assignment, len(works), steps) - start) / (steps - 1)
+    mean = sum(work.num_steps for work in assignment.works) / len(assignment.works)
+    return (start + each * (mean - 1)) / len(works)
+
+
+def _time(executor: Executor, assignment: Assignment, clients: int, steps: int) -> float:
+    """Seconds for the first steps of some clients."""
+    works = [
+        dataclasses.replace(work, num_steps=min(steps, work.num_steps)) for work in longest_first(assignment.works)[:clients]
+    ]
+    began = time.perf_counter()
+    for result in executor.run(assignment._replace(works=works)):
+        result.losses.sum().item()  # an accelerator has done it once this is known
+    return time.perf_counter() - began

@@ -1,0 +1,115 @@
+"""``executor: fastest``: it times what may run the clients, takes the fastest, and a run that goes on takes it too."""
+
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from harness import TinyData, assert_close, classifier, train
+
+import flcog
+from flcog.callbacks import SCAFFOLD
+from flcog.engine.executors import choice as choice_of_executor
+from flcog.engine.executors import fastest
+from flcog.engine.executors.base import Assignment, Result
+from flcog.engine.executors.fastest import Choice
+from flcog.engine.executors.loop import LoopExecutor
+from flcog.engine.executors.vmap import VmapExecutor
+
+
+def slow_down(patch: pytest.MonkeyPatch, executor: type, seconds: float) -> None:
+    run = executor.run
+
+    def slowly(self: Any, assignment: Assignment) -> Generator[Result, None, None]:
+        time.sleep(seconds)
+        yield from run(self, assignment)
+
+    patch.setattr(executor, "run", slowly)
+
+
+def fitted(root: Path, rounds: int, **options: Any) -> flcog.FederatedTrainer:
+    trainer = flcog.FederatedTrainer(
+        rounds=rounds,
+        clients_per_round=5,
+        local_steps=4,
+        executor="fastest",
+        callbacks=[SCAFFOLD()],
+        logger=False,
+        eval_every=0,
+        accelerator="cpu",
+        default_root_dir=str(root),
+    )
+    trainer.fit(classifier(), TinyData(), **options)
+    return trainer
+
+
+def chosen(trainer: flcog.FederatedTrainer) -> dict[str, Any]:
+    return yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(VmapExecutor, "loop"), (LoopExecutor, "vmap")])
+def test_the_fastest_is_taken_and_kept(
+    slow: type, fast: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        slow_down(patch, slow, 0.1)
+        whole, half = fitted(tmp_path / "whole", 3), fitted(tmp_path / "half", 1)
+    for trainer in (whole, half):
+        assert trainer.run.engine.executor.name == chosen(trainer)["executor"] == fast
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the fastest, timed in round 1, of loop, 1 client at a time" in told
+    assert f"executor {fast}, {chosen(half)['clients_at_once']} client" in told and "(time of a client: loop" in told
+    with monkeypatch.context() as patch:
+        # What was faster is slower now: the run goes on as it began all the same.
+        slow_down(patch, VmapExecutor if slow is LoopExecutor else LoopExecutor, 0.1)
+        resumed = fitted(tmp_path / "half", 3, ckpt_path=str(half.run_dir))
+    settings = chosen(resumed)
+    assert (settings["executor"], settings["clients_at_once"]) == (fast, chosen(half)["clients_at_once"])
+    for name, value in whole.run.params.items():
+        assert torch.equal(resumed.run.params[name], value), name
+
+
+def test_a_trial_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = train(SCAFFOLD())
+    slow_down(monkeypatch, VmapExecutor, 0.1)
+    measured = train(SCAFFOLD(), executor="fastest")
+    assert measured.executor.name == "loop"
+    assert_close(measured.params, loop.params, 0)
+    assert measured.rows == loop.rows
+
+
+def test_what_fails_is_not_taken_and_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, assignment: Assignment) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VmapExecutor, "run", fails)
+        trainer = train(executor="fastest", chunk_size=2, rounds=1)
+    assert trainer.executor.name == "loop" and "vmap, 2 clients at a time: fails (no memory)" in trainer.notes[-1]
+    monkeypatch.setattr(fastest, "BUDGET", 0.0)
+    trainer = train(executor="fastest", rounds=1)
+    assert trainer.executor.choice == Choice("loop", 1) and "not tried" in trainer.notes[-1]  # type: ignore[attr-defined]
+
+
+def test_an_error_of_the_users_is_the_rounds_own() -> None:
+    class Broken(flcog.Classifier):
+        def per_example_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            raise KeyError("my own mistake")
+
+    with pytest.raises(KeyError, match="my own mistake") as caught:
+        train(module=Broken(flcog.models.MLP(6, (8,), 3)), executor="fastest")
+    assert any("in client" in note for note in caught.value.__notes__)
+
+
+def test_where_there_is_one_executor_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice_of_executor, "_obstacle_to_threads", lambda job: "none")
+
+    class Own(torch.optim.SGD):
+        pass
+
+    trainer = train(module=classifier(lambda params: Own(params, lr=0.1)), executor="fastest", rounds=1)
+    assert isinstance(trainer.executor, LoopExecutor) and "Own is no elementwise optimiser" in trainer.notes[0]
