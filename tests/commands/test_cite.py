@@ -41,7 +41,8 @@ def test_entries_say_what_docstrings_say() -> None:
     for authors, title, place, year, address in re.findall(
         r"([A-Z]\w+) et al\., ([A-Z][^.]*?), (?:(\w+) )?(20\d\d), (https://arxiv\.org/abs/[\d.]+\d)", text
     ):
-        entry = next(entry for entry in entries().values() if entry.field("url") == address)
+        entry = next((entry for entry in entries().values() if entry.field("url") == address), None)
+        assert entry is not None, f"{title} ({address}) needs its entry in flcog/commands/references.bib"
         assert entry.field("author").startswith(f"{authors},") and entry.field("year") == year
         assert entry.field("title").lower().startswith(title.lower())
         assert entry.field("booktitle") == place or entry.text.startswith("@misc")
