@@ -26,7 +26,11 @@ MOST_AT_ONCE = 8
 """Clients side by side, whatever the cores: up to a fifth of SimpleCNN's step on 64 images is Python, which one thread at a time runs."""
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
-"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator."""
+"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has."""
+
+CHUNK_SHARE = 0.25
+"""The same as a share of a GPU's memory: activations, which differ from model to model, need the rest. Not of what is free, which would
+make runs of one configuration differ."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,13 @@ def choose_executor(
 def _chunk(job: Job) -> int:
     """How many clients make one batched program: as many as the user says, or as fit into memory."""
     bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.sample) * job.batch_size
-    return job.chunk_size or max(1, min(256, CHUNK_BYTES[job.on_cpu] // max(1, bytes_per_client)))
+    return job.chunk_size or max(1, min(256, _chunk_bytes(job.device) // max(1, bytes_per_client)))
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return CHUNK_BYTES[device.type == "cpu"]
 
 
 def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:

@@ -1,6 +1,7 @@
 """Many clients as one batched program: stacked parameters, one forward and backward pass, one optimiser step for all."""
 
 import inspect
+import warnings
 from collections.abc import Generator
 from typing import Any
 
@@ -39,7 +40,7 @@ class VmapExecutor:
 
     def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int) -> None:
         self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
-        self._dropout_keys, self._own_steps = dropout_keys(model), OwnSteps()
+        self._dropout_keys, self._own_steps, self._halved = dropout_keys(model), OwnSteps(), False
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         set_rates(self.optimizer, assignment.rates)
@@ -50,18 +51,40 @@ class VmapExecutor:
             groups.setdefault(work.sizes.tobytes() if alike else b"", []).append(work)
         for group in groups.values():
             group.sort(key=lambda work: -work.num_steps)
-            for first in range(0, len(group), self.clients_at_once):
-                chunk = group[first : first + self.clients_at_once]
-                try:
-                    with self._own_steps.around(self.model, assignment.round):
-                        result = self._chunk(assignment, chunk)
+            done = 0
+            while done < len(group):
+                chunk = group[done : done + self.clients_at_once]
+                result = self._attempt(assignment, chunk)
+                if result is None:
+                    self._halve(len(chunk))
+                else:
+                    done += len(chunk)
                     yield result
-                except Exception as error:
-                    clients = ", ".join(str(work.client) for work in chunk)
-                    error.add_note(
-                        f"in round {assignment.round + 1}, among clients {clients}; executor=loop names the client and the step"
-                    )
-                    raise
+
+    def _attempt(self, assignment: Assignment, chunk: list[ClientWork]) -> Result | None:
+        """A chunk's results; None where memory ran out, and fewer clients at a time may do."""
+        try:
+            with self._own_steps.around(self.model, assignment.round):
+                return self._chunk(assignment, chunk)
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and len(chunk) > 1 and not self._halved:
+                return None  # not from here: until the error is gone, it holds what the chunk has allocated
+            clients = ", ".join(str(work.client) for work in chunk)
+            error.add_note(
+                f"in round {assignment.round + 1}, among clients {clients}; executor=loop names the client and the step"
+            )
+            raise
+
+    def _halve(self, too_many: int) -> None:
+        """Go on with half as many clients at a time. Once: what still does not fit then is another's memory, or a single client."""
+        self.clients_at_once, self._halved = too_many // 2, True
+        warnings.warn(
+            f"executor=vmap: {too_many} clients at a time do not fit into memory, {self.clients_at_once} are tried from here on; "
+            f"trainer.chunk_size={self.clients_at_once} says so from the start",
+            stacklevel=2,
+        )
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def _chunk(self, assignment: Assignment, works: list[ClientWork]) -> Result:

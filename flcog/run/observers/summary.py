@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from flcog.core.allocations import peak_memory
 from flcog.core.files import short
 from flcog.core.ledger import human
 from flcog.core.monitor import lower_is_better, main_metric
@@ -79,7 +80,7 @@ def _late(values: Sequence[float]) -> str:
 
 
 def costs(run: Run) -> Rows:
-    """The bytes sent, the time taken, and the run's directory."""
+    """The bytes sent, the time and memory taken, and the run's directory."""
     ledger, history = run.ledger, run.history
     plain = ledger.down.get("model", 0)  # FedAvg sends the model down and back up
     sent = [
@@ -89,7 +90,10 @@ def costs(run: Run) -> Rows:
     rounds = [row["time/round"] for row in history]
     total = sum(rounds) + sum(row.get("time/evaluation", 0.0) for row in history)
     took = f"{seconds(statistics.median(rounds))} a round (median), {clock(total)} in all with evaluation"
-    return [("sent", ", ".join(sent)), ("took", took), ("run", str(short(run.directory)))]
+    peak = peak_memory(run.processes.device)
+    where = "on the GPU" if run.processes.device.type == "cuda" else "of this process"
+    memory = [] if peak is None else [("memory", f"{human(peak)} at its peak, {where}")]
+    return [("sent", ", ".join(sent)), ("took", took), *memory, ("run", str(short(run.directory)))]
 
 
 def suggestions(run: Run) -> Rows:
