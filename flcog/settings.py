@@ -16,7 +16,7 @@ class Settings:
     clients_per_round: int | float
     local_steps: int | None
     local_epochs: float | None
-    executor: Literal["auto", "loop", "vmap", "fastest"]
+    executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"]
     chunk_size: int | None
     eval_every: int
     precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"]
@@ -33,7 +33,7 @@ class Settings:
                 raise ValueError(f"{name} must be at least {least}; got {value}")
         if self.local_epochs is not None and not 0 < self.local_epochs < math.inf:
             raise ValueError(f"local_epochs must be positive and finite; got {self.local_epochs}")
-        require_one_of("executor", self.executor, "auto", "loop", "vmap", "fastest")
+        require_one_of("executor", self.executor, "auto", "loop", "vmap", "vmap-patches", "fastest")
         require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
         require_one_of("precision", self.precision, *DTYPES)
         clients = self.clients_per_round

@@ -63,8 +63,9 @@ class FederatedTrainer(Described):
         clients_per_round: how many clients take part in a round: a count (int), or a fraction of all (float in (0, 1]).
         local_steps: optimiser steps of each client in a round; or else
         local_epochs: passes of each client over its own data in a round (fractions are allowed).
-        executor: ``loop`` (each client for itself), ``vmap`` (many as one batched program), ``auto``, which goes by a rule, or
-            ``fastest``, which times them on the first round's clients: another run may round differently, one that goes on does not.
+        executor: ``loop`` (each client for itself), ``vmap`` (many as one batched program), ``vmap-patches`` (the same, its convolutions
+            as products of matrices), ``auto``, which goes by a rule, or ``fastest``, which times them on the first round's clients:
+            a new run may choose otherwise and so round differently, one that goes on does not.
         chunk_size: clients at a time: of one batched program under vmap, on as many threads under loop; None chooses.
         callbacks: methods and observers, in the order in which they act.
         logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
@@ -88,7 +89,7 @@ class FederatedTrainer(Described):
         clients_per_round: int | float = 1.0,
         local_steps: int | None = None,
         local_epochs: float | None = None,
-        executor: Literal["auto", "loop", "vmap", "fastest"] = "auto",
+        executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"] = "auto",
         chunk_size: int | None = None,
         callbacks: list[Callback] | None = None,
         logger: Logger | list[Logger] | bool | None = True,

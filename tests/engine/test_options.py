@@ -24,7 +24,7 @@ from flcog.data import Partition, Partitioner, Samples
         ({"local_steps": 1, "rounds": 0}, "rounds must be at least 1"),
         ({"local_steps": 1, "clients_per_round": 10.0}, "a count has no decimal point"),
         ({"local_steps": 1, "clients_per_round": 0}, "clients_per_round is a count"),
-        ({"local_steps": 1, "executor": "fast"}, "executor must be one of auto, loop, vmap, fastest; got 'fast'"),
+        ({"local_steps": 1, "executor": "fast"}, "executor must be one of auto, loop, vmap, vmap-patches, fastest; got 'fast'"),
         ({"local_steps": 1, "precision": "16-mixed"}, "precision must be one of"),
         ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),
         ({"local_steps": 1, "callbacks": [L.Callback()]}, "callbacks are flcog methods or observers; got Callback"),

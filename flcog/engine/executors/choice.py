@@ -84,7 +84,7 @@ class Job:
 
 
 def choose_executor(
-    job: Job, wanted: Literal["auto", "loop", "vmap", "fastest"], notes: list[Note], processes: Processes
+    job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"], notes: list[Note], processes: Processes
 ) -> Executor:
     """The executor; where the user did not choose it, a note says why."""
     if wanted == "loop":
@@ -92,8 +92,8 @@ def choose_executor(
     if wanted == "fastest":
         return _fastest(job, notes, processes)
     if obstacles := _obstacles_to_vmap(job):
-        if wanted == "vmap":
-            warnings.warn(f"executor=vmap falls back to loop: {obstacles}", stacklevel=2)
+        if wanted != "auto":
+            warnings.warn(f"executor={wanted} falls back to loop: {obstacles}", stacklevel=2)
         return loop(job, notes, obstacles)
     if wanted == "auto" and job.reads_whole_batches:
         return loop(job, notes, "a collate_fn may give clients' batches different shapes")
@@ -107,7 +107,7 @@ def choose_executor(
             "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
         )
         notes.append(Note("executor", f"vmap, {chunk} clients at a time ({why})"))
-    return VmapOrLoop(job, VmapExecutor(job.model, job.optimizer, chunk), notes)
+    return VmapOrLoop(job, VmapExecutor(job.model, job.optimizer, chunk, wanted == "vmap-patches"), notes)
 
 
 def _chunk(job: Job) -> int:
@@ -131,9 +131,9 @@ def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:
         return loop(job, notes, _obstacles_to_vmap(job))
 
     def make(choice: Choice) -> Executor:
-        if choice.name == "vmap":
-            return VmapExecutor(job.model, job.optimizer, choice.clients_at_once)
-        return _loop_of(job, choice.clients_at_once)
+        if choice.name == "loop":
+            return _loop_of(job, choice.clients_at_once)
+        return VmapExecutor(job.model, job.optimizer, choice.clients_at_once, choice.name == "vmap-patches")
 
     return FastestExecutor(choices, make, processes.agree, notes)
 
@@ -147,7 +147,8 @@ def _choices(job: Job) -> list[Choice]:
         chunk = min(_chunk(job), job.clients)
         # A smaller one may stay in the cache.
         chunks = [chunk, chunk // 4] if chunk >= 8 and job.chunk_size is None else [chunk]
-        choices += [Choice("vmap", size) for size in chunks]
+        names = ["vmap-patches", "vmap"] if job.model.convolves else ["vmap"]
+        choices += [Choice(name, size) for size in chunks for name in names]
     return choices
 
 

@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from flcog.engine.batching import ClientWork
 from flcog.engine.executors.base import Assignment, Result, dropout_keys, rows_per_pass, seed_scratch, set_rates
 from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.own_steps import OwnSteps
+from flcog.engine.executors.patches import ConvolutionsAsPatches
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.executors.stacking import by_client, stacked_batches
 from flcog.engine.program import ClientTensors, Program, differentiate_pure, left_out
@@ -34,11 +36,14 @@ class VmapExecutor:
         model: the client's model.
         optimizer: the module's own optimiser, whose settings are copied.
         clients_at_once: how many make one program.
+        patches: whether convolutions are products of matrices.
     """
 
-    name = "vmap"
-
-    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int) -> None:
+    def __init__(
+        self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int, patches: bool = False
+    ) -> None:
+        self.name = "vmap-patches" if patches else "vmap"
+        self._convolutions: Callable[[], AbstractContextManager[Any]] = ConvolutionsAsPatches if patches else nullcontext
         self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
         self._dropout_keys, self._own_steps, self._halved = dropout_keys(model), OwnSteps(), False
 
@@ -64,7 +69,7 @@ class VmapExecutor:
     def _attempt(self, assignment: Assignment, chunk: list[ClientWork]) -> Result | None:
         """A chunk's results; None where memory ran out, and fewer clients at a time may do."""
         try:
-            with self._own_steps.around(self.model, assignment.round):
+            with self._own_steps.around(self.model, assignment.round), self._convolutions():
                 return self._chunk(assignment, chunk)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) and len(chunk) > 1 and not self._halved:
@@ -79,7 +84,7 @@ class VmapExecutor:
         """Go on with half as many clients at a time. Once: what still does not fit then is another's memory, or a single client."""
         self.clients_at_once, self._halved = too_many // 2, True
         warnings.warn(
-            f"executor=vmap: {too_many} clients at a time do not fit into memory, {self.clients_at_once} are tried from here on; "
+            f"executor={self.name}: {too_many} clients at a time do not fit into memory, {self.clients_at_once} are tried from here on; "
             f"trainer.chunk_size={self.clients_at_once} says so from the start",
             stacklevel=2,
         )

@@ -1,0 +1,64 @@
+"""Convolutions as products of matrices, for models whose weights differ from client to client."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class ConvolutionsAsPatches(TorchFunctionMode):
+    """Inside, ``conv1d`` and ``conv2d`` are products of the weights with the inputs' patches; users' models stay as they are.
+
+    Under vmap each client has its own weights, and torch makes one convolution of all, with a group for each client, which libraries
+    run badly (https://github.com/pytorch/pytorch/issues/70954). A product of matrices becomes one batched product, which they run
+    well; the patches take the memory of the inputs times the kernel's size. Convolutions in groups of their own are left alone.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dimensions = _DIMENSIONS.get(function)
+        if dimensions is None:
+            return function(*args, **(kwargs or {}))
+        given = _Given(*args, **(kwargs or {}))
+        if given.groups != 1 or isinstance(given.padding, str) or given.input.ndim != dimensions + 2:
+            return function(*args, **(kwargs or {}))
+        if dimensions == 2:
+            return _conv2d(given)
+        # One row of pixels.
+        stride, padding, dilation = (_tuple(value, 1) for value in (given.stride, given.padding, given.dilation))
+        weight, row = given.weight.unsqueeze(2), given.input.unsqueeze(2)
+        return _conv2d(_Given(row, weight, given.bias, (1, *stride), (0, *padding), (1, *dilation))).squeeze(2)
+
+
+class _Given:
+    """A convolution's arguments, as torch names them."""
+
+    def __init__(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> None:
+        self.input, self.weight, self.bias = input, weight, bias
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+
+
+_DIMENSIONS = {torch.conv1d: 1, torch.conv2d: 2, functional.conv1d: 1, functional.conv2d: 2}
+
+
+def _conv2d(given: _Given) -> Tensor:
+    stride, padding, dilation = (_tuple(value, 2) for value in (given.stride, given.padding, given.dilation))
+    kernel = given.weight.shape[2:]
+    size = [(given.input.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
+    patches = functional.unfold(given.input, tuple(kernel), dilation, padding, stride)
+    outputs = (given.weight.flatten(1) @ patches).unflatten(2, size)
+    return outputs if given.bias is None else outputs + given.bias.view(-1, 1, 1)
+
+
+def _tuple(value: Any, length: int) -> tuple[int, ...]:
+    return (value,) * length if isinstance(value, int) else tuple(value) * (length if len(value) == 1 else 1)

@@ -1,0 +1,74 @@
+"""Convolutions as products of patches and weights: equal to torch's own, alone and in a run."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from harness import assert_close, train
+from torch import Tensor
+from torch.nn import functional
+
+import flcog
+from flcog.data import Samples, Splits
+from flcog.engine.executors.patches import ConvolutionsAsPatches
+
+SETTINGS = [
+    {"stride": stride, "padding": padding, "dilation": dilation}
+    for stride, padding, dilation in itertools.product((1, 2), (0, 1), (1, 2))
+]
+
+
+@pytest.mark.parametrize(
+    "settings", [*SETTINGS, {"stride": (2, 1), "padding": (0, 2)}, {"padding": "same"}, {"groups": 2}], ids=str
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_they_are_torchs_convolutions(settings: dict[str, Any], bias: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(4, 6, 4 // settings.get("groups", 1), 3, 2), (4, 3, 4, 7, 9), (4, 6)]
+    weight, images, biases = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes)
+
+    def loss(weight: Tensor, images: Tensor, shift: Tensor) -> Tensor:
+        return functional.conv2d(images, weight, shift if bias else None, **settings).sin().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))
+    theirs = gradients(weight, images, biases)
+    with ConvolutionsAsPatches():
+        ours = gradients(weight, images, biases)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_in_one_dimension_too() -> None:
+    rng = torch.Generator().manual_seed(0)
+    words, weight = torch.randn(3, 4, 11, generator=rng), torch.randn(6, 4, 3, generator=rng)
+    for settings in ({}, {"stride": 2, "padding": (1,), "dilation": 2}):
+        with ConvolutionsAsPatches():
+            ours = functional.conv1d(words, weight, **settings)
+        torch.testing.assert_close(ours, functional.conv1d(words, weight, **settings))
+
+
+class Pictures(flcog.FederatedDataModule):
+    num_classes = 3
+
+    def load(self) -> Splits:
+        rng = torch.Generator().manual_seed(0)
+        pictures = torch.randint(0, 256, (48, 28, 28, 1), generator=rng, dtype=torch.uint8)
+        return Splits(Samples(pictures, torch.arange(48) % 3))
+
+
+def test_a_run_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"data": Pictures(4, batch_size=5), "clients_per_round": 1.0, "rounds": 1, "local_steps": 2}
+
+    def module() -> flcog.Classifier:
+        torch.manual_seed(0)
+        return flcog.Classifier(flcog.models.SimpleCNN(1, 3))
+
+    loop = train(module=module(), **options)
+    products: list[int] = []
+    monkeypatch.setattr(functional, "unfold", lambda *args, unfold=functional.unfold: products.append(1) or unfold(*args))
+    patches = train(module=module(), executor="vmap-patches", **options)
+    assert patches.executor.name == "vmap-patches" and len(products) == 2 * 2  # steps, convolutions
+    assert_close(patches.params, loop.params, 1e-9)
+    timed = train(module=module(), executor="fastest", **options)
+    assert "vmap-patches, 4 clients at a time" in timed.notes[-1]
