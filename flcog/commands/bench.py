@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.apply import masked_mean
+from flcog.commands.profile import check_folder, profile_round
 from flcog.core.fabric import num_cores
 from flcog.core.randomness import fold_each
 from flcog.core.trees import Tree, map_leaves, rows
@@ -21,7 +22,7 @@ from flcog.data import Samples
 from flcog.engine.batching import BLOCK_BYTES, Batching
 
 
-def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5, seconds: float = 60.0) -> None:
+def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5, seconds: float = 60.0, profile: str | None = None) -> None:
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps.
 
     Evaluation, trackers and checkpoints are left out of both sides: what is compared is training. The bare loop is what one writes by
@@ -35,9 +36,12 @@ def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5, seconds: 
     Args:
         repeats: how often each is run at least.
         seconds: after so many, no further round begins.
+        profile: a file for a trace of one more round, as torch's profiler writes it; a table of where its time goes is printed.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")
+    if profile is not None:
+        check_folder(profile)
     trainer.prepare(model, datamodule)
     processes, baseline = trainer.run.processes, BareLoop(trainer) if trainer.run.processes.is_first else None
     _time_round(trainer, baseline, 0)  # to warm up
@@ -50,6 +54,8 @@ def bench(trainer: Any, model: Any, datamodule: Any, repeats: int = 5, seconds: 
     if baseline is not None:
         _print(trainer, pairs)
         bench_reading(trainer, repeats)
+    if profile is not None:
+        profile_round(trainer, profile)
 
 
 def _time_round(trainer: Any, baseline: "BareLoop | None", repeat: int) -> tuple[float, float]:

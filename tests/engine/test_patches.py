@@ -19,6 +19,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
     "settings", [*SETTINGS, {"stride": (2, 1), "padding": (0, 2)}, {"padding": "same"}, {"groups": 2}], ids=str
 )

@@ -1,0 +1,65 @@
+"""Where a round's time goes: a trace of one round, and a table of its dearest operations."""
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from flcog.core.text import markdown, seconds
+
+MOST_ROWS = 12
+
+
+def check_folder(path: str) -> None:
+    """Refuse a trace that could not be written."""
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(
+            f"profile={path}: there is no folder {Path(path).parent} to write the trace to; make it, or give another path"
+        )
+
+
+def profile_round(trainer: Any, path: str) -> None:
+    """Train one more round under torch's profiler. Every process trains it, the first one writes and prints.
+
+    Args:
+        trainer: prepared, and warm.
+        path: where the trace goes.
+    """
+    is_first, on_gpu = trainer.run.processes.is_first, trainer.fabric.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    began = time.perf_counter()
+    with profile(activities=activities) if is_first else nullcontext() as profiler:
+        trainer.train_round()
+        if on_gpu:
+            torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    if profiler is not None:
+        profiler.export_chrome_trace(path)
+        print(f"one round took {seconds(took)} under the profiler; its trace is in {path}: open it in https://ui.perfetto.dev")
+        print(table(profiler.key_averages(), took, on_gpu))
+
+
+def table(events: Any, took: float, on_gpu: bool = False) -> str:
+    """The operations that took longest by themselves, what all others took, and what was not torch's: Python, mostly.
+
+    Args:
+        events: torch's averages by operation.
+        took: seconds of the round.
+        on_gpu: whether a kernel's time on the GPU counts, instead of what the CPU took to ask for it.
+    """
+    attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    times = sorted(((getattr(event, attribute) / 1e6, event.key, event.count) for event in events), reverse=True)
+    inside = sum(spent for spent, _, _ in times)
+    # Of clients side by side the operations' times add up to more than the round's.
+    rest = max(0.0, took - inside)
+    shown, others = times[:MOST_ROWS], times[MOST_ROWS:]
+    rows = [(name, spent, str(calls)) for spent, name, calls in shown if spent]
+    rows += [("all other operations", sum(spent for spent, _, _ in others), str(sum(calls for _, _, calls in others)))]
+    rows += [("no operation running" if on_gpu else "Python between operations", rest, "")]
+    return markdown(
+        ["operation", "time", "share", "calls"],
+        ((name, seconds(spent), f"{spent / (inside + rest):.1%}", calls) for name, spent, calls in rows),
+    )

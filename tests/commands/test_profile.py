@@ -1,0 +1,32 @@
+"""``flcog bench --profile``: a trace of one round, and a table that accounts for all of its time."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from harness import train
+
+from flcog.commands.profile import check_folder, profile_round, table
+
+
+def test_a_round_is_traced_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = train(rounds=1)
+    profile_round(trainer, str(tmp_path / "trace.json"))
+    names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"aten::addmm", "aten::index_select"} <= names
+    assert trainer.round == 2
+    printed = capsys.readouterr().out
+    assert "one round took" in printed and str(tmp_path / "trace.json") in printed
+    shares = [float(share) for share in re.findall(r"([\d.]+)% \|", printed)]
+    assert 13 <= len(shares) <= 14 and sum(shares) == pytest.approx(100, abs=1)
+    with pytest.raises(ValueError, match="there is no folder"):
+        check_folder(str(tmp_path / "missing" / "trace.json"))
+
+
+def test_the_tables_figures() -> None:
+    events = [SimpleNamespace(key=f"op{i}", count=i, self_cpu_time_total=1e4 * (i == 3) + 1e5 * (i == 7)) for i in range(20)]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table(events, took=0.2).splitlines()[2:]]
+    assert rows[:2] == [["op7", "0.10 s", "50.0%", "7"], ["op3", "10 ms", "5.0%", "3"]]
+    assert rows[-1][:3] == ["Python between operations", "90 ms", "45.0%"]
