@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from flcog.core.text import markdown, seconds
@@ -31,7 +32,9 @@ def profile_round(trainer: Any, path: str) -> None:
     is_first, on_gpu = trainer.run.processes.is_first, trainer.fabric.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     began = time.perf_counter()
-    with profile(activities=activities) if is_first else nullcontext() as profiler:
+    # Without this the threads on which clients run side by side would count as nothing.
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=activities, experimental_config=everywhere) if is_first else nullcontext() as profiler:
         trainer.train_round()
         if on_gpu:
             torch.cuda.synchronize()
@@ -39,7 +42,9 @@ def profile_round(trainer: Any, path: str) -> None:
     if profiler is not None:
         profiler.export_chrome_trace(path)
         print(f"one round took {seconds(took)} under the profiler; its trace is in {path}: open it in https://ui.perfetto.dev")
-        print(table(profiler.key_averages(), took, on_gpu))
+        executor = trainer.run.engine.executor
+        side_by_side = executor.clients_at_once if executor.name == "loop" else 1
+        print(table(profiler.key_averages(), took * side_by_side, on_gpu))
 
 
 def table(events: Any, took: float, on_gpu: bool = False) -> str:
@@ -47,18 +52,17 @@ def table(events: Any, took: float, on_gpu: bool = False) -> str:
 
     Args:
         events: torch's averages by operation.
-        took: seconds of the round.
+        took: seconds of the round, times the threads on which clients run side by side.
         on_gpu: whether a kernel's time on the GPU counts, instead of what the CPU took to ask for it.
     """
     attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     times = sorted(((getattr(event, attribute) / 1e6, event.key, event.count) for event in events), reverse=True)
     inside = sum(spent for spent, _, _ in times)
-    # Of clients side by side the operations' times add up to more than the round's.
     rest = max(0.0, took - inside)
     shown, others = times[:MOST_ROWS], times[MOST_ROWS:]
     rows = [(name, spent, str(calls)) for spent, name, calls in shown if spent]
     rows += [("all other operations", sum(spent for spent, _, _ in others), str(sum(calls for _, _, calls in others)))]
-    rows += [("no operation running" if on_gpu else "Python between operations", rest, "")]
+    rows += [("no operation running" if on_gpu else "Python, and waiting", rest, "")]
     return markdown(
         ["operation", "time", "share", "calls"],
         ((name, seconds(spent), f"{spent / (inside + rest):.1%}", calls) for name, spent, calls in rows),

@@ -25,8 +25,19 @@ def test_a_round_is_traced_and_told(tmp_path: Path, capsys: pytest.CaptureFixtur
         check_folder(str(tmp_path / "missing" / "trace.json"))
 
 
+def test_clients_side_by_side_are_all_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = []
+    for clients_at_once in (1, 2):
+        trainer = train(rounds=1, chunk_size=clients_at_once, clients_per_round=4)
+        profile_round(trainer, str(tmp_path / "trace.json"))
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        calls.append(sum(event.get("name") == "aten::addmm" for event in events))
+        capsys.readouterr()
+    assert calls[0] == calls[1] == 4 * 4 * 2  # clients, steps, layers
+
+
 def test_the_tables_figures() -> None:
     events = [SimpleNamespace(key=f"op{i}", count=i, self_cpu_time_total=1e4 * (i == 3) + 1e5 * (i == 7)) for i in range(20)]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table(events, took=0.2).splitlines()[2:]]
     assert rows[:2] == [["op7", "0.10 s", "50.0%", "7"], ["op3", "10 ms", "5.0%", "3"]]
-    assert rows[-1][:3] == ["Python between operations", "90 ms", "45.0%"]
+    assert rows[-1][:3] == ["Python, and waiting", "90 ms", "45.0%"]
