@@ -1,7 +1,9 @@
 """LoRA's layers against the merged weight, and what of a network it freezes, adapts and trains."""
 
 import copy
+import csv
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 import flcog
-from flcog.models import MLP, VGG11, LoRA, ResNet18
+from flcog.commands.cli import main
+from flcog.models import MLP, VGG11, LoRA, ResNet18, SimpleCNN
 from flcog.models.lora import Adapter, adapters
 
 
@@ -165,3 +168,14 @@ def test_an_adapter_is_no_number_off_in_half_precision() -> None:
     network = stirred(LoRA(MLP(4, (8,), 3), rank=2)).bfloat16()
     assert network(torch.randn(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert F.linear(torch.ones(1, 4, dtype=torch.bfloat16), network.hidden[0].weight).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("command_line")
+def test_the_shipped_config_sends_adapters_and_the_head_alone(tmp_path: Path) -> None:
+    small = ["--trainer.rounds=1", "--trainer.local_steps=1", "--data.num_clients=2", "--trainer.logger=false"]
+    main(["fit", "-c", "quickstart", "-c", "lora", *small, f"--trainer.default_root_dir={tmp_path}"])
+    (table,) = tmp_path.glob("*/metrics.csv")
+    with table.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    whole = sum(value.numel() for value in SimpleCNN(in_channels=1, num_classes=10).parameters())
+    assert 0 < float(row["comm/up_bytes"]) < 2 * 4 * whole / 3

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from harness import ROOT
 
+from flcog.commands import shipped_configs
 from flcog.commands.cli import main
 
 CONFIGS = ROOT / "configs"
@@ -31,13 +32,13 @@ SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "studies/fedssyn-quadratics": ((), 0, {}),  # Its data are drawn, not read.
     "studies/fedwalk": (PHOTOGRAPHS, 10, {"trainer.clients_per_round": 2}),
 }
-ELSEWHERE = {"flair", "quickstart"}
-"""Run in test_flair.py and test_cli.py."""
+ELSEWHERE = {"flair", "lora", "quickstart"}
+"""Run in test_flair.py, test_lora.py and test_cli.py."""
 
 
 def test_none_is_forgotten() -> None:
-    paths = [*CONFIGS.glob("*.yaml"), *(CONFIGS / "studies").glob("*.yaml")]
-    assert {path.relative_to(CONFIGS).with_suffix("").as_posix() for path in paths} == ELSEWHERE | set(SETTINGS)
+    settings = {name for name in shipped_configs.names() if name.partition("/")[0] in (name, "studies")}
+    assert settings == ELSEWHERE | set(SETTINGS)
 
 
 def write_arrays(path: Path, shape: tuple[int, ...], classes: int) -> None:

@@ -12,7 +12,12 @@ from flcog.hooks import Run
 
 
 def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
-    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit."""
+    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit.
+
+    >>> from flcog.callbacks import COMMANDS
+    >>> "synthesize" in [command.name for command in COMMANDS]
+    True
+    """
     trainer.prepare(model, datamodule, keep_files=True)
     _write_images(trainer.run)
 

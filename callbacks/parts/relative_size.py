@@ -12,6 +12,11 @@ def relative_size(client: ClientView) -> Tensor:
 
     FedDyn and FedDC divide the strength of their terms by it in their authors' code: the local loss is a mean over the client's own
     samples, and so counts for more, per sample, where a client has few.
+
+    >>> from types import SimpleNamespace
+    >>> federation = SimpleNamespace(partition=SimpleNamespace(indices=range(90)), num_clients=3)
+    >>> relative_size(SimpleNamespace(federation=federation, num_samples=15))
+    tensor(0.5000)
     """
     mean = len(client.federation.partition.indices) / client.federation.num_clients
     return torch.tensor(client.num_samples / mean, dtype=number_dtype())

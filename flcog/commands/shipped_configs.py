@@ -18,8 +18,9 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """Of every shipped config, as users give them."""
-    return sorted(path.relative_to(folder()).with_suffix("").as_posix() for path in folder().rglob("*.yaml"))
+    """Of every shipped config, as users give them: not of the list of the papers' tables, which only compare reads."""
+    found = (path.relative_to(folder()).with_suffix("").as_posix() for path in folder().rglob("*.yaml"))
+    return sorted(name for name in found if name != "papers")
 
 
 def find(given: str, within: str = "") -> str:

@@ -35,7 +35,7 @@ OPTIONS = {
     "--trainer.rounds null": "must be a whole number; got null",
     "--trainer.local_steps abc": "must be a whole number or null; got 'abc'",
     "--trainer.clients_per_round abc": "must be a whole number or a number; got 'abc'",
-    "--trainer.executor foo": "trainer.executor must be auto, loop or vmap; got 'foo'",
+    "--trainer.executor foo": "trainer.executor must be auto, loop, vmap, vmap-patches or fastest; got 'foo'",
     "--trainer.precision 16": "must be 32-true, 64-true, bf16-true or bf16-mixed; got '16'",
     "--trainer.logger abc": "trainer.logger must be|true or false|got 'abc'",
     "--trainer.callbacks SCAFFOLD": "must be a list (each the class path of a Callback)|--trainer.callbacks+=SCAFFOLD adds one",
@@ -115,7 +115,7 @@ def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFi
 
 
 COMMANDS = {
-    "": "give a command, as in flcog fit|partition, bench, replay|synthesize|; flcog --help",
+    "": "give a command, as in flcog fit|partition, bench|replay|synthesize|; flcog --help",
     "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare|replay|shuffling-study",
     "Fit -c Q": "Did you mean 'fit'?",
     "-c Q fit": "the command comes first, its options after it: flcog fit -c FILE",

@@ -19,8 +19,8 @@ METHODS = {name: value for name in flcog.callbacks.__all__ if issubclass(value :
 USED_BY = {
     # Tables 1 to 3 (its ten baselines), 9 (fine-tuning and personal models), figure 2 (local models).
     "FedCOG": "FedCOG FedAvgM FedProx SCAFFOLD MOON FedSAM VHL FedExP FedDecorr FedReg FedGen FineTune FedRep Ditto LocalModels",
-    # Figure 3 (its five algorithms), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
-    "Fedssyn": "Fedssyn GradientNoise FedProx SCAFFOLD FedDyn FedPVR FedGen DENSE FedDM",
+    # Figure 3 (its five algorithms, centralised lines), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
+    "Fedssyn": "Fedssyn GradientNoise FedProx SCAFFOLD FedDyn FedPVR FedGen DENSE FedDM Centralized",
     # Table 2, section 5.3 (pre-training); its algorithm 1 takes the clients' plain mean.
     "FedWalk": "FedWalk FedProx SCAFFOLD FedNova LeashPretraining EqualWeights",
     # Tables 1 and 2 (its eight baselines), 13 (equal weights), B.7 (stragglers).

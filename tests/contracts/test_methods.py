@@ -198,7 +198,7 @@ def test_its_config_runs(path: Path) -> None:
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     methods = parser.instantiate(parser.parse_args([f"--config={path}"])).trainer.callbacks
-    module = adapted(rank=8) if any(method.needs_adapters for method in methods) else None
+    module = adapted(rank=8) if any(isinstance(one, Method) and one.needs_adapters for one in methods) else None
     assert len(train(*methods, module=module, rounds=1).recorded) == 1
 
 

@@ -387,7 +387,7 @@ def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[s
     torch.testing.assert_close(to_pixels(data.federation, data.federation.preprocess(stored)), stored / 255)
     with pytest.raises(ValueError, match="add FedCOG"):
         fit(tmp_path, GenerationTime(), rounds=1)
-    with pytest.raises(ValueError, match="holds none"):
+    with pytest.raises(ValueError, match="stores none"):
         fit(tmp_path, TINY, GeneratedImages(), rounds=1)
 
 
