@@ -106,7 +106,7 @@ def test_the_table_of_data_is_current() -> None:
 
 
 def test_the_readme_fits_two_screens() -> None:
-    assert len(README.splitlines()) <= 110
+    assert len(README.splitlines()) <= 112
 
 
 def test_links_lead_somewhere() -> None:
