@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fake_device
 import pytest
 import torch
 from lightning.fabric import fabric
@@ -51,3 +52,7 @@ def _nothing_left_behind() -> Iterator[None]:
     assert not left, f"the test left {sorted(left)} in {ROOT}: give it tmp_path"
     leaked = {name for name in set(os.environ) - environment if not name.startswith(("PYTEST_", "KMP_", "TORCH"))}
     assert not leaked, f"the test left {sorted(leaked)} in the environment: use monkeypatch.setenv"
+
+
+def pytest_configure() -> None:
+    fake_device.register()

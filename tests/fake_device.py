@@ -101,8 +101,8 @@ class _FromPython(TorchFunctionMode):
 
 
 @functools.cache
-def _register() -> torch.library.Library:
-    """Make the device known to torch, once per process."""
+def register() -> torch.library.Library:
+    """Make the device known to torch, once per process: before its first backward pass, which looks for devices."""
     _setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("_", "IMPL")
     library.fallback(_compute, "PrivateUse1")
@@ -112,7 +112,7 @@ def _register() -> torch.library.Library:
 @contextmanager
 def computing_there() -> Iterator[torch.device]:
     """Runs that are opened inside compute on the device."""
-    _register()
+    register()
     device = torch.device(NAME, 0)
     with _FromPython(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flcog.run.opening, "processes_of", lambda fabric: Processes(0, 1, device))
