@@ -31,7 +31,8 @@ def test_without_a_terminal_progress_is_a_few_plain_lines(tmp_path: Path, capsys
     row = trainer.history[-1]
     scores = f"  test accuracy {row['test/accuracy']:.4f}, loss {row['test/loss']:.4f}  train loss {row['train/loss']:.4f}  "
     assert scores in lines[-1]
-    assert lines[-1].endswith("/round  0:00 left")
+    assert lines[-1].endswith("  0:00 left") and max(map(len, lines)) <= 80
+    assert progress_lines_of_a_run_with(tmp_path, capsys, ProgressBar(), rounds=1)[-1].endswith("/round  0:00 left")
     assert not progress_lines_of_a_run_with(tmp_path, capsys, ProgressBar(enabled=False))
 
 

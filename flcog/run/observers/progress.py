@@ -11,11 +11,15 @@ from flcog.core.text import clock, figure, seconds
 from flcog.hooks import Callback, Run
 from flcog.run.observers.progress_displays import Display, live_display
 
+LINE = 80
+"""The columns of a plain line: a log is read in an editor or a web page, which wrap what is longer."""
+
 
 class ProgressBar(Callback):
     """Shows the round, the last test score and loss, the training loss, seconds a round and the time left. Every run has one.
 
-    One live line on a terminal or in a notebook; elsewhere (a CI log, ``nohup``) some plain lines over the run.
+    One live line on a terminal or in a notebook; elsewhere (a CI log, ``nohup``) some plain lines over the run. Seconds a round
+    are left out where a line would be too long.
 
     Args:
         enabled: whether to show anything.
@@ -58,7 +62,8 @@ class ProgressBar(Callback):
         every = math.ceil(run.settings.rounds / self.num_lines)
         if len(self._durations) == 1 or round % every == 0 or round == run.settings.rounds or run.should_stop:
             width = len(str(run.settings.rounds))
-            print(f"round {round:{width}}/{run.settings.rounds}  {self._figures(run, round, metrics)}", flush=True)
+            count = f"round {round:{width}}/{run.settings.rounds}  "
+            print(count + self._figures(run, round, metrics, LINE - len(count)), flush=True)
 
     def on_fit_end(self, run: Run) -> None:
         self._stop()
@@ -69,7 +74,7 @@ class ProgressBar(Callback):
     def _shows(self, run: Run) -> bool:
         return self.enabled and run.processes.is_first
 
-    def _figures(self, run: Run, round: int, metrics: dict[str, float], width: float = math.inf) -> str:
+    def _figures(self, run: Run, round: int, metrics: dict[str, float], width: float) -> str:
         pace = sum(self._durations) / len(self._durations)
         loss = f"train loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
         parts = [self._score, loss, f"{seconds(pace)}/round", f"{clock(pace * (run.settings.rounds - round))} left"]
