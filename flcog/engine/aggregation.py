@@ -15,7 +15,7 @@ from flcog.hooks import ClientUpload, Method
 
 
 class BadUpdate(ValueError):
-    """Something that a client sends or keeps is NaN or infinite."""
+    """Something that a client sends or keeps is NaN or infinite, or the model that the server makes of it."""
 
 
 class Sums(NamedTuple):

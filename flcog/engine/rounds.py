@@ -16,7 +16,7 @@ from flcog.engine.aggregation import Aggregate
 from flcog.engine.batching import ClientWork, make_work
 from flcog.engine.executors.base import Assignment
 from flcog.engine.program import Program, num_bytes
-from flcog.engine.server_step import take_server_step
+from flcog.engine.server_step import check_model, take_server_step
 from flcog.engine.setup import Engine
 from flcog.engine.sharing import share_out
 from flcog.engine.state import ClientStates, ServerState
@@ -248,8 +248,11 @@ def step(engine: Engine, server: ServerState, methods: Sequence[Method], cohort:
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, cohort.buffers, individual)
         delta, server.servers[method.name] = take_server_step(method, methods, server, delta, messages, cohort, aggregate.sent)
-    server.params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
-    if any(method.overrides("server_step") for method in methods):
+    params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
+    stepping = [method.name for method in methods if method.overrides("server_step")]
+    if stepping:
         # Every process takes the server's step. Where it trains there, an accelerator's kernels may differ in the last digits, and
         # processes would drift apart.
-        server.params, server.servers = engine.processes.share_first((server.params, server.servers))
+        params, server.servers = engine.processes.share_first((params, server.servers))
+        check_model(params, stepping, cohort.round)
+    server.params = params

@@ -5,10 +5,12 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, Slot
+from flcog.engine.aggregation import BadUpdate
 from flcog.engine.state import ServerState
 from flcog.hooks import Cohort, Messages, Method
 
@@ -80,6 +82,21 @@ def take_server_step(
         text = f"{method.name} is listed after {names} and replaces the server's step: what {names} makes of it is lost"
         warnings.warn(text, stacklevel=2)
     return change, kept
+
+
+def check_model(params: Params, methods: Sequence[str], round: int) -> None:
+    """Raise if the methods' server steps have made of the clients' sound updates a model that is not made of numbers.
+
+    Else a run would end with such a model, or the next round would blame a client for it.
+    """
+    norm = torch.stack([norm.float() for norm in torch._foreach_norm(list(params.values()))]).norm()
+    # A norm may be infinite where all values are finite.
+    if torch.isfinite(norm) or all(torch.isfinite(value).all() for value in params.values()):
+        return
+    raise BadUpdate(
+        f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though what clients "
+        "sent is not: lower the server's learning rate or its other step sizes"
+    )
 
 
 def _first_round_of(method: Method, earlier: Sequence[Method]) -> int:

@@ -167,3 +167,28 @@ def test_large_numbers_are_no_bad_ones() -> None:
             return {"large": torch.full((NUM_CLASSES,), 1.7e308)}
 
     assert train(EqualWeights(), Large(), rounds=1).rows[0]["clients/participating"] == 5
+
+
+@both_executors
+@pytest.mark.parametrize("on_bad_update", ["raise", "drop"])
+def test_a_server_that_makes_no_model_of_sound_updates_is_named(executor: str, on_bad_update: str) -> None:
+    """Not the first client of the next round; and no run ends with such a model."""
+
+    @dataclass(frozen=True)
+    class Explodes(Method):
+        def server_step(self, server: Slot, params: Params, delta: Params, messages: Any, cohort: Any) -> tuple[Params, Slot]:
+            return {name: value / (cohort.round != 1) for name, value in delta.items()}, server
+
+    with pytest.raises(BadUpdate, match=r"NaN or infinite after the server's step of Explodes in round 2, though what clients"):
+        train(Explodes(), rounds=2, executor=executor, on_bad_update=on_bad_update)
+
+
+def test_a_large_model_is_no_bad_one() -> None:
+    """The norm of 1e300 overflows, and its values do not."""
+
+    @dataclass(frozen=True)
+    class Large(Method):
+        def server_step(self, server: Slot, params: Params, delta: Params, messages: Any, cohort: Any) -> tuple[Params, Slot]:
+            return {name: torch.full_like(value, 1e300) for name, value in delta.items()}, server
+
+    assert train(Large(), rounds=1).round == 1

@@ -21,9 +21,11 @@ from harness import (
 from reference import feddm
 
 import flcog
-from flcog.callbacks import Ditto, FedDM, GradientNoise
+from flcog.callbacks import ClipGradient, Ditto, FedDM, Fedssyn, FedWalk, GradientNoise
 from flcog.callbacks.feddm import class_means, perturb
 from flcog.engine.aggregation import BadUpdate
+from flcog.hooks import Method
+from methods.fedwalk.leashes import ALWAYS, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -115,6 +117,28 @@ def test_feddms_images_diverge_where_their_rate_is_too_large(executor: str) -> N
     assert train(tame, **options).rows[0]["feddm/matching_loss"] < 10
     with pytest.raises(BadUpdate):
         train(wild, **options)
+
+
+@pytest.mark.parametrize("beside", [(), (GradientNoise(), Ditto())], ids=["alone", "GradientNoise + Ditto"])
+def test_a_server_that_learns_too_fast_from_few_images_is_named(beside: tuple[Method, ...]) -> None:
+    """Its model is no number then, of which the next round would blame a client: Ditto's own model, which begins from it."""
+    fast = FedDM(images_per_class=2, rho=0.5, server_epochs=100, server_lr=0.1)
+    with pytest.raises(BadUpdate, match="after the server's step of FedDM in round 2"):
+        train(*beside, fast, rounds=3)
+
+
+def test_rounding_grows_with_the_servers_loss_whatever_the_executor() -> None:
+    """Forty passes at 0.1 let it diverge: then the executors differ by far more than rounding, and so does one from itself."""
+
+    def run(module: flcog.Classifier | None = None, **options: Any) -> flcog.FederatedTrainer:
+        images = FedDM(images_per_class=2, image_lr=0.5, rho=0.5, server_epochs=40, server_lr=0.1)
+        walk = FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=3, lr=0.1)
+        return train(Fedssyn(share="real", p=0.4), walk, ClipGradient(1.0), images, module=module, rounds=3, **options)
+
+    module = classifier().double()
+    next(module.parameters()).data[0, 0] += 1e-15
+    loop = run()
+    assert distance(loop.params, run(executor="vmap").params) > 1e-9 and distance(loop.params, run(module).params) > 1e-9
 
 
 def test_executors_differ_under_feddm_by_what_a_last_digit_does() -> None:
