@@ -4,9 +4,11 @@ mkdocs-gen-files runs it at each build; nothing of it is kept in the tree.
 """
 
 import contextlib
+import csv
 import inspect
 import io
 import re
+import statistics
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ import flcog.callbacks
 import flcog.datamodules
 from flcog.commands.cite import citations
 from flcog.commands.cli import COMMANDS
+from flcog.commands.compare.table_file import read_table
 from flcog.commands.methods import all_methods
 from flcog.core.commands import TrainerCommand
 from flcog.core.text import first_paragraph
@@ -73,7 +76,7 @@ def methods() -> Iterator[str]:
         text = f"# {name}\n\n{prose}\n\n## Run it\n\n{_configs(name)}"
         if name in row_of:
             text += "\n\n## What it sends, and where it works\n\n" + _upright(row_of["method"], row_of[name])
-        text += _tables(name) + _cite(cls)
+        text += _tables(name) + _measured(name) + _cite(cls)
         write(f"methods/{name}.md", text)
         yield name
 
@@ -150,6 +153,26 @@ def _uses(rows: Any, path: Path, name: str) -> bool:
         return _uses(yaml.safe_load((path.parent / rows).read_text()).get("rows"), path, name)
     configs = [path.parent / config for row in (rows or {}).values() if row for config in row.get("configs", ())]
     return any(_adds(config.resolve(), name) for config in configs)
+
+
+def _measured(name: str) -> str:
+    """What was measured of the method's rows: the runs of ``results/``, beside what the paper has."""
+    lines = []
+    for path in sorted((ROOT / "results").glob("*.csv")):
+        table = read_table(ROOT / "configs/tables" / path.name.replace(".csv", ".yaml"))
+        with path.open(newline="", encoding="utf-8") as file:
+            runs = list(csv.DictReader(file))
+        for row, column in dict.fromkeys((run["row"], run["column"]) for run in runs):
+            if row in table.rows and any(_adds(config, name) for config in table.rows[row].configs):
+                best = [100 * float(run["best"]) for run in runs if (run["row"], run["column"]) == (row, column)]
+                spread = f" ± {statistics.stdev(best):.2f}" if len(best) > 1 else ""
+                figure = table.published.get(row, {}).get(column, {}).get("score")
+                score = "" if figure is None else f"{figure.value:g}"
+                lines.append(
+                    f"| `{path.stem}` | {row} | {column} | {len(best)} | {statistics.mean(best):.2f}{spread} | {score} |"
+                )
+    head = "| table | row | setting | seeds | best, in percent | published |\n|---|---|---|---|---|---|\n"
+    return "\n\n## Measured\n\n" + head + "\n".join(lines) if lines else ""
 
 
 def _cite(cls: type) -> str:
