@@ -43,12 +43,12 @@ def pages_of_the_root() -> None:
     for name, page in names.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         for other, target in names.items():
-            text = text.replace(f"]({other})", f"]({target})")
+            text = re.sub(rf"\]\({other}(#[^)]*)?\)", rf"]({target}\1)", text)
         write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
     for path in sorted((ROOT / "docs").glob("*.md")):
-        text = path.read_text(encoding="utf-8").replace("](../RESULTS.md)", "](results.md)")
+        text = path.read_text(encoding="utf-8").replace("](../RESULTS.md", "](results.md")
         if path.stem in ("methods", "data-sets"):  # they become the first pages of their sections
-            write(f"{path.stem}/index.md", _linked(text, path.stem).replace("](results.md)", "](../results.md)"))
+            write(f"{path.stem}/index.md", _linked(text, path.stem).replace("](results.md", "](../results.md"))
         else:
             write(path.name, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
 

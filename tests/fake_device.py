@@ -104,6 +104,8 @@ class _FromPython(TorchFunctionMode):
 def register() -> torch.library.Library:
     """Make the device known to torch, once per process: before its first backward pass, which looks for devices."""
     _setup_privateuseone_for_python_backend(NAME)
+    backend = getattr(torch, NAME)  # it draws no random numbers; who keeps all devices' streams asks it too
+    backend.get_rng_state, backend.set_rng_state = lambda *_: torch.empty(0, dtype=torch.uint8), lambda *_: None
     library = torch.library.Library("_", "IMPL")
     library.fallback(_compute, "PrivateUse1")
     return library

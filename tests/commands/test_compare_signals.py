@@ -158,12 +158,12 @@ SETTINGS = ["--trainer.rounds", "6", "--trainer.local_steps", "2", "--trainer.lo
 def test_a_killed_comparison_goes_on_and_leaves_no_orphan(name: str, devices: int, tmp_path: Path) -> None:
     tables = ROOT / "configs/tables/digits.yaml"
 
-    def command(out: str) -> list[str]:
+    def command(out: str) -> list[str]:  # each in a folder of its own: tables side by side take over each other's runs
         options = ["--only", "FedAvg", "Dirichlet(0.1)", "--", *SETTINGS, "--trainer.devices", str(devices)]
-        return [sys.executable, "-m", "flcog", "compare", str(tables), "--out", str(tmp_path / out), *options]
+        return [sys.executable, "-m", "flcog", "compare", str(tables), "--out", str(tmp_path / out / "digits"), *options]
 
     def rows(out: str) -> list[list[tuple[str, str]]]:
-        paths = sorted((tmp_path / out).glob("*/*/*/*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+        paths = sorted((tmp_path / out).glob("digits/*/*/*/*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
         with paths[-1].open(newline="") as file:
             return [[(key, value) for key, value in row.items() if not key.startswith("time/")] for row in csv.DictReader(file)]
 
@@ -173,7 +173,9 @@ def test_a_killed_comparison_goes_on_and_leaves_no_orphan(name: str, devices: in
 
     subprocess.run(command("whole"), check=True, stdout=subprocess.DEVNULL)
     process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL)
-    wait_for(lambda: any(len(path.read_text().splitlines()) > 2 for path in (tmp_path / "killed").glob("*/*/*/*/metrics.csv")))
+    wait_for(
+        lambda: any(len(path.read_text().splitlines()) > 2 for path in (tmp_path / "killed").glob("digits/*/*/*/*/metrics.csv"))
+    )
     process.send_signal(getattr(signal, name))
     process.wait()
     wait_for(lambda: not alive(), 40)

@@ -1,8 +1,9 @@
 """TorchDataset: the samples of arrays give the same bits as ArrayData; streams, files and resumed runs give the same as each other."""
 
-import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import distance, fit, make_trainer
+from harness import TESTS, distance, fit, make_trainer
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
@@ -416,17 +417,20 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
         return trained(data, tmp_path / folder, executor="loop", rounds=rounds, ckpt_path=ckpt_path)
 
     straight = run("straight", 2)
-    process = multiprocessing.get_context("fork").Process(target=run, args=("killed", 2, 200))
-    process.start()
+    code = (
+        "import pathlib, torch; from datamodules.test_torch_dataset import Items, of_items, trained; torch.set_num_threads(1); "
+        f"trained(of_items(Items(noise='numpy'), num_workers=2), pathlib.Path({str(tmp_path / 'killed')!r}), executor='loop', rounds=200)"
+    )
+    process = subprocess.Popen([sys.executable, "-P", "-c", code], env={**os.environ, "PYTHONPATH": str(TESTS)})
     began, rows = time.monotonic(), 0
     while rows < 3:
-        assert process.is_alive() and time.monotonic() - began < 120
+        assert process.poll() is None and time.monotonic() - began < 120
         time.sleep(0.01)
         files = list((tmp_path / "killed").glob("*/metrics.csv"))
         rows = len(files[0].read_text().splitlines()) - 1 if files else 0
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     process.kill()
-    process.join()
+    process.wait()
     resumed = run("killed", 1, max(6, rows + 3), ckpt_path="last")
     expected = straight if resumed.settings.rounds == 6 else run("further", 0, resumed.settings.rounds)
     assert distance(resumed.state, expected.state) == 0
