@@ -72,6 +72,7 @@ class FederatedTrainer(Described):
         eval_every: rounds between evaluations, the last round included in any case; 0 for no evaluation at all.
         default_root_dir: where runs get their directories.
         accelerator, strategy, devices, num_nodes, precision: as Fabric has them; processes share out the clients of a round.
+        processes_per_device: how many of them compute on each device, for a GPU that one does not fill. Each holds a copy of the data.
         seed: fixes cohorts, batches, noise: the same at any executor and number of processes.
         on_bad_update: what to do about a client of which something that it sends or keeps is NaN or infinite: ``raise``, or ``drop``
             it, which runs the round again as if it had stayed away: that takes time, and no memory for single clients' updates.
@@ -99,6 +100,7 @@ class FederatedTrainer(Described):
         strategy: str = "auto",
         devices: int | str = 1,
         num_nodes: int = 1,
+        processes_per_device: int = 1,
         precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"] = "32-true",
         seed: int = 0,
         on_bad_update: Literal["raise", "drop"] = "raise",
@@ -123,7 +125,8 @@ class FederatedTrainer(Described):
         self.methods: list[Method] = [callback for callback in callbacks or [] if isinstance(callback, Method)]
         check_methods(self.methods)
         self.observers: list[Callback] = default_observers([c for c in callbacks or [] if not isinstance(c, Method)])
-        self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, [*self.methods, *self.observers])
+        watching: list[Any] = [*self.methods, *self.observers]
+        self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
         self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
         self.num_nodes, self._launched = num_nodes, False
         self.config: dict[str, Any] | None = None

@@ -1,24 +1,68 @@
 """Lightning Fabric: made from a trainer's arguments, and its processes started."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from flcog.core import lost_processes
 from flcog.core.processes import Processes
 
 
+class SharedDevices(DDPStrategy):
+    """Several processes on each device. They talk through gloo, since NCCL refuses two of them on one GPU.
+
+    Args:
+        processes_per_device: how many.
+    """
+
+    def __init__(self, processes_per_device: int) -> None:
+        super().__init__(process_group_backend="gloo")
+        self.processes_per_device = processes_per_device
+
+    def __str__(self) -> str:
+        return f"{self.processes_per_device} processes per device"
+
+    @property
+    def num_processes(self) -> int:
+        return super().num_processes * self.processes_per_device
+
+    @property
+    def root_device(self) -> torch.device:
+        assert self.parallel_devices is not None
+        return device_of(self.local_rank, self.parallel_devices)
+
+
+def device_of(local_rank: int, devices: Sequence[torch.device]) -> torch.device:
+    """Where a machine's process computes: devices are dealt in turn, so that a round of few clients uses all of them."""
+    return devices[local_rank % len(devices)]
+
+
 def make_fabric(
-    accelerator: str, strategy: str, devices: int | str, num_nodes: int, precision: Any, callbacks: list[Any]
+    accelerator: str,
+    strategy: str,
+    devices: int | str,
+    num_nodes: int,
+    precision: Any,
+    callbacks: list[Any],
+    processes_per_device: int = 1,
 ) -> Fabric:
     """Fabric with processes that stay independent: nothing is wrapped in DDP, only sums and the server's step travel."""
+    if processes_per_device < 1:
+        raise ValueError(f"processes_per_device must be at least 1; got {processes_per_device}")
+    if processes_per_device > 1 and strategy == "single_device":
+        raise ValueError(
+            f"strategy=single_device has one process, and processes_per_device={processes_per_device} asks for more: set "
+            "trainer.strategy to auto"
+        )
     try:
         return Fabric(
             accelerator=accelerator,
-            strategy=strategy,
+            strategy=strategy if processes_per_device == 1 else SharedDevices(processes_per_device),
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
@@ -34,8 +78,8 @@ def make_fabric(
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
     """Start the processes, which share out this machine's cores."""
-    lost_processes.launch(fabric, num_nodes)
-    if fabric.world_size > 1 and fabric.device.type == "cpu":
+    lost_processes.launch(fabric, num_nodes, processes_per_device(fabric))
+    if fabric.world_size > 1:
         # Processes that each take every core slow one another down a hundredfold.
         here = int(os.environ.get("LOCAL_WORLD_SIZE", fabric.world_size // num_nodes))
         torch.set_num_threads(max(1, num_cores() // max(1, here)))
@@ -43,7 +87,12 @@ def launch(fabric: Fabric, num_nodes: int) -> None:
 
 def processes_of(fabric: Fabric) -> Processes:
     """Who this process is among those of a run."""
-    return Processes(fabric.global_rank, fabric.world_size, fabric.device)
+    return Processes(fabric.global_rank, fabric.world_size, fabric.device, processes_per_device(fabric))
+
+
+def processes_per_device(fabric: Fabric) -> int:
+    """How many processes compute on one device."""
+    return fabric.strategy.processes_per_device if isinstance(fabric.strategy, SharedDevices) else 1
 
 
 def num_cores() -> int:

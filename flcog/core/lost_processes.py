@@ -115,10 +115,10 @@ class _Relatives:
 _relatives = _Relatives()
 
 
-def launch(fabric: Fabric, num_nodes: int) -> None:
-    """Start the other processes, or find those that something else has started."""
+def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
+    """Start the other processes, so many on each device, or find those that something else has started."""
     num_processes = getattr(fabric.strategy, "num_processes", 1)
-    check_number(fabric._connector.cluster_environment, num_processes, num_nodes)
+    check_number(fabric._connector.cluster_environment, num_processes, num_nodes, per_device)
     processes.end_with_parent()
     if processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's may be a comparison
         _relatives.parent = processes.starter
@@ -142,7 +142,7 @@ def _uncaught(show: Callable[..., None], kind: type[BaseException], error: BaseE
     show(kind, error, *traceback)
 
 
-def check_number(environment: ClusterEnvironment | None, num_processes: int, num_nodes: int) -> None:
+def check_number(environment: ClusterEnvironment | None, num_processes: int, num_nodes: int, per_device: int = 1) -> None:
     """Refuse to train with another number of processes than was asked for, where something else than flcog starts them."""
     if environment is None or isinstance(environment, LightningEnvironment):
         return
@@ -153,9 +153,11 @@ def check_number(environment: ClusterEnvironment | None, num_processes: int, num
     who = f"SLURM started {started} (SLURM_NTASKS)" if slurm else f"{type(environment).__name__} has {started}"
     start = f"srun --nodes={num_nodes} --ntasks-per-node={num_processes}" if slurm else f"--nproc-per-node={num_processes}"
     own = "; with SLURM_JOB_NAME=bash flcog starts its own" if slurm else ""
+    shared = f", trainer.processes_per_device={per_device}" if per_device > 1 else ""
     raise ValueError(
-        f"trainer.devices={num_processes} on trainer.num_nodes={num_nodes} asks for {asked} process{'es' * (asked > 1)}, but {who}: "
-        f"start as many ({start}), or set trainer.devices and trainer.num_nodes to what there is{own}"
+        f"trainer.devices={num_processes // per_device}{shared} on trainer.num_nodes={num_nodes} asks for {asked} "
+        f"process{'es' * (asked > 1)}, but {who}: start as many ({start}), or set trainer.devices and trainer.num_nodes to what "
+        f"there is{own}"
     )
 
 

@@ -16,11 +16,13 @@ class Processes:
         rank: this process's number, from 0; the first one prints and writes.
         count: how many there are.
         device: where this one computes.
+        per_device: how many compute on that device, and share its memory.
     """
 
     rank: int = 0
     count: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    per_device: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -50,12 +52,15 @@ class Processes:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in their order, on every process."""
+        """Every process's value, in their order, on every process; what lies on another's GPU comes to this one's."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(values, value)
-        return values
+        return values if self.device.type == "cpu" else pytree.tree_map_only(Tensor, self._here, values)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device) if tensor.device.type == self.device.type else tensor
 
     def share_first(self, tree: Any) -> Any:
         """The first process's tensors for everybody: one message for each type of number."""

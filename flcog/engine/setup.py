@@ -163,6 +163,7 @@ def set_up(
         reads_whole_batches=reader.whole_batches,
         unlike_batches=_unlike_batches(reader, batching.batch_size),
         draws_here=reader.source is not None and reader.source.draws_here,
+        per_device=processes.per_device,
     )
     engine = Engine(
         settings=settings,

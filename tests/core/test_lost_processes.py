@@ -208,6 +208,8 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         lost_processes.check_number(elastic, 3, 1)
     with pytest.raises(ValueError, match="asks for 1 process, but TorchElasticEnvironment has 2"):
         lost_processes.check_number(elastic, 1, 1)  # each would train the whole run
+    with pytest.raises(ValueError, match=r"devices=2, trainer\.processes_per_device=2 on .*asks for 4 processes"):
+        lost_processes.check_number(elastic, 4, 1, 2)
     lost_processes.check_number(LightningEnvironment(), 3, 1)  # flcog starts them
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")

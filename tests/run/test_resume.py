@@ -47,10 +47,10 @@ class Slow(flcog.Callback):
         time.sleep(self.sleep)
 
 
-def run(root: Path | str, rounds: int, ckpt: str | None = None, devices: int = 1, sleep: float = 0.0) -> None:
+def run(root: Path | str, rounds: int, ckpt: str | None = None, sleep: float = 0.0, **processes: int) -> None:
     """A run in this process: every import of torch that can be spared is."""
     callbacks = [SCAFFOLD(), FedAvgM(), Drifts(), Slow(sleep)]
-    trainer = make_trainer(Path(root) / "runs", *callbacks, rounds=rounds, eval_every=1, devices=devices)
+    trainer = make_trainer(Path(root) / "runs", *callbacks, rounds=rounds, eval_every=1, **processes)
     trainer.fit(classifier(), TinyData(), ckpt_path=ckpt)
 
 
@@ -112,6 +112,15 @@ def test_two_processes_train_as_one_does_from_the_start_and_from_its_checkpoint(
         assert len(other_rows) == len(rows)
         for ours, theirs in zip(rows[1:], other_rows[1:], strict=True):
             assert [float(x) for x in ours.split(",")] == pytest.approx([float(x) for x in theirs.split(",")], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_device_are_two_processes(tmp_path: Path) -> None:
+    for name, options in {"two": {"devices": 2}, "shared": {"processes_per_device": 2}}.items():
+        finish(start(tmp_path / name, rounds=4, **options))
+    (params, rows), (shared_params, shared_rows) = outcome(tmp_path / "two"), outcome(tmp_path / "shared")
+    assert rows == shared_rows
+    assert all(torch.equal(params[name], shared_params[name]) for name in params)
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ import yaml
 
 from flcog.commands.compare.plan import Cell
 
-NO_SETTING = ("--trainer.default_root_dir", "--trainer.logger", "--trainer.accelerator", "--trainer.devices", "--data.data_dir")
+NO_SETTING = (
+    "--trainer.default_root_dir",
+    "--trainer.logger",
+    "--trainer.accelerator",
+    "--trainer.devices",
+    "--trainer.processes_per_device",
+    "--data.data_dir",
+)
 """Options that say where and on what a run works, not what it does."""
 
 Option = tuple[str, ...]

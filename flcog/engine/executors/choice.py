@@ -29,8 +29,8 @@ CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 """Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has."""
 
 CHUNK_SHARE = 0.25
-"""The same as a share of a GPU's memory: activations, which differ from model to model, need the rest. Not of what is free, which would
-make runs of one configuration differ."""
+"""The same as a share of a GPU's memory, or of a process's part of it: activations, which differ from model to model, need the rest. Not
+of what is free, which would make runs of one configuration differ."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Job:
         reads_whole_batches: whether every batch is read by itself, so that batches may differ in shape.
         unlike_batches: in what batches of the first clients differ, if they do.
         draws_here: whether samples are read in this process, by code that draws from its random streams.
+        per_device: how many processes share the device's memory.
     """
 
     model: ModelFunction
@@ -63,6 +64,7 @@ class Job:
     reads_whole_batches: bool = False
     unlike_batches: str = ""
     draws_here: bool = False
+    per_device: int = 1
 
     @property
     def on_cpu(self) -> bool:
@@ -113,13 +115,14 @@ def choose_executor(
 def _chunk(job: Job) -> int:
     """How many clients make one batched program: as many as the user says, or as fit into memory."""
     bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.sample) * job.batch_size
-    return job.chunk_size or max(1, min(256, _chunk_bytes(job.device) // max(1, bytes_per_client)))
+    return job.chunk_size or max(1, min(256, _chunk_bytes(job.device, job.per_device) // max(1, bytes_per_client)))
 
 
-def _chunk_bytes(device: torch.device) -> int:
+def _chunk_bytes(device: torch.device, per_device: int) -> int:
+    """What one of a device's processes may take. On a CPU these are caches, of which each core has its own."""
     if device.type == "cuda":
-        return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return CHUNK_BYTES[device.type == "cpu"]
+        return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory) // per_device
+    return CHUNK_BYTES[True] if device.type == "cpu" else CHUNK_BYTES[False] // per_device
 
 
 def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:

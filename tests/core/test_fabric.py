@@ -1,0 +1,83 @@
+"""Which device a process computes on, and how several share one."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
+
+from flcog.core.fabric import SharedDevices, device_of, make_fabric, processes_of
+from flcog.core.processes import Processes
+
+
+def fabric(devices: int, per_device: int, accelerator: str = "cpu", strategy: str = "auto") -> Any:
+    return make_fabric(accelerator, strategy, devices, 1, "32-true", [], per_device)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has as many GPUs as are asked for, as far as torch is not asked to compute on them."""
+    monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: True)
+    monkeypatch.setattr(CUDAAccelerator, "parse_devices", lambda devices: list(range(devices)))
+
+
+@pytest.mark.parametrize(("devices", "per_device"), [(1, 4), (2, 2), (3, 2), (4, 1)])
+def test_devices_are_dealt_in_turn(devices: int, per_device: int) -> None:
+    gpus = [torch.device("cuda", number) for number in range(devices)]
+    dealt = [device_of(rank, gpus) for rank in range(devices * per_device)]
+    assert dealt[:devices] == gpus, "a round of few clients uses every device"
+    assert Counter(dealt) == dict.fromkeys(gpus, per_device)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("rank", range(4))
+def test_two_processes_on_each_of_two_gpus(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    made = fabric(2, 2, "cuda")
+    assert isinstance(made.strategy, SharedDevices) and made.strategy.num_processes == made.world_size == 4
+    assert made.global_rank == rank and made.device == torch.device("cuda", rank % 2)
+    assert made.strategy._get_process_group_backend() == "gloo"  # NCCL refuses two processes on one GPU
+    assert processes_of(made) == Processes(rank, 4, torch.device("cuda", rank % 2), 2)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("rank", range(2))
+def test_one_process_on_each_of_two_gpus(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    made = fabric(2, 1, "cuda")
+    assert made.strategy._get_process_group_backend() == "nccl"
+    assert processes_of(made) == Processes(rank, 2, torch.device("cuda", rank), 1)
+
+
+def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device ``meta`` stands in for GPUs, of which unpickling gives tensors where the other process had them."""
+    moved: list[torch.device] = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: moved.append(device) or tensor)
+    monkeypatch.setattr(
+        torch.distributed, "all_gather_object", lambda values, own: values.__setitem__(slice(None), [own, {"x": own[0]}])
+    )
+    own = [torch.zeros(2, device="meta"), torch.zeros(2), "text"]
+    processes = Processes(0, 2, torch.device("meta", 1))
+    assert processes.gather(own) == [own, {"x": own[0]}]
+    assert moved == [torch.device("meta", 1)] * 2, "and what lies on the CPU stays there"
+
+
+def test_on_a_cpu_they_are_as_many_processes() -> None:
+    assert [fabric(*numbers).world_size for numbers in ((1, 1), (2, 1), (1, 2), (2, 3))] == [1, 2, 2, 6]
+
+
+def test_numbers_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="processes_per_device must be at least 1; got 0"):
+        fabric(1, 0)
+    with pytest.raises(ValueError, match="strategy=single_device has one process, and processes_per_device=2 asks for more"):
+        fabric(1, 2, strategy="single_device")
+
+
+def test_apples_device_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+    with pytest.raises(
+        ValueError, match=r"strategy=2 processes per device` but .* not supported on the MPS .*accelerator='cpu'"
+    ) as caught:
+        fabric(1, 2, "auto")
+    assert len(str(caught.value).splitlines()) == 1
