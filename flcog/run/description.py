@@ -47,7 +47,8 @@ def local_work(batching: Batching | Settings) -> str:
 
 
 def acting_rounds(methods: Sequence[Method], rounds: int) -> list[int]:
-    """The first and the last round, counted from 1, in which all methods act; all rounds where there are none such."""
+    """The first and the last round, counted from 1, in which all methods act that ever do; all rounds where there are none such."""
+    methods = [method for method in methods if method.start_round < rounds]
     first = max((method.start_round for method in methods), default=0)
     last = min([rounds, *(method.stop_round for method in methods if method.stop_round is not None)])
     return [first + 1, last] if first < last else [1, rounds]

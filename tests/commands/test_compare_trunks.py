@@ -99,16 +99,102 @@ def test_only_what_is_the_same_until_then_is_shared(tmp_path: Path) -> None:
     assert saved == 6  # in each setting by itself
 
 
-def test_what_each_gathers_needs_a_trunk_of_its_own(tmp_path: Path) -> None:
-    moon = {"callbacks__start_round": 3, "callbacks__projection": None}
+MOON = {"callbacks__start_round": 3, "callbacks__projection": None}
+
+
+def carried(cell: Cell) -> dict[str, Mapping[str, Any]]:
+    return {part["class_path"].rpartition(".")[2]: part["init_args"] for part in cell.carried}
+
+
+def test_the_trunk_carries_what_others_gather(tmp_path: Path) -> None:
+    """FedCOG and MOON each need clients' last models of their own at round 3; whoever trains these rounds gathers both."""
     rows = {
+        "SCAFFOLD": arm("scaffold"),
+        "FedProx": arm("fedprox"),
         "FedCOG": arm("fedcog", **LATE),
-        "MOON": arm("moon", **moon),
+        "MOON": arm("moon", **MOON),
         "FedCOG 2": arm("fedcog", **LATE, callbacks__steps=2),
-        "MOON 2": arm("moon", **moon, callbacks__mu=2.0),
+        "MOON 2": arm("moon", **MOON, callbacks__mu=2.0, callbacks__stop_round=4),
+        "later": arm("moon", callbacks__start_round=4, callbacks__projection=None),
+        "over SCAFFOLD": arm("scaffold", "moon", callbacks__MOON__start_round=3, callbacks__projection=None),
+        "over FedProx": arm("fedprox", "moon", callbacks__MOON__start_round=3, callbacks__MOON__projection=None),
     }
     found, saved = planned(tmp_path, rows)
-    assert saved == 6 and trunk_of(found["FedCOG 2"]) == ("FedCOG", 3) and trunk_of(found["MOON 2"]) == ("MOON", 3)
+    trunks = {row: trunk_of(cell) for row, cell in found.items()}
+    assert saved == 3 * 6 and trunks["FedCOG"] is None
+    assert all(trunks[row] == ("FedCOG", 3) for row in ("MOON", "FedCOG 2", "MOON 2", "later"))
+    settings = carried(found["FedCOG"])["MOON"]
+    assert (settings["projection"], settings["start_round"], settings["stop_round"]) == (None, 5, None)
+    for name in ("SCAFFOLD", "FedProx"):
+        assert {trunks[name], trunks[f"over {name}"]} in ({None, (name, 3)}, {None, (f"over {name}", 3)})
+        assert not found[name].carried and not found[f"over {name}"].carried, "the one that gathers anyway is the trunk"
+
+
+OWN = """
+import dataclasses
+import torch
+import flcog
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts(flcog.Method):
+    strength: float = 0.5
+
+    def active(self, round):
+        return super().active(max(round, self.start_round))
+
+    def init_client(self, params, buffers):
+        return {"rounds": torch.zeros(())}
+
+
+class Alone(Counts):
+    excludes = {"FedCOG": "each of them wants to be alone"}
+"""
+
+
+def test_what_cannot_be_carried_together_needs_a_trunk_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trunk_methods.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def own(name: str, **settings: Any) -> dict[str, Any]:
+        part = {"class_path": f"trunk_methods.{name}", "init_args": {"start_round": 3, **settings}}
+        return {"arguments": {"trainer.callbacks+": part}}
+
+    rows = {"FedCOG": arm("fedcog", **LATE), "weak": own("Counts", strength=0.1), "strong": own("Counts", strength=0.9)}
+    found, saved = planned(tmp_path, rows)
+    assert saved == 3, "what each gathers may depend on its strength"
+    assert {row: trunk_of(cell) for row, cell in found.items()} == {"FedCOG": None, "strong": ("FedCOG", 3), "weak": None}
+    found, saved = planned(tmp_path, {"FedCOG": arm("fedcog", **LATE), "alone": own("Alone"), "other": own("Alone")})
+    assert saved == 3 and trunk_of(found["other"]) == ("alone", 3) and not any(cell.carried for cell in found.values())
+
+
+def test_a_run_goes_on_with_what_it_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = planned(tmp_path, rows := {"FedCOG": arm("fedcog", **LATE), "MOON": arm("moon", **MOON)})
+    trunk, words = found["FedCOG"], []
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            words.append(command)
+
+        def wait(self) -> int:
+            return 2
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    claim(trunk)
+    list(Runner(1).run([trunk]))
+    (tmp_path / "out/FedCOG/seed0/20260101-000000/checkpoints").mkdir(parents=True)
+    (tmp_path / "out/FedCOG/seed0/20260101-000000/checkpoints/last.ckpt").touch()
+    (tmp_path / "out/FedCOG/seed0/20260101-000000/metrics.csv").write_text("round\n1\n")
+    found, saved = planned(tmp_path, rows)
+    assert saved == 3 and trunk_of(found["MOON"]) == ("FedCOG", 3), "it is on its way to round 3, with what MOON needs"
+    (again,) = (cell for cell in cells(read_table(tmp_path / "table.yaml"), tmp_path / "out", []) if cell.row == "FedCOG")
+    list(Runner(1).run([again]))
+    carries = [word for word in words[0] if word.startswith("--trainer.callbacks+={")]
+    assert len(carries) == 1 and '"flcog.callbacks.MOON"' in carries[0] and '"start_round": 5' in carries[0]
+    assert carries[0] in words[1] and words[1][-2:] == ["--ckpt_path", "last"], "also where no trunks are wanted any more"
+    (trunk.folder / "carried.yaml").unlink()
+    found, saved = planned(tmp_path, rows)
+    assert saved == 0, "it began without"
 
 
 def test_a_checkpoint_that_is_there_already_is_taken(tmp_path: Path) -> None:
@@ -184,11 +270,16 @@ def test_a_trunk_that_fails_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_the_table_is_that_of_runs_from_round_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {"FedAvg": None, "FedCOG": {**arm("fedcog"), "arguments": COG}, "late": arm("fedprox", **LATE, callbacks__mu=5.0)}
+    rows = {
+        "FedAvg": None,
+        "FedCOG": {**arm("fedcog"), "arguments": COG},
+        "late": arm("fedprox", **LATE, callbacks__mu=5.0),
+        "MOON": arm("moon", **MOON, callbacks__mu=5.0),
+    }
     planned(tmp_path, rows)
     words = ["compare", str(tmp_path / "table.yaml"), "--jobs", "2"]
     main([*words, "--out", str(tmp_path / "shared/runs"), "--", "--trainer.rounds", "5"])
-    assert "2 of 3 runs branch from others: 6 rounds are not trained again" in capsys.readouterr().out
+    assert "3 of 4 runs branch from others: 9 rounds are not trained again" in capsys.readouterr().out
     main([*words, "--out", str(tmp_path / "straight/runs"), "--no-trunks", "--", "--trainer.rounds", "5"])
     for row in rows:
         shared, straight = (

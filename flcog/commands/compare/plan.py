@@ -104,6 +104,8 @@ class Cell:
     """The run whose first rounds are its own."""
     keep_options: Sequence[str] = ()
     """Options by which it keeps the checkpoints from which others branch."""
+    carried: Sequence[Any] = ()
+    """Methods that only gather in its run, for others that branch from it: their class paths with their arguments."""
 
     @property
     def name(self) -> str:

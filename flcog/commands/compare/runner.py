@@ -14,6 +14,7 @@ from types import FrameType
 
 import yaml
 
+from flcog.commands.compare.carried import options_to_carry
 from flcog.commands.compare.plan import OUT_REMEDY, Cell
 from flcog.commands.compare.reuse import FINISHED, SAME_RUN, forget, note
 from flcog.core import signals
@@ -96,7 +97,8 @@ class Runner:
     def _train(self, cell: Cell) -> None:
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
         # -P: else Python looks for every module in the working directory first, where a random.py may lie.
-        command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *_beginning(cell), *cell.keep_options]
+        options = [*options_to_carry(cell), *_beginning(cell), *cell.keep_options]
+        command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options]
         with (cell.folder / "output.txt").open("ab") as output:
             with self._lock:
                 if self._stopped:

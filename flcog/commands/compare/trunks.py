@@ -1,17 +1,29 @@
-"""Arms that are the same until a round share the rounds before it: one of them trains these, the others branch from it."""
+"""Arms that are the same until a round share the rounds before it: one of them trains these, the others branch from it.
+
+A method may wait for its first round and gather meanwhile what it will need, as MOON does clients' last models. Its arm finds that in the
+run that it branches from: that run carries the method, listed with a start after its last round.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from flcog.commands.compare.carried import carried_by
 from flcog.commands.compare.plan import Cell, Trunk
 from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
-from flcog.hooks import Callback, Method
+from flcog.hooks import Callback, Method, check_methods
 from flcog.run.branching import methods_until
 from flcog.run.directory import kept_checkpoint
+
+
+class Listed(NamedTuple):
+    """A method, and what the configuration says of it."""
+
+    method: Method
+    part: Config
 
 
 @dataclass(frozen=True)
@@ -23,18 +35,26 @@ class Arm:
         config: its configuration.
         methods: in the order in which they act.
         rest: all else of the configuration, as text.
+        carried: methods that only gather in its run, for arms that branch from it.
     """
 
     cell: Cell
     config: Config
-    methods: Sequence[Method]
+    methods: Sequence[Listed]
     rest: str
+    carried: list[Listed] = field(default_factory=list)
 
     def until(self, round: int) -> tuple[str, Mapping[str, Any]]:
         """What acts in the rounds before this one, and what the methods that wait for it gather meanwhile."""
-        found = methods_until(self.methods, round)
+        found = _until([*self.methods, *self.carried], round)
         acting = {name: part for name, part in found.items() if not part["waits"]}
         return json.dumps(acting, default=str), {name: part for name, part in found.items() if part["waits"]}
+
+    def waiting(self, name: str) -> Listed:
+        """One of its methods as it gathers in another run, where it never acts."""
+        method, part = next(listed for listed in (*self.methods, *self.carried) if listed.method.name == name)
+        never = {"start_round": self.config["trainer"]["rounds"], "stop_round": None}
+        return Listed(replace(method, **never), {**part, "init_args": {**(part.get("init_args") or {}), **never}})
 
 
 def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
@@ -50,7 +70,7 @@ def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
     arms = [arm for cell in cells if cell.name in configs and (arm := _arm(cell, configs[cell.name]))]
     for rest in dict.fromkeys(arm.rest for arm in arms):
         alike = [arm for arm in arms if arm.rest == rest]
-        starts = {method.start_round for arm in alike for method in arm.methods}
+        starts = {listed.method.start_round for arm in alike for listed in arm.methods}
         # The latest first, for those who share most.
         for round in sorted((start for start in starts if 0 < start < alike[0].config["trainer"]["rounds"]), reverse=True):
             for acting in dict.fromkeys(arm.until(round)[0] for arm in alike):
@@ -58,6 +78,7 @@ def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
     branching = [arm.cell.trunk for arm in arms if arm.cell.trunk]
     for arm in arms:
         arm.cell.keep_options = _keep_options(arm, sorted({trunk.round for trunk in branching if trunk.cell is arm.cell}))
+        arm.cell.carried = [listed.part for listed in arm.carried]
     return sum(trunk.round for trunk in branching)
 
 
@@ -68,34 +89,66 @@ def _start(part: Config) -> int:
 
 def _arm(cell: Cell, config: Config) -> Arm | None:
     """None where its callbacks cannot be made, which its run will say."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--callbacks", type=list[Callback])
-    parts = callbacks_of(config)
+    parts, earlier = callbacks_of(config), carried_by(cell) if cell.begun or cell.finished else []
     try:
-        made = parser.instantiate(parser.parse_object({"callbacks": parts})).callbacks
+        made, carried = _made(parts), _made(earlier)
     except Exception:  # whatever a constructor raises
         return None
+    listed = [Listed(callback, part) for callback, part in zip(made, parts, strict=True) if isinstance(callback, Method)]
     observers = [part for part, callback in zip(parts, made, strict=True) if not isinstance(callback, Method)]
-    return Arm(cell, config, [callback for callback in made if isinstance(callback, Method)], without_place(config, observers))
+    before = [Listed(method, part) for method, part in zip(carried, earlier, strict=True) if isinstance(method, Method)]
+    return Arm(cell, config, listed, without_place(config, observers), before)
+
+
+def _made(parts: Sequence[Config]) -> list[Callback]:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--callbacks", type=list[Callback])
+    made: list[Callback] = parser.instantiate(parser.parse_object({"callbacks": list(parts)})).callbacks
+    return made
+
+
+def _until(listed: Sequence[Listed], round: int) -> dict[str, dict[str, Any]]:
+    return methods_until([method for method, _ in listed], round)
 
 
 def _share(arms: Sequence[Arm], round: int) -> None:
     """Let these arms, which are the same until this round, branch from as few of them as may be."""
-    gathered = {arm.cell.name: arm.until(round)[1] for arm in arms}
     waiting = [arm for arm in arms if not (arm.cell.finished or arm.cell.begun or arm.cell.trunk)]
+    while trunks := [(arm, *found) for arm in arms if (found := _followers(arm, waiting, round))[0]]:
+        # Of those from which most can branch one that has that round's checkpoint, else one that carries little.
+        trunk, followers, carried = max(trunks, key=lambda it: (len(it[1]), _keeps(it[0].cell, round), -len(it[2])))
+        trunk.carried[:] = carried
+        for arm in followers:
+            arm.cell.trunk = Trunk(trunk.cell, round)
+        waiting = [arm for arm in waiting if arm is not trunk and arm not in followers]
 
-    def followers(trunk: Arm) -> list[Arm]:
-        """Those who find with this one all that their methods need, and from whom it does not itself branch."""
-        has = gathered[trunk.cell.name].items()
-        return [arm for arm in waiting if arm is not trunk and gathered[arm.cell.name].items() <= has and not _leads(trunk, arm)]
 
-    while trunks := [arm for arm in arms if _can_be_trunk(arm.cell, round) and followers(arm)]:
-        best = max(trunks, key=lambda arm: (len(followers(arm)), _keeps(arm.cell, round)))
-        for arm in followers(best):
-            arm.cell.trunk = Trunk(best.cell, round)
-            waiting.remove(arm)
-        if best in waiting:
-            waiting.remove(best)
+def _followers(trunk: Arm, waiting: Sequence[Arm], round: int) -> tuple[list[Arm], list[Listed]]:
+    """Those who find with this one all that their methods need, and what it carries for that."""
+    followers, carried = [], list(trunk.carried)
+    if _can_be_trunk(trunk.cell, round):
+        anew = not trunk.cell.finished and not trunk.cell.begun
+        for arm in waiting:
+            if arm is trunk or _leads(trunk, arm):
+                continue
+            more = _lacking(arm, [*trunk.methods, *carried], round)
+            if more is not None and (anew or not more):
+                followers.append(arm)
+                carried += more
+    return followers, carried
+
+
+def _lacking(arm: Arm, listed: Sequence[Listed], round: int) -> list[Listed] | None:
+    """What a run with these methods has to carry for this arm; None where it cannot."""
+    needs, has = arm.until(round)[1], _until(listed, round)
+    more = [arm.waiting(name) for name in needs if has.get(name) != needs[name]]
+    together = [*listed, *more]
+    try:
+        check_methods([method for method, _ in together])
+    except ValueError:
+        return None
+    has = _until(together, round)
+    return more if all(has.get(name) == needs[name] for name in needs) else None
 
 
 def _leads(trunk: Arm, arm: Arm) -> bool:
