@@ -67,6 +67,7 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\nsummary: median", "summary in .* must be best or last or mean"),
         (b"rows: {A: }\nsummary: [best]", "summary in .* must be best or last or mean"),
         (b"rows: {A: }\nover_rounds: 10", "over_rounds in .* must be true or false"),
+        (b"rows: {A: }\ntrunks: 0", "trunks in .* must be true or false, whether runs may share their first rounds; got 0"),
         (b"rows: {A: }\naverage: [x]", "average in .* must be a text"),
         (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* is the name of a further column"),
         (b"rows: {A: }\nreproduces: Table 1", "reproduces in .* must be a list of texts"),

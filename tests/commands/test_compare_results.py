@@ -98,6 +98,32 @@ def test_time_is_the_total_and_that_of_acting_rounds(cell: Cell) -> None:
     assert came_to(cell).acting_seconds == 2.6
 
 
+def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """B acts in round 3 alone and has its first two from "A, late"; A's are all its own."""
+    path, out, saved = plan_file(tmp_path, rows={"A": None, "A, late": None, "B": None}), tmp_path / "out", tmp_path / "results"
+    for cell in cells(read_table(path), out, []):
+        run = fake_run(cell, [0.1, 0.2, 0.3], finished=True, time__round=[1.0, 2.0, 6.0])
+        if cell.row != "A":
+            trunk = {"run": "/elsewhere/out/" + ("A--late" if cell.row == "B" else "A") + "/seed0/20260101-000000", "round": 2}
+            acting = [3, 3] if cell.row == "B" else [1, 3]
+            (run / "run.yaml").write_text(yaml.safe_dump({"branch": trunk, "acting_rounds": acting}))
+    command = ["compare", str(path), "--out", str(out), "--results", str(saved), "--show"]
+    main([*command, "--save-results"])
+    shown = capsys.readouterr().out
+    times = [[cell.strip() for cell in line.split("|")[-4:-2]] for line in shown.splitlines() if line.startswith("|")][2:5]
+    assert times == [
+        ["1.00 (9.00 s)", "1.00 (3.00 s)"],
+        ["1.00 (9.00 s) *", "1.00 (3.00 s) *"],
+        ["1.00 (9.00 s) *", "2.00 (6.00 s)"],
+    ]
+    assert "trained, and timed, once: the first 2 of A, late are those of A; the first 2 of B are those of A, late." in shown
+    with (out / "table.csv").open() as file:
+        assert [line["rounds_timed_in_another_run"] for line in csv.DictReader(file)] == ["", "2", "2"]
+    shutil.rmtree(out)
+    main(command)
+    assert "the first 2 of B are those of A, late" in capsys.readouterr().out
+
+
 def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out, saved = plan_file(tmp_path, seeds=[0, 1]), tmp_path / "out", tmp_path / "results"
     runs = cells(read_table(path), out, [])

@@ -268,6 +268,19 @@ def test_a_trunk_that_fails_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
     assert len(list(Runner(1).run(runs))) == 2 and not any("--branch" in command for command in commands)
 
 
+@pytest.mark.parametrize(
+    ("content", "option", "shares"), [({}, [], True), ({"trunks": False}, [], False), ({}, ["--no-trunks"], False)]
+)
+def test_a_table_of_times_shares_nothing(
+    content: Any, option: list[str], shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(tmp_path, {"FedAvg": None, "late": arm("fedprox", **LATE)}, **content)
+    trunks: list[bool] = []
+    monkeypatch.setattr("flcog.commands.compare.command.fill", lambda *given: trunks.append(given[3]) or [])
+    main(["compare", str(tmp_path / "table.yaml"), "--out", str(tmp_path / "out"), *option])
+    assert trunks == [shares] and not read_table(ROOT / "configs/tables/fedcog-cost.yaml").trunks
+
+
 @pytest.mark.slow
 def test_the_table_is_that_of_runs_from_round_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {

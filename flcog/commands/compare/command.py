@@ -73,7 +73,7 @@ def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Names
     def filled() -> tuple[list[str], list[list[str]]]:
         return summarise(Filled(table, results_of(table, runs, None)), options.spread)
 
-    return fill(apart(runs), options.jobs, out.resolve().parent, not options.no_trunks, filled)
+    return fill(apart(runs), options.jobs, out.resolve().parent, table.trunks and not options.no_trunks, filled)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from flcog.commands.compare.filled import Comparison, Filled
 from flcog.commands.compare.paired import Difference, Estimate
+from flcog.commands.compare.plan import file_name
 from flcog.commands.compare.published import Figure
-from flcog.commands.compare.results import number
+from flcog.commands.compare.results import Result, number
 from flcog.commands.compare.table import Spread, figure_text
 from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.text import markdown
@@ -111,6 +112,7 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
             "Times are means over runs, beside the first row's over the settings and seeds that both have: the whole training, without "
             "evaluations and what is prepared before round 1, and a round in which all of the arm's methods act."
         )
+    said.append(_note_on_shared_rounds(filled, results))
     unfinished = [f"{result.name} (round {result.rounds})" for result in results if not result.finished]
     if unfinished:
         said.append(f"Not finished, and in no interval: {'; '.join(unfinished)}.")
@@ -132,6 +134,19 @@ def _note_on_scores(filled: Filled) -> str:
         chosen = any("val" in result.scores for column in filled.columns for result in filled.in_column(column))
         text += ": the one at the best validation does not." if chosen else "; no run had a validation set to choose by."
     return text
+
+
+def _note_on_shared_rounds(filled: Filled, results: Sequence[Result]) -> str:
+    """Whose rounds are in times that are not an arm's own."""
+    arms = {file_name(row): row for row in filled.table.rows}
+    found = dict.fromkeys((result.row, result.shared_rounds, result.trunk) for result in results if result.shared_rounds)
+    if not found:
+        return ""
+    whose = "; ".join(f"the first {rounds} of {row} are those of {arms.get(trunk, trunk)}" for row, rounds, trunk in found)
+    return (
+        f"\\* Rounds that arms share were trained, and timed, once: {whose}. "
+        "To time every arm by itself, run the table with --no-trunks."
+    )
 
 
 def _note_on_spread(filled: Filled, spread: Spread) -> str:

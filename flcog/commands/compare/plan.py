@@ -58,6 +58,7 @@ class Table:
         average: the name of a further column, the mean over all settings; none where it is empty.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
         deviations: what is not as in the paper, a sentence each.
+        trunks: whether arms that are the same until a round train the rounds before it once; not where times are compared.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Table:
     average: str = ""
     reproduces: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
+    trunks: bool = True
 
 
 @dataclass
@@ -150,7 +152,7 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
     result = []
     for (column, setting), (row, arm), seed in product(table.columns.items(), table.rows.items(), table.seeds):
         place = column if setting.setting is None else setting.setting
-        folder = out.joinpath(*(_file_name(name) for name in (place, row) if name), f"seed{seed}")
+        folder = out.joinpath(*(file_name(name) for name in (place, row) if name), f"seed{seed}")
         arguments = ["fit"]
         for part in (table.common, setting, arm):
             arguments += [word for config in part.configs for word in ("-c", str(config))]
@@ -189,7 +191,7 @@ def _check_apart(runs: Sequence[Cell]) -> None:
             raise ValueError(f"{other.name} and {cell.name} would both be run in {cell.folder}: rename a row or a column")
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """Part of a path, which stays below the folder it is joined to: "." and ".." do not."""
     plain = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in name)
     return plain if plain.strip(".") else plain.replace(".", "-")

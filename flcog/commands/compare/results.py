@@ -34,6 +34,8 @@ class Result:
         targets: the rounds and the bytes after which it reached what ``RoundsToTarget`` looked for, such as ``accuracy_0.8``.
         seconds: of all rounds, without evaluations.
         acting_seconds: of a round in which all of the arm's methods act, on average.
+        shared_rounds, shared_acting_rounds: how many of all rounds, and of these, another run has trained, and timed.
+        trunk: that run's arm; empty where there is none.
         up_bytes: from clients to server, with what was sent before the first round.
         total_bytes: both ways.
         commit: of the code that made it.
@@ -53,6 +55,9 @@ class Result:
     targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = math.nan
     acting_seconds: float = math.nan
+    shared_rounds: int = 0
+    shared_acting_rounds: int = 0
+    trunk: str = ""
     up_bytes: float = math.nan
     total_bytes: float = math.nan
     commit: str = ""
@@ -80,6 +85,7 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
     values = [row[compared] for row in history if compared in row] if compared else []
     tail = values[-last:]
     times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
+    acting, (shared, trunk) = _acting_rounds(about), _branch(about)
     return Result(
         cell.row,
         cell.column,
@@ -92,7 +98,10 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
         deviation=standard_deviation(tail),
         targets=_targets(history),
         seconds=sum(times.values()),
-        acting_seconds=_acting_seconds(times, about.get("acting_rounds")),
+        acting_seconds=_acting_seconds(times, acting),
+        shared_rounds=shared,
+        shared_acting_rounds=sum(acting[0] <= round <= min(acting[1], shared) for round in times),
+        trunk=trunk,
         up_bytes=history[-1].get("comm/up_bytes_total", sum(row.get("comm/up_bytes", 0) for row in history)),
         total_bytes=history[-1].get("comm/total_bytes", math.nan),
         commit=str(about.get("git_commit") or ""),
@@ -141,11 +150,24 @@ def _targets(history: History) -> Mapping[str, tuple[float, float]]:
     }
 
 
-def _acting_seconds(times: Mapping[float, float], acting: Any) -> float:
-    """A round's mean time, over those in which all methods act where the run says which these are."""
-    first, last = acting if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
-    chosen = [seconds for round, seconds in times.items() if first <= round <= last]
+def _acting_rounds(about: Mapping[str, Any]) -> tuple[float, float]:
+    """The first and the last in which all methods act, where the run says which these are; else all."""
+    acting = about.get("acting_rounds")
+    return (acting[0], acting[1]) if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
+
+
+def _acting_seconds(times: Mapping[float, float], acting: tuple[float, float]) -> float:
+    """A round's mean time, over these."""
+    chosen = [seconds for round, seconds in times.items() if acting[0] <= round <= acting[1]]
     return statistics.fmean(chosen) if chosen else math.nan
+
+
+def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
+    """How many rounds it has from the run that it branched from, and that one's arm; none, and nothing."""
+    branch = about.get("branch")
+    if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
+        return 0, ""
+    return branch["round"], Path(str(branch.get("run"))).parent.parent.name
 
 
 def _description(run: Path | None) -> Mapping[str, Any]:

@@ -14,6 +14,8 @@ from flcog.core.files import write_table
 
 TEXTS = ("row", "column", "metric", "commit", "arguments")
 WHOLE = ("seed", "rounds", "averaged")
+SHARED = ("shared_rounds", "shared_acting_rounds", "trunk")
+"""Only in files that have a run with shared rounds."""
 NUMBERS = ("deviation", "seconds", "acting_seconds", "up_bytes", "total_bytes")
 SUMMARIES: Sequence[Summary] = get_args(Summary)
 COLUMNS, SURPLUS = (*TEXTS, *WHOLE, *NUMBERS, *SUMMARIES, "settings"), "surplus"
@@ -70,6 +72,7 @@ def _line(result: Result, settings: str) -> dict[str, Any]:
     line = plain | {summary: result.scores.get(summary, math.nan) for summary in SUMMARIES}
     for target, (rounds, sent) in result.targets.items():
         line |= {f"{ROUNDS_TO}{target}": rounds, f"{BYTES_TO}{target}": sent}
+    line |= {name: getattr(result, name) for name in SHARED if result.shared_rounds}
     line |= {"commit": result.commit, "arguments": result.arguments, "settings": settings}
     return {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
 
@@ -93,6 +96,7 @@ def _result(line: Mapping[str, str]) -> Result:
         raise ValueError(f"too many values for {line['row']}")
     given: dict[str, Any] = {name: line[name] for name in TEXTS} | {"metric": line["metric"] or None}
     given |= {name: int(line[name]) for name in WHOLE}
+    given |= {name: int(line[name]) if name != "trunk" else line[name] for name in SHARED if line.get(name)}
     given |= {name: _number(line[name]) for name in NUMBERS}
     scores = {summary: _number(line[summary]) for summary in SUMMARIES}
     targets = {

@@ -73,8 +73,11 @@ IN_ALL = "sent in all"
 
 def _cost_columns(filled: Filled, settings: str) -> list[Column]:
     return [
-        (f"total time{settings}", lambda row: _time(filled, row, lambda result: result.seconds)),
-        ("time of an acting round", lambda row: _time(filled, row, lambda result: result.acting_seconds)),
+        (f"total time{settings}", lambda row: _time(filled, row, lambda run: run.seconds, lambda run: run.shared_rounds)),
+        (
+            "time of an acting round",
+            lambda row: _time(filled, row, lambda run: run.acting_seconds, lambda run: run.shared_acting_rounds),
+        ),
         ("sent up", lambda row: _sent(_runs(filled, row), lambda result: result.up_bytes)),
         (IN_ALL, lambda row: _sent(_runs(filled, row), lambda result: result.total_bytes)),
     ]
@@ -188,7 +191,11 @@ def _runs(filled: Filled, row: str) -> list[Result]:
     return [result for column in filled.table.columns for result in filled.of(row, column)]
 
 
-def _time(filled: Filled, row: str, of: Callable[[Result], float]) -> str:
+SHARED = " *"
+"""After a time of which rounds that another run trained are a part."""
+
+
+def _time(filled: Filled, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
     """The mean over runs, and how often it is the first row's, over the settings and seeds that both have."""
     ours, first = (
         {(run.column, run.seed): of(run) for run in _runs(filled, name)} for name in (row, next(iter(filled.table.rows)))
@@ -198,7 +205,7 @@ def _time(filled: Filled, row: str, of: Callable[[Result], float]) -> str:
         return ""
     common = [key for key in ours if key in first]
     ratio = f"{sum(ours[key] for key in common) / sum(first[key] for key in common):.2f} " if common else ""
-    return f"{ratio}({seconds(statistics.fmean(ours.values()))})"
+    return f"{ratio}({seconds(statistics.fmean(ours.values()))}){SHARED * any(map(shared, _runs(filled, row)))}"
 
 
 def _sent(runs: Sequence[Result], of: Callable[[Result], float]) -> str:

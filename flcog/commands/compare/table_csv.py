@@ -61,6 +61,7 @@ def _costs(results: list[Result]) -> Line:
     costs = {
         "seconds": [result.seconds for result in results],
         "seconds_of_an_acting_round": [result.acting_seconds for result in results],
+        "rounds_timed_in_another_run": [result.shared_rounds or math.nan for result in results],
         "up_bytes": [result.up_bytes for result in results],
         "total_bytes": [result.total_bytes for result in results],
     }

@@ -34,6 +34,7 @@ KEYS = {
     'bytes: ..., saved: per cent of the bytes to a target beside the row compared with}; "> 100" where a target was not reached',
     "reproduces": '["PAPER, Table 1"], what of which paper the table fills',
     "deviations": "a sentence for each thing that is not as there; [] where nothing is",
+    "trunks": "false where every run trains all of its rounds itself, so that times can be compared, as with --no-trunks",
 }
 """What a table's YAML file may say."""
 
@@ -92,10 +93,13 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
         varies_split=_varies_split(content, path),
         confidence=_confidence(content, path),
         summary=_summary(content, path),
-        over_rounds=_over_rounds(content, path),
+        over_rounds=_yes_or_no(
+            content, "over_rounds", "whether the mean of the last evaluations shows its deviation over them", path
+        ),
         average=average,
         reproduces=reproduces,
         deviations=deviations,
+        trunks=_yes_or_no(content, "trunks", "whether runs may share their first rounds", path, default=True),
     )
 
 
@@ -233,14 +237,11 @@ def _summary(content: dict[Any, Any], path: Path) -> Summary:
     return summary
 
 
-def _over_rounds(content: dict[Any, Any], path: Path) -> bool:
-    over_rounds = content.get("over_rounds", False)
-    if not isinstance(over_rounds, bool):
-        raise ValueError(
-            f"over_rounds in {path} must be true or false, whether the mean of the last evaluations shows its deviation over them; "
-            f"got {over_rounds!r}"
-        )
-    return over_rounds
+def _yes_or_no(content: dict[Any, Any], key: str, meaning: str, path: Path, default: bool = False) -> bool:
+    value = content.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} in {path} must be true or false, {meaning}; got {value!r}")
+    return value
 
 
 def _against(content: dict[Any, Any], rows: Mapping[str, Part], path: Path) -> Mapping[str, str]:
