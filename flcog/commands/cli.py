@@ -18,7 +18,7 @@ from flcog.core.commands import COMPLETING, Command, TrainerCommand
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
     TrainerCommand("partition", "flcog.commands.partition:partition"),
-    TrainerCommand("bench", "flcog.commands.bench:bench"),
+    TrainerCommand("bench", "flcog.commands.bench.command:bench"),
     Command("predict", "flcog.commands.predict:predict"),
     Command("export", "flcog.commands.export:export"),
     Command("replay", "flcog.commands.replay:replay"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from harness import train
 
-from flcog.commands.profile import check_folder, profile_round, table
+from flcog.commands.bench.profile import check_folder, profile_round, table
 
 
 def test_a_round_is_traced_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

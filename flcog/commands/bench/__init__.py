@@ -1,0 +1,1 @@
+"""The command ``flcog bench``: how long a round takes, beside a bare loop and beside other frameworks."""

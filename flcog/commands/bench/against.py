@@ -1,0 +1,225 @@
+"""``flcog bench --against``: the same rounds by other frameworks, each a program of its own that takes its turn."""
+
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcog.commands.bench.contenders.job import Batches, Job
+from flcog.core.fabric import num_cores
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another framework.
+
+    Args:
+        contender: the file in ``contenders`` that runs it.
+        packages: what pip installs it by.
+        many_processes: whether it is started in as many processes as flcog, by torchrun; else it starts its own.
+    """
+
+    contender: str
+    packages: str
+    many_processes: bool = False
+
+
+PEERS = {
+    "pfl": Peer("pfl_backend", "'pfl[pytorch]'", many_processes=True),
+    "flower": Peer("flower_simulation", "'flwr[simulation]' torch"),
+}
+
+CONTENDERS = Path(__file__).parent / "contenders"
+
+GRACE = 20.0
+"""Seconds that a contender has to end in; Ray needs a few."""
+
+
+def interpreters(against: str) -> dict[str, str]:
+    """Each peer's Python, by the peer's name.
+
+    Args:
+        against: as it is typed: ``pfl,flower``, or ``pfl=/path/to/python``.
+
+    >>> interpreters("pfl") == {"pfl": sys.executable}
+    True
+    >>> interpreters("pfl,tff")
+    Traceback (most recent call last):
+    ValueError: against: there is no 'tff'; give pfl or flower, or both with a comma, each as NAME=PYTHON where another Python has it
+    """
+    chosen: dict[str, str] = {}
+    for part in against.split(","):
+        name, _, python = (word.strip() for word in part.partition("="))
+        if name not in PEERS:
+            raise ValueError(
+                f"against: there is no {name!r}; give {' or '.join(PEERS)}, or both with a comma, each as NAME=PYTHON where another "
+                "Python has it"
+            )
+        if python and shutil.which(python) is None:
+            raise ValueError(f"against: there is no program {python} to run {name} by: give the path of a Python that has it")
+        chosen[name] = python or sys.executable
+    return chosen
+
+
+def job_of(trainer: Any, batches: Batches) -> Job:
+    """What contenders are to train: the trainer's clients, by its optimiser, on its device."""
+    precision, optimizer = trainer.settings.precision, trainer.run.model.module.configure_optimizers()
+    if precision not in ("32-true", "64-true"):
+        raise ValueError(f"against: trainer.precision={precision} is not what the others train in; give 32-true or 64-true")
+    kind = type(optimizer)
+    if getattr(torch.optim, kind.__name__, None) is not kind or len(optimizer.param_groups) != 1:
+        raise ValueError(
+            f"against: the others cannot be given {kind.__name__} with {len(getattr(optimizer, 'param_groups', []))} group(s) of "
+            "parameters; give an optimizer of torch.optim with one"
+        )
+    group = optimizer.param_groups[0]
+    # What is at its default is left out: another version of torch may not know it.
+    changed = {
+        name: group[name]
+        for name, option in inspect.signature(kind).parameters.items()
+        if name == "lr" or (name != "params" and name in group and group[name] != option.default)
+    }
+    return Job(
+        batches,
+        cohort=len(trainer.sample(0)),
+        optimizer=kind.__name__,
+        options=changed,
+        device=trainer.fabric.device.type,
+        processes=trainer.run.processes.count,
+        cores=num_cores(),
+    )
+
+
+class Contender:
+    """A peer's program, which waits while it is not its turn.
+
+    Args:
+        name: the peer's.
+        process: the program, with its input and output as pipes.
+        log: what else it prints.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+        self.name, self._process, self._log = name, process, log
+
+    def round(self, number: int, clients: list[int], keep: Path | None = None) -> float:
+        """Seconds that a round of these clients takes.
+
+        Args:
+            number: of the round.
+            clients: who takes part.
+            keep: a file for the program's state after the round.
+        """
+        return float(self._ask(round=number, clients=clients, keep=None if keep is None else str(keep))["seconds"])
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and said why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        return self.heard()
+
+    def heard(self) -> dict[str, Any]:
+        """Its next answer."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            reason = " ".join(answer["error"].split())
+            raise ValueError(f"against: {self.name} ended ({reason}): leave it out of --against")
+        return answer
+
+    def _last_words(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+    def end(self) -> None:
+        """Let it end, which the end of its input tells it to; or end it with all that it started."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextmanager
+def started(name: str, python: str, folder: Path, job: Job) -> Iterator[Contender]:
+    """A peer's program, which has read its job.
+
+    Args:
+        name: the peer's.
+        python: the interpreter that has it.
+        folder: where the job is.
+        job: the same.
+    """
+    peer = PEERS[name]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
+    log = folder / f"{name}.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [
+                python,
+                *(launcher if peer.many_processes and job.processes > 1 else []),
+                str(CONTENDERS / "contend.py"),
+                peer.contender,
+                str(folder),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment(python, folder, job),
+            start_new_session=True,  # Ctrl-C is for the bench, which ends it
+        )
+    contender = Contender(name, process, log)
+    try:
+        yield contender
+    finally:
+        contender.end()
+
+
+OF_OUR_PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "NODE_RANK", "GROUP_", "ROLE_", "TORCHELASTIC_")
+"""What says who a process is among ours, and would be taken for the contender's."""
+
+
+def environment(python: str, folder: Path, job: Job) -> dict[str, str]:
+    """A contender's environment: ours, but for what is about our processes."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(OF_OUR_PROCESSES)}
+    if python != sys.executable:
+        ours.pop("PYTHONPATH", None)
+    if job.device == "cpu":
+        ours["CUDA_VISIBLE_DEVICES"] = ""
+    if job.device != "cuda":  # of GPUs, pfl gives each process its own
+        ours["PFL_PYTORCH_DEVICE"] = job.device
+    # Nobody is told about a bench, and nothing is left behind.
+    return ours | {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def left_out(name: str, python: str, reason: str) -> str:
+    """What to say of a peer that is not installed."""
+    return (
+        f"{name} is left out, for {python} does not have it ({reason}): pip install {PEERS[name].packages}, or name a Python that has "
+        f"it: --against {name}=/path/to/python"
+    )
+
+
+def apart(state: dict[str, Tensor], other: dict[str, Tensor], before: dict[str, Tensor]) -> float:
+    """How far two models are apart after a round, in terms of how far the second has come."""
+    names = state.keys() & other.keys()
+    between = sum(float((state[name].cpu().double() - other[name].cpu().double()).square().sum()) for name in names)
+    way = sum(float((before[name].cpu().double() - other[name].cpu().double()).square().sum()) for name in names)
+    return float((between / way) ** 0.5) if way else float(between > 0)

@@ -1,0 +1,81 @@
+"""FedAvg with nothing around it: the loop that one writes by hand."""
+
+import copy
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.apply import masked_mean
+from flcog.client import trains_itself
+from flcog.commands.bench.contenders.job import Batches
+from flcog.commands.bench.waiting import wait_for_device
+from flcog.core.fabric import num_cores
+from flcog.core.trees import Tree, map_leaves
+
+
+def batches_of(trainer: Any) -> tuple[Batches, Any]:
+    """The batches of a prepared trainer's clients, not augmented, and what makes inputs and targets of a batch's leaves."""
+    engine, federation = trainer.run.engine, trainer.run.federation
+    samples = engine.reader.train(federation.partition.indices)
+    leaves, structure = pytree.tree_flatten(map_leaves(Tensor.contiguous, samples))
+    layouts = {}
+    for size in set(federation.partition.sizes.tolist()):
+        starts, sizes, passes = engine.batching.layout(size, engine.batching.num_steps(size))
+        layouts[size] = (starts.tolist(), sizes.tolist(), passes)
+    return Batches(leaves, federation.partition.offsets.tolist(), layouts), structure
+
+
+class BareLoop:
+    """Trains the trainer's model by its optimiser, on every core; methods play no part.
+
+    Args:
+        trainer: prepared.
+        batches: of its clients.
+        structure: of a batch.
+    """
+
+    name = "bare"
+
+    def __init__(self, trainer: Any, batches: Batches, structure: Any) -> None:
+        self.device, self.batches, self.structure = trainer.fabric.device, batches, structure
+        self.server = copy.deepcopy(trainer.run.model.module)
+        if trains_itself(self.server):
+            raise ValueError(
+                f"bench: {type(self.server).__name__} has a training_step of its own, of which there is no bare loop: give a "
+                "flcog.ClientModule, whose per_example_loss says what is trained"
+            )
+
+    def round(self, number: int, clients: list[int]) -> float:
+        """Seconds that a round of these clients takes."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(num_cores())
+        began = time.perf_counter()
+        self._train(number, clients)
+        wait_for_device(self.device)
+        took = time.perf_counter() - began
+        torch.set_num_threads(threads)
+        return took
+
+    def _train(self, number: int, clients: list[int]) -> None:
+        samples = sum(map(self.batches.num_samples, clients))
+        total = {name: torch.zeros_like(value) for name, value in self.server.state_dict().items()}
+        for client in clients:
+            model = copy.deepcopy(self.server)
+            optimizer = model.configure_optimizers()
+            for leaves in self.batches.of(number, client):
+                inputs, targets = self._batch(leaves)
+                optimizer.zero_grad()
+                masked_mean(model.per_example_loss(model(inputs), targets), None).backward()
+                optimizer.step()
+            share = self.batches.num_samples(client) / samples
+            for name, value in model.state_dict().items():
+                total[name] += (value * share).to(value.dtype)
+        self.server.load_state_dict(total)
+
+    def _batch(self, leaves: list[Tensor]) -> tuple[Tree, Tree]:
+        # Taking a tree apart and together costs microseconds, which a loop written for two tensors does not have.
+        inputs, targets = leaves if len(leaves) == 2 else pytree.tree_unflatten(leaves, self.structure)
+        return inputs, targets

@@ -1,0 +1,176 @@
+"""The command ``flcog bench``: seconds per round of a config's run, against a bare PyTorch loop and other frameworks."""
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flcog.commands.bench.against import Contender, apart, interpreters, job_of, left_out, started
+from flcog.commands.bench.bare import BareLoop, batches_of
+from flcog.commands.bench.contenders.job import save
+from flcog.commands.bench.profile import check_folder, profile_round
+from flcog.commands.bench.program import program_of
+from flcog.commands.bench.reading import bench_reading
+from flcog.commands.bench.waiting import synchronise
+
+
+def bench(
+    trainer: Any,
+    model: Any,
+    datamodule: Any,
+    repeats: int = 5,
+    seconds: float = 60.0,
+    profile: str | None = None,
+    against: str | None = None,
+) -> None:
+    """Time the config's rounds against a bare PyTorch loop of the same SGD steps, and against other frameworks.
+
+    Evaluation, trackers and checkpoints are left out of all sides: what is compared is training. The bare loop is what one writes by
+    hand: a deep copy of the model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
+    of state dicts. It runs on every core of the machine, in one process; that freed memory is kept for reuse helps it as it helps us.
+
+    All run in turn until the median of each ratio is known to 5 %, or until the time is up, which a noisy machine is told of.
+
+    Images are also read for an epoch as the engine reads them, and by a ``DataLoader`` over torchvision's transforms.
+
+    Args:
+        repeats: how often each is run at least.
+        seconds: after so many, no further round begins.
+        profile: a file for a trace of one more round, as torch's profiler writes it; a table of where its time goes is printed.
+        against: other frameworks that train the same clients, batches, model and optimiser in turn: pfl (Apple's pfl-research, in as
+            many processes as flcog), flower (its simulation on Ray, an actor for each core), or both as pfl,flower. One that another
+            Python has is pfl=/path/to/python. As in the bare loop, methods, augmentation and schedules play no part. A framework that
+            is not installed is left out, with the line that installs it.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1; got {repeats}")
+    if profile is not None:
+        check_folder(profile)
+    wanted = {} if against is None else interpreters(against)
+    trainer.prepare(model, datamodule)
+    processes = trainer.run.processes
+    with _rivals(trainer, wanted) as rivals:
+        _time_round(trainer, [], 0)  # to warm up
+        rounds: list[list[float]] = []
+        began, going_on = time.perf_counter(), True
+        while going_on:
+            rounds.append(_time_round(trainer, rivals, 1 + len(rounds)))
+            time_is_up = time.perf_counter() - began >= seconds
+            going_on = processes.agree(len(rounds) < repeats or not (time_is_up or _settled(rounds)))
+    if processes.is_first:
+        _print(trainer, [rival.name for rival in rivals], rounds)
+        bench_reading(trainer, repeats)
+    if profile is not None:
+        profile_round(trainer, profile)
+
+
+@contextmanager
+def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop | Contender]]:
+    """The bare loop and the other frameworks, warm; none in processes other than the first.
+
+    Args:
+        trainer: prepared.
+        wanted: frameworks, with the Python of each.
+    """
+    with ExitStack() as stack:
+        rivals: list[BareLoop | Contender] = []
+        if trainer.run.processes.is_first:
+            batches, structure = batches_of(trainer)
+            bare, clients = BareLoop(trainer, batches, structure), trainer.sample(0)
+            rivals.append(bare)
+            if wanted:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flcog-bench-", ignore_cleanup_errors=True)))
+                job, before = job_of(trainer, batches), _parameters(bare)
+                save(folder, job, program_of(bare.server, next(batches.of(0, clients[0])), structure))
+            bare.round(0, clients)
+            for name, python in wanted.items():
+                contender = stack.enter_context(started(name, python, folder, job))
+                answer = contender.heard()
+                if "missing" in answer:
+                    print(left_out(name, python, answer["missing"]))
+                    continue
+                contender.round(0, clients, keep=folder / "model.pt")
+                print(f"{name}: {answer['ready']}; {_compared(folder / 'model.pt', bare, before)}")
+                rivals.append(contender)
+        yield rivals
+
+
+def _parameters(bare: BareLoop) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in bare.server.named_parameters() if value.requires_grad}
+
+
+def _compared(kept: Path, bare: BareLoop, before: dict[str, torch.Tensor]) -> str:
+    """Whether a contender's first round ended at the bare loop's model.
+
+    Args:
+        kept: the contender's model.
+        bare: after the same round.
+        before: the parameters before it.
+    """
+    state = {name.removeprefix("module."): value for name, value in torch.load(kept, map_location="cpu").items()}
+    distance = apart(state, _parameters(bare), before)
+    if distance <= SAME_MODEL:
+        return f"a round ends at the bare loop's model ({distance:.0e} of the way apart)"
+    return f"a round ends elsewhere than the bare loop's ({distance:.0e} of the way apart): the network draws random numbers, or is chaotic"
+
+
+SAME_MODEL = 0.01
+"""How far apart rounding may take two models in a round, in terms of how far they go."""
+
+
+def _time_round(trainer: Any, rivals: Sequence[BareLoop | Contender], repeat: int) -> list[float]:
+    """Seconds of one round of ours, and of each rival's."""
+    began = time.perf_counter()
+    trainer.train_round()
+    synchronise(trainer)
+    times = [time.perf_counter() - began]
+    times += [rival.round(repeat, trainer.sample(repeat)) for rival in rivals]
+    synchronise(trainer)
+    return times
+
+
+STABLE = 0.05
+"""How well the median of a ratio is to be known."""
+
+
+def uncertainty(values: Sequence[float]) -> float:
+    """Half of the interval within which the median lies, relative to it, by McGill, Tukey and Larsen, 1978: 1.57 times the quartiles'
+    distance, over the root of their number."""
+    if len(values) < 2:
+        return math.inf
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(1.57 * (high - low) / middle / len(values) ** 0.5)
+
+
+def _ratios(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Of our time to each rival's, by rival, in every round."""
+    ours, *others = zip(*rounds, strict=True)
+    return [[own / other for own, other in zip(ours, theirs, strict=True)] for theirs in others]
+
+
+def _settled(rounds: Sequence[Sequence[float]]) -> bool:
+    return all(uncertainty(ratios) <= STABLE for ratios in _ratios(rounds))
+
+
+def _print(trainer: Any, names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
+    engine, threads = trainer.run.engine, torch.get_num_threads()
+    print(
+        f"executor {engine.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(rounds)} rounds"
+    )
+    if trainer.methods:
+        print(f"{' + '.join(type(method).__name__ for method in trainer.methods)}: in flcog's rounds alone")
+    ours, *others = (statistics.median(times) for times in zip(*rounds, strict=True))
+    print(f"flcog  {ours:.4f} s a round")
+    for name, theirs, ratios in zip(names, others, _ratios(rounds), strict=True):
+        ratio, doubt = statistics.median(ratios), uncertainty(ratios)
+        print(f"{name:<6} {theirs:.4f} s a round, ratio {ratio:.3f} +- {doubt * ratio:.3f}")
+        if doubt > STABLE:
+            spread = f"{len(ratios)} rounds lie between {min(ratios):.3f} and {max(ratios):.3f}"
+            print(f"this machine is noisy: {spread}; free it, or give more --seconds")

@@ -1,0 +1,66 @@
+"""How long an epoch's images take to read: as the engine reads them, and by a ``DataLoader`` over torchvision's transforms."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flcog.commands.bench.waiting import wait_for_device
+from flcog.core.randomness import fold_each
+from flcog.data import Samples
+from flcog.engine.batching import BLOCK_BYTES
+
+
+def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
+    """Print the seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
+    from torchvision import transforms
+
+    federation = trainer.run.federation
+    samples = federation.train
+    if getattr(samples.inputs, "ndim", 0) != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
+        return
+    count = min(most, len(samples))
+    size, batch_size = samples.inputs.shape[1], trainer.run.engine.batching.batch_size
+    augmented = [transforms.RandomCrop(size, 4), transforms.RandomHorizontalFlip()] if federation.augment is not None else []
+    loader = DataLoader(
+        _Pictures(samples, transforms.Compose([*augmented, transforms.ToTensor()]), count), batch_size, shuffle=True
+    )
+    ours, theirs = [], []
+    for repeat in range(repeats):
+        order = np.random.default_rng(repeat).permutation(count)
+        keys = fold_each(repeat, order)
+        began = time.perf_counter()
+        block = max(1, BLOCK_BYTES // trainer.run.engine.reader.bytes_per_sample)
+        for first in range(0, count, block):
+            indices = torch.from_numpy(order[first : first + block]).to(trainer.fabric.device)
+            federation.load(samples, indices, trainer.fabric.device, keys[first : first + block])
+        wait_for_device(trainer.fabric.device)
+        ours.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        for _ in loader:
+            pass
+        theirs.append(time.perf_counter() - began)
+    print(
+        f"reading {count} images{', augmented' if augmented else ''}: {statistics.median(ours):.4f} s; "
+        f"by a DataLoader over torchvision's transforms: {statistics.median(theirs):.4f} s"
+    )
+
+
+class _Pictures(Dataset):
+    """Samples one by one, as PIL images through torchvision's transforms: how tutorials read them."""
+
+    def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], count: int) -> None:
+        self.samples, self.transform, self.count = samples, transform, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = np.asarray(self.samples.inputs[index])
+        return self.transform(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)), self.samples.targets[index]

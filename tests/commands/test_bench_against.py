@@ -1,0 +1,198 @@
+"""``flcog bench --against``: other frameworks train the very same rounds, in turn."""
+
+import copy
+import importlib.util
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from harness import MOMENTUM, TinyData, assert_close, classifier, distance, make_trainer
+
+from commands.bench_jobs import prepared, reference
+from flcog.callbacks import FedProx
+from flcog.commands.bench import command
+from flcog.commands.bench.against import CONTENDERS, PEERS, Contender, apart, environment, interpreters, job_of, left_out, started
+from flcog.commands.bench.bare import BareLoop
+from flcog.commands.bench.command import bench
+from flcog.commands.bench.contenders.contend import Turns
+from flcog.commands.bench.contenders.job import Batches, Job, load, save
+from flcog.commands.bench.program import program_of
+
+
+def test_peers_are_named() -> None:
+    assert interpreters("pfl, flower=python3") == {"pfl": sys.executable, "flower": "python3"}
+    for wrong, message in {
+        "tff": "there is no 'tff'; give pfl or flower",
+        "": "there is no ''; give pfl or flower",
+        "pfl=/no/such/python": "there is no program /no/such/python to run pfl by",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            interpreters(wrong)
+    assert "pip install 'pfl[pytorch]', or name a Python that has it: --against pfl=" in left_out("pfl", "python", "No module")
+    assert all((CONTENDERS / f"{peer.contender}.py").is_file() for peer in PEERS.values())
+
+
+def test_a_contender_does_not_take_our_processes_for_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"):
+        monkeypatch.setenv(name, "1")
+    job = Job(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"} & set(
+        environment("/another/python", tmp_path, job)
+    )
+    here = environment(sys.executable, tmp_path, job)
+    assert here["PYTHONPATH"] == "1" and here["PFL_PYTORCH_DEVICE"] == "cpu" and here["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def stand_in(turns: Turns, folder: str) -> None:
+    """A contender in plain torch, which forgets the first client if the folder says so."""
+    job, program = load(folder)
+    turns.say(ready="plain torch")
+    while (request := turns.next()) is not None:
+        round, clients = request
+        clients = clients[1:] if "forgetful" in folder else clients
+        start, samples = copy.deepcopy(program.state_dict()), sum(map(job.batches.num_samples, clients))
+        mean = {name: torch.zeros_like(value) for name, value in start.items()}
+        for client in clients:
+            program.load_state_dict(start)
+            optimizer = job.new_optimizer(program.parameters())
+            for batch in job.batches.of(round, client):
+                optimizer.zero_grad()
+                program(*batch).backward()
+                optimizer.step()
+            for name, value in program.state_dict().items():
+                mean[name] += value * job.batches.num_samples(client) / samples
+        program.load_state_dict(mean)
+        turns.done(program.state_dict)
+
+
+@contextmanager
+def in_a_thread(name: str, python: str, folder: Path, job: Job) -> Iterator[Contender]:
+    """What ``started`` does, with the stand-in on a thread in the place of a process."""
+    pipes = [os.pipe(), os.pipe()]
+    requests, answers = os.fdopen(pipes[0][0]), os.fdopen(pipes[1][1], "w")
+
+    def serve() -> None:
+        try:
+            if python == "missing":
+                Turns(requests, answers).say(missing="No module named 'pfl'")
+            else:
+                stand_in(Turns(requests, answers), str(folder))
+        finally:
+            answers.close()
+            requests.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    process: Any = SimpleNamespace(
+        stdin=os.fdopen(pipes[0][1], "w"), stdout=os.fdopen(pipes[1][0]), wait=lambda seconds=None: thread.join(seconds)
+    )
+    (folder / "log").touch()
+    contender = Contender(name, process, folder / "log")
+    try:
+        yield contender
+    finally:
+        contender.end()
+        process.stdout.close()
+
+
+def test_rounds_are_trained_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "started", in_a_thread)
+    monkeypatch.setattr(command, "interpreters", lambda against: {"pfl": "missing", "flower": "here"})
+    trainer = make_trainer(None, FedProx(mu=0.1), precision="32-true")
+    bench(trainer, classifier(MOMENTUM), TinyData(), repeats=3, seconds=0, against="pfl,flower")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("pfl is left out, for missing does not have it (No module named 'pfl'): pip install")
+    assert printed[1].startswith("flower: plain torch; a round ends at the bare loop's model")
+    assert printed[3] == "FedProx: in flcog's rounds alone"
+    assert [line.split()[0] for line in printed[4:]] == ["flcog", "bare", "flower"] or "noisy" in "".join(printed)
+    assert sum(" s a round, ratio " in line for line in printed) == 2
+
+
+def test_other_steps_are_noticed(tmp_path: Path) -> None:
+    for name, far in (("attentive", False), ("forgetful", True)):
+        trainer, batches, structure = prepared()
+        bare, folder = BareLoop(trainer, batches, structure), tmp_path / name
+        folder.mkdir()
+        job, clients, before = job_of(trainer, batches), trainer.sample(0), command._parameters(bare)
+        save(folder, job, program_of(bare.server, next(batches.of(0, clients[0])), structure))
+        bare.round(0, clients)
+        with in_a_thread("flower", "here", folder, job) as contender:
+            assert contender.heard() == {"ready": "plain torch"}
+            assert contender.round(0, clients, keep=tmp_path / "model.pt") > 0
+        assert ("elsewhere" in command._compared(tmp_path / "model.pt", bare, before)) == far
+
+
+def test_how_far_apart() -> None:
+    before, after = {"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])}
+    assert apart(after, after, before) == 0 and apart(before, after, before) == 1
+    assert apart({"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([4.0]), "c": torch.ones(9)}, after, before) == pytest.approx(
+        0.1
+    )
+
+
+def test_a_contender_that_fails_says_why(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback\nKilled by the system\n\n")
+    dead: Any = SimpleNamespace(stdin=io.StringIO(), stdout=io.StringIO())
+    with pytest.raises(ValueError, match=r"against: pfl ended \(Killed by the system\): leave it out of --against"):
+        Contender("pfl", dead, log).round(0, [1])
+    assert json.loads(dead.stdin.getvalue()) == {"round": 0, "clients": [1], "keep": None}
+    failed: Any = SimpleNamespace(stdin=io.StringIO(), stdout=io.StringIO('{"error": "TypeError: a\\n b"}\n'))
+    with pytest.raises(ValueError, match=r"pfl ended \(TypeError: a b\)"):
+        Contender("pfl", failed, log).heard()
+
+
+@pytest.mark.slow
+def test_a_program_that_lacks_its_framework_says_so(tmp_path: Path) -> None:
+    job = Job(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
+    for name, peer in PEERS.items():
+        if importlib.util.find_spec("pfl" if name == "pfl" else "flwr") is not None:
+            pytest.skip(f"{name} is installed here")
+        with started(name, sys.executable, tmp_path, job) as contender:
+            answer = contender.heard()
+        assert "No module named" in answer["missing"] and peer.packages
+
+
+# The frameworks themselves --------------------------------------------------------------------------------------------------------
+
+
+WHERE = os.environ.get("FLCOG_BENCH_AGAINST", ",".join(PEERS))
+"""Who has the frameworks: ``FLCOG_BENCH_AGAINST=pfl=/path/to/python,flower=/path/to/python pytest -m slow ...``."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PEERS)
+def test_a_framework_ends_at_our_model(name: str, tmp_path: Path) -> None:
+    """Two rounds of ragged batches as plain torch trains them; and one of whole passes, whose order is no matter, as flcog does."""
+    python = interpreters(WHERE).get(name, sys.executable)
+    for case, options in {"ragged": {"batch_size": 5}, "whole": {"batch_size": 16, "clients_per_round": 8}}.items():
+        trainer, batches, structure = prepared(**options)
+        folder = tmp_path / case
+        folder.mkdir()
+        module, kept = trainer.run.model.module, folder / "model.pt"
+        job = job_of(trainer, batches)
+        save(folder, job, program_of(module, next(batches.of(0, 0)), structure))
+        with started(name, python, folder, job) as contender:
+            if reason := contender.heard().get("missing"):
+                pytest.skip(left_out(name, python, reason))
+            for round in range(2):
+                assert contender.round(round, trainer.sample(round), keep=kept) > 0
+        theirs = {key.removeprefix("module.model."): value for key, value in torch.load(kept).items()}
+        expected = reference(trainer, batches, rounds=2)
+        assert_close(theirs, expected, rtol=1e-5)
+        start = {name.removeprefix("model."): value for name, value in trainer.run.params.items()}
+        assert distance(start, expected) > 1e-2
+        if case == "whole":
+            for _ in range(2):
+                trainer.train_round()
+            ours = {name.removeprefix("model."): value for name, value in trainer.run.params.items()}
+            assert_close(theirs, ours, rtol=1e-5)
