@@ -1,19 +1,20 @@
 """The command line: lists the subcommands of ``flcog``, and hands the arguments to the one that is asked for.
 
-Nothing here loads torch, which takes seconds: a list, a version or a mistyped command comes at once.
+Nothing here loads torch, which takes seconds: a list, a version or a mistyped command comes at once, and a command loads what it needs.
 """
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
 import flcog
 import flcog.callbacks
+from flcog.commands import completion
 from flcog.commands.complaint import complain, guess
+from flcog.commands.execution import execute
 from flcog.core.child_processes import end_with_parent
-from flcog.core.commands import COMPLETING, Command, TrainerCommand
+from flcog.core.commands import Command, TrainerCommand
 
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
@@ -38,34 +39,20 @@ def main(argv: list[str] | None = None) -> None:
     """``flcog``: find the command, and run it."""
     end_with_parent()
     words = sys.argv[1:] if argv is None else argv
-    if COMPLETING in os.environ:
-        words = _words_to_complete()
-    elif words and words[0] in ("-h", "--help", "--version"):
+    if completion.ASKED in os.environ:
+        completion.complete(_parser)
+    if words and words[0] in ("-h", "--help", "--version"):
         _parser().parse_args(words)
     try:
         command = _asked(words)
     except ValueError as error:
         complain(str(error))
         raise SystemExit(2) from None
-    from flcog.commands.execution import execute  # loads torch
-
     execute(command, words[1:], argv)
 
 
-def _words_to_complete() -> list[str]:
-    """The words that stand before the one to complete. Completes the command's own name, and ends there."""
-    if importlib.util.find_spec("argcomplete") is None:
-        raise SystemExit(1)
-    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")
-    if words[1:2] and words[1] in COMMANDS and words[2:]:
-        return [words[1]]
-    import argcomplete
-
-    argcomplete.autocomplete(_parser())
-    raise SystemExit(1)
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Of the list of commands; with the options of the one that stands on a line that is being typed."""
     parser = argparse.ArgumentParser(
         prog="flcog",
         description="Federated learning for PyTorch Lightning.",
@@ -74,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flcog {flcog.__version__}", help="print the version and exit")
     listed = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in ALL:
-        listed.add_parser(command.name, help=command.summary)
+        own = listed.add_parser(command.name, help=command.summary)
+        if command.name in words[1:2]:
+            completion.add_options(own, command, words)
     return parser
 
 

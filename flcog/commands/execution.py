@@ -1,11 +1,12 @@
 """Runs a command of ``flcog``: a mistake of the user's is one line, anything else a traceback."""
 
+import os
+import select
+import sys
 from collections.abc import Sequence
 
 from flcog.commands.complaint import complain
-from flcog.commands.lightning_cli import FederatedCLI
 from flcog.commands.refusals import refusal
-from flcog.core import lost_processes
 from flcog.core.commands import Command, TrainerCommand
 
 
@@ -18,12 +19,11 @@ def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) 
         argv: what ``main`` was given, for LightningCLI warns of arguments that are given twice.
     """
     try:
-        with lost_processes.fails_for_all():
-            if isinstance(command, TrainerCommand):
-                FederatedCLI(argv, command)
-            else:
-                command.run(list(arguments))
+        _run(command, arguments, argv)
+        sys.stdout.flush()
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            raise SystemExit(1) from None
         reason = refusal(error)
         if reason is None:
             raise
@@ -31,3 +31,29 @@ def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) 
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # a run's Checkpoint, or compare, has said how to go on
+
+
+def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:
+    run = command.run
+    if "torch" not in sys.modules:  # a list or a page, in this process alone
+        run(list(arguments))
+        return
+    from flcog.core import lost_processes
+
+    with lost_processes.fails_for_all():
+        if isinstance(command, TrainerCommand):
+            from flcog.commands.lightning_cli import FederatedCLI
+
+            FederatedCLI(argv, command)
+        else:
+            run(list(arguments))
+
+
+def _nobody_reads() -> bool:
+    """Whether what is printed goes into a pipe that was closed, as ``| head`` does once it has seen enough."""
+    poll = select.poll()
+    poll.register(sys.stdout)
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+    return closed

@@ -18,7 +18,7 @@ from flcog.commands.complaint import complain
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, explain
 from flcog.commands.shipped_configs import with_paths
-from flcog.core.commands import COMPLETING, TrainerCommand
+from flcog.core.commands import TrainerCommand
 from flcog.core.lazy import load
 from flcog.data import FederatedDataModule
 from flcog.trainer import FederatedTrainer
@@ -90,14 +90,6 @@ class FederatedCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         return {self.command.name: {"model", "datamodule"}} if self.command else {}
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        if COMPLETING in os.environ and self.command is not None:
-            # From the parser of the subcommand alone: argcomplete cannot follow jsonargparse from the one above into it.
-            os.environ[COMPLETING] = "2"  # what it completes begins with the second word
-            assert parser._subcommands_action is not None
-            parser._subcommands_action.choices[self.command.name].parse_args([])
-        super().parse_arguments(parser, args)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)

@@ -4,30 +4,17 @@ import argparse
 import ast
 import importlib
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from flcog.core.lazy import source_of
+from flcog.core.lazy import definition
 from flcog.core.text import first_paragraph
 
 
 class _Parser(argparse.ArgumentParser):
-    def parse_args(self, *args: Any, **options: Any) -> Any:
-        if COMPLETING in os.environ:
-            import argcomplete
-
-            os.environ[COMPLETING] = "2"  # what it completes begins with the second word
-            argcomplete.autocomplete(self)
-        return super().parse_args(*args, **options)
-
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog}: {message}; {self.prog} --help lists its options")
-
-
-COMPLETING = "_ARGCOMPLETE"
-"""The environment variable with which a shell asks for completions instead of a run."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +41,7 @@ class Command:
     @property
     def summary(self) -> str:
         """The help in one line, for the list of commands; read without importing the function."""
-        module, names = self.place.split(":")
-        node: Any = ast.parse(source_of(module))
-        for name in names.split("."):
-            node = next(part for part in node.body if getattr(part, "name", None) == name)
-        return first_paragraph(ast.get_docstring(node) or "")
+        return first_paragraph(ast.get_docstring(definition(self.place)) or "")
 
 
 class TrainerCommand(Command):

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any
 
 
@@ -35,12 +36,28 @@ def load(package: Any) -> None:
 
 
 def source_of(module: str) -> str:
-    """The text of a module, which is not imported; of a function's docstring one needs no more."""
-    spec = importlib.util.find_spec(module)
+    """The text of a module, which is not imported; of a function's docstring one needs no more.
+
+    Nor are the packages that it is in, but for the first two, which import nothing.
+    """
+    first, second, *inner = [*module.split("."), ""]
+    spec = importlib.util.find_spec(f"{first}.{second}".rstrip("."))
+    for name in filter(None, inner):
+        assert spec is not None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
     assert spec is not None and spec.loader is not None
     text = spec.loader.get_source(module)  # type: ignore[attr-defined]
     assert isinstance(text, str)
     return text
+
+
+def definition(place: str) -> Any:
+    """The syntax tree of a class or a function, given as "module:Class.function", whose module is not imported."""
+    module, names = place.split(":")
+    node: Any = ast.parse(source_of(module))
+    for name in names.split("."):
+        node = next(part for part in node.body if getattr(part, "name", None) == name)
+    return node
 
 
 def _type_checking(source: str) -> list[ast.stmt]:
