@@ -221,7 +221,13 @@ class Federation(Described):
 
     def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
-        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), samples.gather(indices, keys))
+        return self.ready(samples, samples.gather(indices, keys), indices, device, keys)
+
+    def ready(
+        self, samples: Samples, gathered: Tree, indices: Tensor, device: torch.device, keys: np.ndarray | None = None
+    ) -> tuple[Tree, Tree]:
+        """The same where the inputs have been gathered."""
+        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), gathered)
         if self.augment is not None and keys is not None:
             inputs = self.augment(inputs, keys)
         targets = map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)).to(device), samples.targets)

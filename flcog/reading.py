@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.copies import Arriving, lane_of, sent
 from flcog.core.source import Source
 from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
 from flcog.data import Federation, Samples
@@ -32,6 +34,10 @@ class Reader:
 
     def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype, convolves: bool) -> None:
         self.federation, self.device, self._dtype, self._convolves = federation, device, dtype, convolves
+        self.lane = lane_of(device)
+        """By which copies run ahead, where the device has a second queue."""
+        self._announced: Request | None = None
+        self._begun: tuple[Request, Arriving] | None = None
         first, self.example_targets = self(federation.train, federation.partition.indices[:1])
         self.example = first
         """One input as the model takes it, [1, ...]."""
@@ -50,12 +56,17 @@ class Reader:
 
     def placed(self, indices: np.ndarray) -> np.ndarray | Tensor:
         """Indices into the training set where it is looked up: on the device if it is stored there, so that no batch waits for them."""
-        return torch.from_numpy(indices).to(self.device, non_blocking=True) if self.federation.train.stored else indices
+        return sent(torch.from_numpy(indices), self.device) if self.federation.train.stored else indices
 
     def __call__(self, samples: Samples, indices: np.ndarray | Tensor, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Inputs and targets of some samples; augmented where ``keys``, one per sample, are given."""
         chosen = indices if isinstance(indices, Tensor) else torch.from_numpy(indices)
-        inputs, targets = self.federation.load(samples, chosen, self.device, keys)
+        if samples.stored:
+            chosen = sent(chosen, self.device)
+        return self._ready(samples, samples.gather(chosen, keys), chosen, keys)
+
+    def _ready(self, samples: Samples, gathered: Tree, indices: Tensor, keys: np.ndarray | None) -> tuple[Tree, Tree]:
+        inputs, targets = self.federation.ready(samples, gathered, indices, self.device, keys)
         inputs = floats_to(self._dtype, inputs)
         return inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs), targets
 
@@ -63,8 +74,51 @@ class Reader:
         """The same for the training set."""
         return self(self.federation.train, indices, keys)
 
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether samples for training are copied to the device while it computes."""
+        return self.lane is not None and not self.federation.train.stored
+
+    def expect(self, request: Request) -> None:
+        """Told what another client will read first: a source may read it, and its copy begins with the last of this client's own."""
+        if self.source is not None:
+            self.source.expect(*request)
+        if self.copies_ahead:
+            self._announced = request
+
     def each(self, samples: Samples, requests: Iterable[Request]) -> Iterator[tuple[Tree, Tree]]:
-        """One request after another, of which a source is told some ahead."""
+        """One request after another, of which a source is told some ahead; the next is copied while the device computes."""
+        told = self._told(samples, requests)
+        if self.lane is None or samples.stored:
+            yield from (self(samples, *request) for request in told)
+            return
+        under_way = deque[tuple[Request, Arriving]]()
+        for request in told:
+            under_way.append(self._begin(samples, request))
+            if len(under_way) > 1:
+                yield self._finish(samples, *under_way.popleft())
+        if (announced := self._announced) is not None:
+            self._announced = None
+            with suppress(Exception):  # which is raised again where the client that reads this is known
+                self._begun = self._begin(self.federation.train, announced)
+        if under_way:
+            yield self._finish(samples, *under_way.popleft())
+
+    def _begin(self, samples: Samples, request: Request) -> tuple[Request, Arriving]:
+        """A request on its way to the device: begun now, or when it was announced."""
+        if self._begun is not None and samples is self.federation.train and _same(self._begun[0], request):
+            begun, self._begun = self._begun, None
+            return begun
+        assert self.lane is not None
+        chosen = torch.from_numpy(request[0])
+        return request, Arriving((samples.gather(chosen, request[1]), chosen), self.lane)
+
+    def _finish(self, samples: Samples, request: Request, arriving: Arriving) -> tuple[Tree, Tree]:
+        gathered, indices = arriving.here()
+        return self._ready(samples, gathered, indices, request[1])
+
+    def _told(self, samples: Samples, requests: Iterable[Request]) -> Iterator[Request]:
+        """The requests, of which a source is told some ahead."""
         source = samples.inputs if isinstance(samples.inputs, Source) else None
         rest, told = iter(requests), deque[Request]()
         while True:
@@ -76,7 +130,12 @@ class Reader:
                 told.append(request)
             if not told:
                 return
-            yield self(samples, *told.popleft())
+            yield told.popleft()
 
     def _bytes(self, requests: Iterable[Request]) -> int:
         return sum(len(indices) for indices, _ in requests) * self.bytes_per_sample
+
+
+def _same(one: Request, other: Request) -> bool:
+    """Whether two requests are for the same samples with the same randomness."""
+    return all(np.array_equal(a, b) if a is not None and b is not None else a is b for a, b in zip(one, other, strict=True))

@@ -1,7 +1,7 @@
 """Batches of local training: each client's steps and the samples it reads, drawn for the whole cohort at once."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,8 @@ class ClientWork:
     """One client's part in a round.
 
     ``own`` are the client's training-set indices. ``order`` lists those it reads, in order; step t takes
-    ``order[starts[t] : starts[t] + sizes[t]]``.
+    ``order[starts[t] : starts[t] + sizes[t]]``. What methods keep of the client, and its randomness, are handed over when they are
+    asked for: until then they may be on their way to the device.
     """
 
     client: int
@@ -29,8 +30,18 @@ class ClientWork:
     starts: np.ndarray
     sizes: np.ndarray
     keys: np.ndarray | None = None
-    slots: list[Slot] = field(default_factory=list)
-    draws: list[Slot] = field(default_factory=list)
+    hand_slots: Callable[[], list[Slot]] = list
+    hand_draws: Callable[[], list[Slot]] = list
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What is kept of the client, by method, on the device."""
+        return self.hand_slots()
+
+    @property
+    def draws(self) -> list[Slot]:
+        """Its randomness of this round, by method, on the device."""
+        return self.hand_draws()
 
 
 @dataclass(frozen=True)
@@ -141,9 +152,9 @@ def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
 
 def announce(work: ClientWork, reader: Reader) -> None:
     """Tell the reader what the client will read first."""
-    if reader.source is not None:
+    if reader.source is not None or reader.copies_ahead:
         _, begin, end = next(_blocks(work, reader))
-        reader.source.expect(*_request(work, begin, end))
+        reader.expect(_request(work, begin, end))
 
 
 def _blocks(work: ClientWork, reader: Reader) -> Iterator[tuple[range, int, int]]:

@@ -1,7 +1,7 @@
 """One round of training: sampling, plans, aggregation weights, the clients' training, and the server's step."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -9,12 +9,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.apply import apply_of
+from flcog.core.copies import handed_over
 from flcog.core.ledger import Ledger, model_bytes
 from flcog.core.randomness import fold, make_rng, sample_without_replacement
-from flcog.core.types import Params
+from flcog.core.types import Params, Slot
 from flcog.engine.aggregation import Aggregate
 from flcog.engine.batching import ClientWork, make_work
-from flcog.engine.executors.base import Assignment
+from flcog.engine.executors.base import Assignment, longest_first
 from flcog.engine.program import Program, num_bytes
 from flcog.engine.server_step import check_model, take_server_step
 from flcog.engine.setup import Engine
@@ -204,16 +205,32 @@ def give_slots(
     """Each client's state (made when first needed) and this round's draws."""
     if not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
         for work in works:
-            work.slots, work.draws = [{}] * len(methods), [{}] * len(methods)
+            work.hand_slots = work.hand_draws = lambda: [{}] * len(methods)
         return
     clients.fetch([work.client for work in works])
+    slots: dict[int, list[Slot]] = {work.client: [] for work in works}
+    draws: dict[int, list[Slot]] = {work.client: [] for work in works}
     for work in works:
         stored, view = clients.get(work.client), engine.view(work.client, round)
         for method in methods:
             slot = stored.get(method.name)
-            work.slots.append(method.init_client(server.params, server.buffers) if slot is None else slot)
+            slots[work.client].append(method.init_client(server.params, server.buffers) if slot is None else slot)
             rng = make_rng(engine.seed, round, work.client, "draw", method.name)
-            work.draws.append(engine.to_device(method.draw(rng, view)) if method.overrides("draw") else {})
+            draws[work.client].append(method.draw(rng, view) if method.overrides("draw") else {})
+    in_order = longest_first(works)  # as executors take them
+    for work, hand_slots, hand_draws in zip(
+        in_order,
+        _handed_over(engine, [slots[work.client] for work in in_order]),
+        _handed_over(engine, [draws[work.client] for work in in_order]),
+        strict=True,
+    ):
+        work.hand_slots, work.hand_draws = hand_slots, hand_draws
+
+
+def _handed_over(engine: Engine, trees: list[list[Slot]]) -> list[Callable[[], list[Slot]]]:
+    """What gives each tree on the device, where it may arrive once it is needed."""
+    lane = engine.reader.lane
+    return handed_over(trees if lane is not None else engine.to_device(trees), lane)
 
 
 def count_bytes(server: ServerState, methods: Sequence[Method], num_clients: int, aggregate: Aggregate) -> None:

@@ -110,7 +110,8 @@ class Engine:
 
     def to_device(self, tree: Any) -> Any:
         """A tree with its tensors where the run computes."""
-        return pytree.tree_map(lambda t: t.to(self.processes.device) if isinstance(t, Tensor) else t, tree)
+        device = self.processes.device
+        return tree if device.type == "cpu" else pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), tree)
 
 
 def set_up(

@@ -140,7 +140,7 @@ class Session:
     def _slots(self, method: str) -> Iterator[tuple[int, Slot]]:
         for client in self.clients.clients:
             if method in (slots := self.clients.get(client)):
-                yield client, slots[method]
+                yield client, self.engine.to_device(slots[method])
 
     @property
     def state_files(self) -> Sequence[str]:
@@ -289,7 +289,7 @@ class Session:
             yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
     def _receive(self, file: Path, client: int, slots: dict[str, Any]) -> dict[str, Any]:
-        """A client's state that was read, once it is known to be what the methods keep."""
+        """A client's state that was read, once it is known to be what the methods keep; it lies on the CPU until it is needed."""
         methods = {method.name: method for method in self.methods if method.overrides("init_client")}
         for name, slot in slots.items():
             if name not in methods:
@@ -298,5 +298,4 @@ class Session:
                 )
             initial = methods[name].init_client(self.params, self.buffers)
             check_alike(file, f"{name}'s state of client {client}", slot, initial)
-        received: dict[str, Any] = self.engine.to_device(slots)
-        return received
+        return slots

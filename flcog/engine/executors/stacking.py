@@ -25,11 +25,11 @@ def stacked_batches(works: Sequence[ClientWork], reader: Reader) -> Iterator[tup
         works: the chunk's clients; the first has the most steps.
         reader: reads their samples.
     """
-    num_steps, width = works[0].num_steps, max(int(work.sizes.max()) for work in works)
+    num_steps, width = works[0].num_steps, _width(works)
     positions, mask = stacked_positions(works, 0, num_steps)
     masks = None if mask is None else torch.from_numpy(mask).to(reader.device, non_blocking=True)
-    per_block = max(1, samples_per_block(reader) // (width * len(works)))
-    firsts = range(0, num_steps, per_block)
+    firsts = _firsts(works, reader)
+    per_block = firsts.step
     loaded = _stacked(reader, _requests(works, positions, reader, firsts))
     for first, (inputs, targets) in zip(firsts, loaded, strict=True):
         for step in range(first, min(num_steps, first + per_block)):
@@ -39,6 +39,24 @@ def stacked_batches(works: Sequence[ClientWork], reader: Reader) -> Iterator[tup
             counts = None if full or masks is None else masks[:, step, :height].to(torch.get_default_dtype())
             own = (slice(None), step - first, slice(height))
             yield rows(inputs, own), rows(targets, own), counts
+
+
+def announce_chunk(works: Sequence[ClientWork], reader: Reader) -> None:
+    """Tell the reader what a chunk of clients will read first, where that is copied while another chunk trains."""
+    if works and reader.copies_ahead and not reader.whole_batches:
+        firsts = _firsts(works, reader)[:1]
+        positions, _ = stacked_positions(works, 0, min(firsts.step, works[0].num_steps))
+        indices, keys = next(_requests(works, positions, reader, firsts))
+        reader.expect((indices.ravel(), None if keys is None else keys.ravel()))
+
+
+def _width(works: Sequence[ClientWork]) -> int:
+    return max(int(work.sizes.max()) for work in works)
+
+
+def _firsts(works: Sequence[ClientWork], reader: Reader) -> range:
+    """The first of the steps that are read together."""
+    return range(0, works[0].num_steps, max(1, samples_per_block(reader) // (_width(works) * len(works))))
 
 
 def _requests(

@@ -21,7 +21,7 @@ from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.patches import ConvolutionsAsPatches
 from flcog.engine.executors.sgd import stepper
-from flcog.engine.executors.stacking import by_client, stacked_batches
+from flcog.engine.executors.stacking import announce_chunk, by_client, stacked_batches
 from flcog.engine.program import ClientTensors, Program, differentiate_pure, left_out
 from flcog.hooks import Gradient
 
@@ -59,6 +59,7 @@ class VmapExecutor:
             done = 0
             while done < len(group):
                 chunk = group[done : done + self.clients_at_once]
+                announce_chunk(group[done + len(chunk) :][: len(chunk)], assignment.reader)
                 result = self._attempt(assignment, chunk)
                 if result is None:
                     self._halve(len(chunk))
