@@ -24,6 +24,7 @@ class _AdaptiveServer(Method):
         within(self, "[0, 1)", "beta1")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
+        """The second moment after a round, of which ``square`` is the mean update's: here the three differ."""
         raise NotImplementedError
 
     def init_server(self, params: Params) -> Slot:

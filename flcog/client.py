@@ -1,6 +1,7 @@
 """ClientModule, the LightningModule that every client trains, and its kinds: Classifier, MultiLabelClassifier, Regressor."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -22,7 +23,8 @@ class ClientModule(L.LightningModule):
     Args:
         model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method. Inputs
             that are a dict are passed by name where its forward has parameters of all these names, else as the dict they are.
-        optimizer: the local optimiser, made anew for each client and round.
+        optimizer: the local optimiser, made anew for each client and round. Where none is given, SGD with a learning rate of 0.01 and
+            a momentum of 0.9, of which nothing is left in one that is given: ``torch.optim.SGD`` alone has no momentum.
         lr_schedule: factor on the learning rate, by round.
     """
 
@@ -33,16 +35,16 @@ class ClientModule(L.LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
+        optimizer: OptimizerCallable | None = None,  # not the function: jsonargparse would add its options to a user's optimiser
         lr_schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        if not callable(optimizer):
+        if optimizer is not None and not callable(optimizer):
             raise ValueError(f"{type(self).__name__}: optimizer must be a class path, such as torch.optim.SGD; got {optimizer}")
         if isinstance(lr_schedule, Piecewise) and min(lr_schedule.values) < 0:
             raise ValueError(f"{type(self).__name__}: lr_schedule's values must be at least 0; got {lr_schedule.values}")
-        self.optimizer = optimizer
+        self.optimizer: OptimizerCallable = optimizer or partial(torch.optim.SGD, lr=0.01, momentum=0.9)
         self.lr_schedule = lr_schedule
 
     def forward(self, inputs: Tree, /) -> Tensor:

@@ -1,10 +1,13 @@
 """Every setting of ours trains: its model, its split, its observers, on random data of the shape that its data set has."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
 from harness import ROOT
 
 from flcog.commands import shipped_configs
@@ -71,3 +74,17 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         arguments |= {"data": "flcog.datamodules.ArrayData", "data.path": tmp_path / "data.npz", **smaller}
     main([*words, *(word for key, value in arguments.items() for word in (f"--{key}", str(value)))])
     assert "1 of 1" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("name", sorted(ELSEWHERE | set(SETTINGS)))
+def test_its_optimizer_has_what_it_says_and_nothing_more(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that the file leaves out is torch's, not one of the optimiser that trains where no file names any."""
+    file = CONFIGS / f"{name}.yaml"
+    written = yaml.safe_load(file.read_text())["model"]["init_args"]["optimizer"]
+    optimizer = getattr(torch.optim, written["class_path"].rpartition(".")[2])
+    usual = {k: parameter.default for k, parameter in inspect.signature(optimizer).parameters.items() if k != "params"}
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "-c", str(file), "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["optimizer"]
+    assert printed["init_args"] == usual | {k: float(value) for k, value in written["init_args"].items()}

@@ -73,8 +73,7 @@ def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.Lig
     if isinstance(model, L.LightningModule):
         return model, []
     client = as_client(model, datamodule.federation.task)
-    kind, group = type(client).__name__, single_optimizer(client).param_groups[0]
-    optimizer = f"SGD (lr={group['lr']:g}, momentum={group['momentum']:g})"
+    kind, optimizer = type(client).__name__, describe_optimizer(single_optimizer(client))
     text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"
     return client, [Note("client", text)]
 
@@ -171,6 +170,18 @@ def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]
     if not methods or all(setting == settings[0] for setting in settings):
         return []
     return [Note("note", "the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """An optimiser with what is not torch's own choice: ``SGD(lr=0.05, momentum=0.9)``."""
+    usual = inspect.signature(type(optimizer)).parameters
+    options = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name == "lr" or (name in usual and usual[name].default != value)
+    }
+    groups = f", {len(optimizer.param_groups)} groups of parameters" if len(optimizer.param_groups) > 1 else ""
+    return f"{type(optimizer).__name__}({', '.join(f'{name}={value}' for name, value in options.items())}){groups}"
 
 
 def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:

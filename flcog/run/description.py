@@ -7,6 +7,7 @@ from pathlib import Path
 from flcog.client import ClientModule
 from flcog.core.files import short
 from flcog.engine.batching import Batching
+from flcog.engine.client_model import describe_optimizer
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
 from flcog.hooks import Method, Note
@@ -32,6 +33,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
         Note("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
         Note("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
         Note("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
+        Note("optimizer", describe_optimizer(engine.optimizer)),
         Note("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
         *notes,
         Note("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}"),

@@ -36,7 +36,7 @@ def test_the_task_chooses(targets: Any, outputs: int, kind: type, tmp_path: Path
     assert_close(trainer.state, by_hand.state, 0)
     assert_close(bare.state_dict(), trainer.state, 0)
     assert trainer.notes[0] == (
-        f"client: Linear trains as a flcog.{kind.__name__} by SGD (lr=0.01, momentum=0.9): flcog.{kind.__name__}(network, "
+        f"client: Linear trains as a flcog.{kind.__name__} by SGD(lr=0.01, momentum=0.9): flcog.{kind.__name__}(network, "
         "optimizer=...) chooses another"
     )
     measured = make_trainer(tmp_path, eval_every=1).test(bare, data)
