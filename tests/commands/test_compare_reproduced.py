@@ -13,7 +13,7 @@ import flcog.callbacks
 from commands.test_compare import fake_run
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells
+from flcog.commands.compare.plan import apart, cells
 from flcog.commands.compare.reproduced import read_papers
 from flcog.commands.compare.table_file import read_table
 
@@ -48,7 +48,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(clone: Path, table: str, scores: dict[tuple[str, int], float], extra: list[str], root: str = "runs") -> None:
-    for cell in cells(read_table(clone / f"configs/tables/{table}.yaml"), clone / root / table, extra):
+    for cell in apart(cells(read_table(clone / f"configs/tables/{table}.yaml"), clone / root / table, extra)):
         if (cell.row, cell.seed) in scores:
             score = scores[cell.row, cell.seed]
             fake_run(cell, [score], finished=True)
@@ -154,3 +154,11 @@ def test_our_list_of_the_papers() -> None:
             for option, name in itertools.pairwise(words):
                 assert option != "-c" or name in shipped_configs.names()
                 assert option != "flcog" or name in commands
+
+
+def test_runs_are_counted_not_the_columns_that_show_them(clone: Path) -> None:
+    metrics = {"accuracy": "test/accuracy", "bytes": "comm/up_bytes"}
+    content = {"rows": {"A": None, "B": None}, "seeds": [0, 1], "title": "Arms", "metrics": metrics}
+    (clone / "configs/tables/own.yaml").write_text(yaml.safe_dump(content))
+    run(clone, "own", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 1): 0.5}, [])
+    assert page()["own"][0][4] == "3 / 4"

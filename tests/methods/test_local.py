@@ -1,7 +1,5 @@
 """Local: every client for itself, measured on the global test set and on its own part."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from harness import (
     NUM_FEATURES,
     ODD_BATCHES,
     RAGGED,
-    TESTS,
     BatchNormMLP,
     TinyData,
     assert_close,
@@ -32,7 +29,6 @@ from torch import nn
 
 from flcog.callbacks import Ditto, FedAvgM, LocalModels
 from flcog.callbacks.local import Local
-from flcog.run.metrics_rows import read_rows
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -112,31 +108,6 @@ def test_its_models_are_not_in_the_best_checkpoint(tmp_path: Path) -> None:
     assert make_trainer(tmp_path, Local()).test(classifier(), TinyData(), str(trainer.run_dir))["test/accuracy"] == last
     with pytest.raises(ValueError, match=r"best\.ckpt holds a global model alone, and Local has none: give last.ckpt beside it"):
         make_trainer(tmp_path, Local()).test(classifier(), TinyData(), "best")
-
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-from methods.test_local import measure
-measure({root!r}, devices=2)
-"""
-
-
-def measure(root: Path | str, **options: Any) -> list[dict[str, float]]:
-    module = classifier(network=BatchNormMLP)
-    return fit(Path(root), Local(), module=module, data=TinyData(client_test=0.3), eval_every=1, **options).history
-
-
-@pytest.mark.slow
-def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(TESTS), root=str(tmp_path)))
-    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=200)
-    (table,) = tmp_path.glob("*/metrics.csv")
-    pairs = zip(read_rows(table)[0], measure(tmp_path / "one"), strict=True)
-    assert all(without_times([ours]) == [pytest.approx(*without_times([row]), rel=1e-6)] for ours, row in pairs)
 
 
 @pytest.mark.parametrize("other", [FedAvgM(), LocalModels()], ids=lambda method: method.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import fill
-from flcog.commands.compare.plan import Cell, Table, apart, cells, select
+from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import KEYS, read_table
@@ -149,7 +149,7 @@ def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
         table = select(table, options.only)
     if options.against is not None:
         if options.against not in table.rows:
-            raise ValueError(f"--against {options.against}: the table has the rows {', '.join(table.rows)}")
+            raise ValueError(f"--against {options.against}: the table has the rows {quoted(table.rows)}")
         table = replace(table, against=dict.fromkeys(table.rows, options.against))
     if options.show and not options.seeds:
         saved = _saved_file(options, path)

@@ -1,7 +1,8 @@
 """A table of ``flcog compare``, and the runs that fill it."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -201,12 +202,17 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def quoted(names: Iterable[str]) -> str:
+    """Names one after another, as a shell takes those that have blanks or commas in them."""
+    return ", ".join(name if re.fullmatch(r"[\w.+=-]+", name) else f'"{name}"' for name in names)
+
+
 def select(table: Table, names: Sequence[str]) -> Table:
     """The part of the table that has these rows and columns."""
     for name in names:
         if name not in table.rows and name not in table.columns:
-            settings = ", ".join(filter(None, table.columns)) or "(none)"
-            raise ValueError(f"--only {name}: the table has the rows {', '.join(table.rows)} and the columns {settings}")
+            settings = quoted(filter(None, table.columns)) or "(none)"
+            raise ValueError(f"--only {name}: the table has the rows {quoted(table.rows)} and the columns {settings}")
     rows = {name: part for name, part in table.rows.items() if name in names} or table.rows
     columns = {name: part for name, part in table.columns.items() if name in names} or table.columns
     average = table.average if len(columns) == len(table.columns) else ""

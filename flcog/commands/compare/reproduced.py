@@ -87,11 +87,13 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
         found = [*read_results(kept, runs), *results_of(with_seeds, runs, None)]
         results += [result for result in found if result.finished]
     whole = {result.name: result for result in results if not result.outdated and not result.arguments}
+    # Several columns may show figures of the same runs.
+    settings = {name: name if part.setting is None else part.setting for name, part in table.columns.items()}
     return Filling(
         path,
         table,
-        done=sum(result.seed in table.seeds for result in whole.values()),
-        total=len(table.rows) * len(table.columns) * len(table.seeds),
+        done=len({(run.row, settings[run.column], run.seed) for run in whole.values() if run.seed in table.seeds}),
+        total=len(table.rows) * len(set(settings.values())) * len(table.seeds),
         added=tuple(dict.fromkeys(result.arguments for result in results if result.arguments)),
         outdated=len({result.name for result in results if result.outdated} - whole.keys()),
         verdicts=verdicts(Filled(table, list(whole.values()))),
