@@ -1,14 +1,16 @@
 """``flcog bench --against``: other frameworks train the very same rounds, in turn."""
 
 import copy
+import dataclasses
 import importlib.util
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +95,10 @@ def in_a_thread(name: str, python: str, folder: Path, job: Job) -> Iterator[Cont
     thread = threading.Thread(target=serve)
     thread.start()
     process: Any = SimpleNamespace(
-        stdin=os.fdopen(pipes[0][1], "w"), stdout=os.fdopen(pipes[1][0]), wait=lambda seconds=None: thread.join(seconds)
+        stdin=os.fdopen(pipes[0][1], "w"),
+        stdout=os.fdopen(pipes[1][0]),
+        wait=lambda seconds=None: thread.join(seconds),
+        poll=lambda: 0,
     )
     (folder / "log").touch()
     contender = Contender(name, process, folder / "log")
@@ -129,6 +134,23 @@ def test_other_steps_are_noticed(tmp_path: Path) -> None:
             assert contender.heard() == {"ready": "plain torch"}
             assert contender.round(0, clients, keep=tmp_path / "model.pt") > 0
         assert ("elsewhere" in command._compared(tmp_path / "model.pt", bare, before)) == far
+
+
+def test_a_contender_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also when Ctrl-C comes while it has time to end by itself."""
+    for how in (subprocess.TimeoutExpired("python", 20), KeyboardInterrupt()):
+        waits, killed = [how, None], []
+        monkeypatch.setattr(os, "killpg", lambda group, signal, killed=killed: killed.append(group))
+        process: Any = SimpleNamespace(pid=7, stdin=io.StringIO(), poll=lambda: None)
+
+        def wait(seconds: float | None = None, waits: list[Any] = waits) -> None:
+            if (result := waits.pop(0)) is not None:
+                raise result
+
+        process.wait = wait
+        with suppress(KeyboardInterrupt):
+            Contender("pfl", process, tmp_path).end()
+        assert killed == [7] and process.stdin.closed and not waits
 
 
 def test_how_far_apart() -> None:
@@ -179,7 +201,7 @@ def test_a_framework_ends_at_our_model(name: str, tmp_path: Path) -> None:
         folder = tmp_path / case
         folder.mkdir()
         module, kept = trainer.run.model.module, folder / "model.pt"
-        job = job_of(trainer, batches)
+        job = dataclasses.replace(job_of(trainer, batches), processes=1 if case == "ragged" else 2)
         save(folder, job, program_of(module, next(batches.of(0, 0)), structure))
         with started(name, python, folder, job) as contender:
             if reason := contender.heard().get("missing"):

@@ -150,10 +150,12 @@ class Contender:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
+        finally:  # whoever waits may be interrupted
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
 
 
 @contextmanager
@@ -205,7 +207,7 @@ def environment(python: str, folder: Path, job: Job) -> dict[str, str]:
         ours["CUDA_VISIBLE_DEVICES"] = ""
     if job.device != "cuda":  # of GPUs, pfl gives each process its own
         ours["PFL_PYTORCH_DEVICE"] = job.device
-    # Nobody is told about a bench, and nothing is left behind.
+    # Nobody is told about a bench.
     return ours | {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
