@@ -101,7 +101,8 @@ class FlexLoRA(Method):
         return Upload(delta, ctx.client, left_out=left_out)
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        step = dict(delta)
+        adapters = {name for pair in _pairs(params) for name in pair}
+        step = {name: delta[name] for name in params if name not in adapters}
         for a, b in _pairs(params):
             total = sum(upload.weight for upload in messages.individual)
             changes = [(upload.weight / total, *_sent(params, upload, a, b)) for upload in messages.individual]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from flcog.core import hub
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.datamodules.item_sets import ItemSet, ItemSets
@@ -226,7 +227,8 @@ def _loaded(given: Any, name: str | None) -> Any:
             return datasets.load_dataset(FORMATS[path.suffix], data_files=files or str(path))
         if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
             return datasets.load_from_disk(str(path))
-        return datasets.load_dataset(str(given), name)
+        with hub.asked(given):
+            return datasets.load_dataset(str(given), name)
     except Exception as error:  # network, hub, parsers: nearly every kind
         reason = " ".join(f"{'' if type(error) is ValueError else type(error).__name__ + ': '}{error}".split())[:300]
         where = (

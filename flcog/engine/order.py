@@ -52,15 +52,28 @@ def _replaced(engine: Engine, trial: "Trial") -> Iterator[str]:
 
 
 def _never_computed(engine: Engine, trial: "Trial") -> Iterator[str]:
-    """A gradient that is not computed takes all terms of the loss with it, wherever they are listed."""
-    wraps = [method for method in engine.methods if method.overrides("wrap_gradient")]
-    terms = [method for method in engine.methods if method.overrides("loss")]
+    """A gradient that is not computed takes all terms of the loss with it, wherever they are listed.
+
+    Where the model does not move in a local step either, all else that methods make of the gradient goes with them.
+    """
+    wraps, terms, corrections = (
+        [method for method in engine.methods if method.overrides(hook)] for hook in ("wrap_gradient", "loss", "correct_gradient")
+    )
     for place, method in enumerate(wraps):
-        lost = [
-            other for other in dict.fromkeys([*wraps[:place], *terms]) if other is not method and _meet(other, method, engine)
-        ]
-        if lost and trial.takes_no_gradient(method):
-            yield f"{method.name} takes no gradient of the loss: what {_listed(lost)} would add to it is never computed"
+        added = _others([*wraps[:place], *terms], method, engine)
+        changed = [other for other in _others([*wraps[place + 1 :], *corrections], method, engine) if other not in added]
+        if not (added or changed) or not trial.takes_no_gradient(method):
+            continue
+        if added:
+            yield f"{method.name} takes no gradient of the loss: what {_listed(added)} would add to it is never computed"
+        if changed and trial.ignores(method, "after_step"):
+            yield f"{method.name} takes no gradient of the loss and moves no model: what {_listed(changed)} makes of the gradient is lost"
+
+
+def _others(methods: Sequence[Method], method: Method, engine: Engine) -> list[Method]:
+    """Those that act beside it, each once."""
+    by_name = {other.name: other for other in methods if other.name != method.name}
+    return [other for other in by_name.values() if _meet(other, method, engine)]
 
 
 def _never_sent(engine: Engine, trial: "Trial") -> Iterator[str]:

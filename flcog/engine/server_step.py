@@ -19,16 +19,18 @@ def _looking(name: str) -> Any:
     """A method of dict that tells of itself."""
 
     def look(self: "Watched", *args: Any) -> Any:
-        self.read = True
+        self.read |= set(args[:1]) if name in ("__getitem__", "get", "pop") else set(self.keys())
         return getattr(dict, name)(self, *args)
 
     return look
 
 
 class Watched(dict[str, Tensor]):
-    """A change of the model that knows whether somebody has looked at its values."""
+    """A change of the model that knows which of its values somebody has looked at."""
 
-    read = False
+    def __init__(self, values: Params) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
 
     def __iter__(self) -> Iterator[str]:  # which makes dict(...) and {**...} ask for each value
         return super().__iter__()
@@ -77,9 +79,14 @@ def take_server_step(
     if missing is not None:
         text = f"{method.name}.server_step must return a change of every parameter; it returned none of {missing}"
         raise ValueError(_unsent(method, methods, missing) if _is_unsent(method, missing, server, sent) else text)
-    if watched is not None and not watched.read and change is not watched:
-        names = " and ".join(one.name for one in earlier)
-        text = f"{method.name} is listed after {names} and replaces the server's step: what {names} makes of it is lost"
+    lost = [] if watched is None or change is watched else [name for name in watched if name not in watched.read]
+    if lost:
+        names, of = " and ".join(one.name for one in earlier), "" if len(lost) == len(delta) else f" of {_some(lost)}"
+        text = f"{method.name} is listed after {names} and replaces the server's step{of}: what {names} makes of it is lost"
+        warnings.warn(text, stacklevel=2)
+    if not sent and cohort.round == method.start_round and _does_nothing(method, delta, change):
+        others = " and ".join(other.name for other in methods if other is not method and other.overrides("finish_client"))
+        text = f"{method.name} gets no change of the model, of which clients send none beside {others}: its server's step does nothing"
         warnings.warn(text, stacklevel=2)
     return change, kept
 
@@ -97,6 +104,14 @@ def check_model(params: Params, methods: Sequence[str], round: int) -> None:
         f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though what clients "
         "sent is not: lower the server's learning rate or its other step sizes"
     )
+
+
+def _does_nothing(method: Method, delta: Params, change: Params) -> bool:
+    return method.overrides("server_step") and not any(bool(value.any()) for value in (*delta.values(), *change.values()))
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _first_round_of(method: Method, earlier: Sequence[Method]) -> int:

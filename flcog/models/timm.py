@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flcog.core import hub
 from flcog.core.checks import at_least
 from flcog.core.extras import require
 from flcog.models.base import FeatureModel, with_own_dropout
@@ -70,7 +71,8 @@ class Timm(FeatureModel):
 
 def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     try:
-        network: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **arguments)
+        with hub.asked():
+            network: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **arguments)
     except Exception as error:  # the hub's client raises nearly every kind where there is no network
         raise ValueError(
             f"Timm: the pretrained weights of {name} are neither in the hub's cache nor could they be downloaded ({reason(error)}): "

@@ -1,9 +1,11 @@
 """HuggingFace: columns of data sets in memory, folders and files, as the arrays that hold the same."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from datamodules.common import everything, one_line
 from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, OPTIONS, module, trained
-from flcog.core import extras
+from flcog.core import extras, hub
 from flcog.datamodules import ArrayData, HuggingFace
 
 NAMES = np.array(["owl", "cat", "dog"])
@@ -174,6 +176,28 @@ def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with one_line(ValueError, "mnist cannot be loaded .*no route to host.*give a folder that save_to_disk wrote, or files"):
         HuggingFace("mnist").setup()
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client would try six times, over half a minute."""
+    calls = []
+
+    def unreachable(address: Any, timeout: float) -> Any:
+        calls.append(address)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
+    with one_line(ValueError, "nobody/knows cannot be loaded .*give a folder that save_to_disk wrote, or files"):
+        HuggingFace("nobody/knows").setup()
+    assert calls == [("hub.invalid", 443)] and not huggingface_hub.constants.HF_HUB_OFFLINE
+    assert "Retrying" not in capfd.readouterr().err + caplog.text
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "a proxy that may reach it"})
+    with hub.asked("nobody/knows"):
+        assert not huggingface_hub.constants.HF_HUB_OFFLINE and len(calls) == 1
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

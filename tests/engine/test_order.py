@@ -1,15 +1,16 @@
 """Order that matters is said: what a later method overwrites, and what one needs and is not there, gets one line."""
 
+import warnings
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from harness import SGD, TinyData, classifier, make_trainer, train
+from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, train
 
 import flcog
-from flcog.callbacks import SCAFFOLD, ClipGradient, EqualWeights, FedAvgM, FedDisco, FedDM, FedProx, FedSAM, Stragglers
+from flcog.callbacks import SCAFFOLD, ClipGradient, EqualWeights, FedAvgM, FedDisco, FedDM, FedProx, FedSAM, FlexLoRA, Stragglers
 from flcog.data import Exchange
 from flcog.hooks import Method, Plan, Upload
 from flcog.schedules import Piecewise
@@ -194,6 +195,32 @@ def test_however_a_server_step_looks_at_the_change(how: str) -> None:
     assert seen == [0, 1], "and it is called once a round"
 
 
+def test_a_server_step_of_which_a_part_is_replaced_is_said() -> None:
+    text = r"FlexLoRA is listed after Doubled and replaces the server's step of \S+ and 1 more: what Doubled makes of it is lost"
+
+    @dataclass(frozen=True)
+    class Doubled(Method):
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            return {name: 2 * value for name, value in delta.items()}, server
+
+    with pytest.warns(UserWarning, match=text):
+        replaced = train(Doubled(), FlexLoRA(ranks=[1, 2]), module=adapted())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert distance(train(FlexLoRA(ranks=[1, 2]), Doubled(), module=adapted()).state, replaced.state) > 1e-4
+
+
+def test_a_server_step_without_anything_to_take_is_said() -> None:
+    brief = FedDM(server_epochs=1, images_per_class=1)
+    with pytest.warns(
+        UserWarning, match="FedAvgM gets no change of the model, of which clients send none beside FedDM: its server's"
+    ):
+        train(FedAvgM(beta=0.5), brief)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(brief, FedAvgM(beta=0.5))
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_server_step_that_follows_is_not_accused() -> None:
     train(Median(), FedAvgM(beta=0.5))
@@ -203,6 +230,9 @@ def test_a_gradient_that_is_never_taken_is_said() -> None:
     text = "FedDM takes no gradient of the loss: what {} would add to it is never computed"
     assert text.format("FedProx") in warned(FedProx(), FedDM()) and text.format("FedProx") in warned(FedDM(), FedProx())
     assert text.format("FedSAM") in warned(FedSAM(), FedDM())
+    text = "FedDM takes no gradient of the loss and moves no model: what {} makes of the gradient is lost"
+    assert text.format("SCAFFOLD and ClipGradient") in warned(SCAFFOLD(), FedDM(), ClipGradient())
+    assert text.format("FedSAM") in warned(FedDM(), FedSAM())
 
 
 @pytest.mark.parametrize(
