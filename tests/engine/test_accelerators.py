@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 from contracts.registry import CASES
 from fake_device import OnDevice, computing_there, waits
-from harness import ODD_BATCHES, TinyData, assert_close, classifier, make_trainer, train, without_times
+from harness import ODD_BATCHES, TinyData, assert_close, classifier, dropout_network, make_trainer, train, without_times
 
 from flcog.callbacks import ClassAccuracy, FedProx
 from flcog.core.precision import float64_device
+from flcog.engine.executors.vmap import ELEMENTWISE
 from flcog.hooks import Context, Method, Params
+from flcog.schedules import Exponential
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
 
@@ -35,9 +38,28 @@ def test_a_local_step_waits_for_nothing(name: str) -> None:
     assert few["copies"] and many == few
 
 
-def test_nor_where_clients_differ_in_their_steps_and_batches() -> None:
-    short, long = (waits_of(data=ODD_BATCHES(), local_epochs=epochs) for epochs in (1, 3))
+@pytest.mark.parametrize("chunk_size", [2, None])
+@pytest.mark.parametrize("network", [None, dropout_network])
+def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk_size: int | None) -> None:
+    """Chunks of unlike clients, whose batches are padded: who is alive, masks and the keys of dropout are there before the first step."""
+    short, long = (
+        waits_of(module=classifier(network=network), data=ODD_BATCHES(), local_epochs=epochs, chunk_size=chunk_size)
+        for epochs in (1, 3)
+    )
     assert short["copies"] and long == short
+
+
+@pytest.mark.parametrize("optimizer", [kind for kind in ELEMENTWISE if kind is not torch.optim.ASGD])
+def test_nor_for_an_optimisers_state_and_rates(optimizer: type[torch.optim.Optimizer]) -> None:
+    """torch's own ASGD reads numbers from the device in every step, unless it is made with ``capturable``, which needs a GPU."""
+
+    def module() -> Any:
+        made = classifier(partial(optimizer, lr=0.01))
+        made.lr_schedule = Exponential(0.5)
+        return made
+
+    few, many = (waits_of(module=module(), local_steps=steps) for steps in (2, 5))
+    assert few["copies"] and many == few
 
 
 @dataclass(frozen=True)
