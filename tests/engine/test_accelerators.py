@@ -10,9 +10,10 @@ import pytest
 import torch
 from contracts.registry import CASES
 from fake_device import OnDevice, computing_there, waits
-from harness import ODD_BATCHES, TinyData, assert_close, classifier, dropout_network, make_trainer, train, without_times
+from harness import ODD_BATCHES, ROOT, TinyData, assert_close, classifier, dropout_network, make_trainer, train, without_times
 
 from flcog.callbacks import ClassAccuracy, FedProx
+from flcog.commands.cli import main
 from flcog.core.precision import float64_device
 from flcog.engine.executors.vmap import ELEMENTWISE
 from flcog.hooks import Context, Method, Params
@@ -119,3 +120,13 @@ def test_float64_is_refused_in_one_line_where_there_is_none() -> None:
         assert float64_device(device) == float64_device(torch.device("cpu")) == torch.device("cpu")
         with pytest.raises(ValueError, match="precision=64-true: fake has no float64; use 32-true"):
             train()
+
+
+@pytest.mark.usefixtures("command_line")
+def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
+    work = ["--trainer.rounds", "1", "--trainer.local_steps", "1", "--trainer.logger", "false", "--trainer.default_root_dir"]
+    with computing_there():
+        main(["fit", "-c", str(ROOT / "configs" / "quickstart.yaml"), *work, str(tmp_path)])
+    (run,) = tmp_path.iterdir()
+    assert "val/accuracy" in (run / "metrics.csv").read_text()
+    assert "executor: vmap" in (run / "run.yaml").read_text()
