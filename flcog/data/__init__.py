@@ -1,0 +1,21 @@
+"""Samples, their partition over clients, both in one federation, and the base class of data modules."""
+
+from flcog.data.federation import Exchange, Federation
+from flcog.data.module import FederatedDataModule
+from flcog.data.partition import IID, Partition, Partitioner
+from flcog.data.preprocess import Preprocess
+from flcog.data.samples import Augment, Samples, Splits, Task
+
+__all__ = [
+    "IID",
+    "Augment",
+    "Exchange",
+    "FederatedDataModule",
+    "Federation",
+    "Partition",
+    "Partitioner",
+    "Preprocess",
+    "Samples",
+    "Splits",
+    "Task",
+]

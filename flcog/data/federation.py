@@ -1,0 +1,143 @@
+"""What a run trains and evaluates on: samples with their partition over clients; and what an exchange before round 1 makes of it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.core.described import Described
+from flcog.core.source import Source
+from flcog.core.trees import Tree, map_leaves
+from flcog.data.partition import Partition
+from flcog.data.samples import Augment, Samples, Task
+
+
+@dataclass(frozen=True, repr=False)
+class Federation(Described):
+    """What a run trains and evaluates on. A method's ``prepare_data`` may put a changed copy (``dataclasses.replace``) in its place.
+
+    ``client_val`` and ``client_test`` hold out parts of the clients' own samples: partitions of ``train`` too, disjoint from
+    ``partition``.
+    """
+
+    train: Samples
+    partition: Partition
+    task: Task
+    num_classes: int
+    preprocess: Callable[[Tree], Tree]
+    val: Samples | None = None
+    test: Samples | None = None
+    client_val: Partition | None = None
+    client_test: Partition | None = None
+    reweighted_test: bool = False
+    """Whether a client is tested on ``test``, every class weighted by its share of the client's samples."""
+    augment: Augment | None = None
+    class_names: tuple[str, ...] | None = None
+    whole: Partition | None = None
+    """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
+
+    def _described(self) -> Iterator[tuple[str, str]]:
+        sizes = self.partition.sizes
+        yield "task", self.task if self.task == "regression" else f"{self.task}, {self.num_classes:,} classes"
+        yield "clients", f"{self.num_clients:,}, with {sizes.min():,} to {sizes.max():,} samples"
+        yield "training", f"{sizes.sum():,} of {len(self.train):,} samples, partition {self.split.hash}"
+        for name, samples, part in (("validation", self.val, self.client_val), ("test", self.test, self.client_test)):
+            own = "" if part is None else f"{len(part.indices):,} held out by the clients"
+            central = "" if samples is None else f"{len(samples):,} samples"
+            yield name, ", ".join(filter(None, (central, own))) or "none"
+
+    @property
+    def num_clients(self) -> int:
+        return self.partition.num_clients
+
+    @property
+    def sets(self) -> dict[str, Samples]:
+        """The sets that there are, by what users call them."""
+        sets = {"training": self.train, "validation": self.val, "test": self.test}
+        return {name: samples for name, samples in sets.items() if samples is not None}
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether reading a training sample takes randomness: a key for each sample, round and client."""
+        return self.augment is not None or isinstance(self.train.inputs, Source)
+
+    @property
+    def split(self) -> Partition:
+        """What papers cite and ``Saved`` loads: the partition with what is held out of it."""
+        return self.whole or self.partition
+
+    def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
+        """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
+        return self.ready(samples, samples.gather(indices, keys), indices, device, keys)
+
+    def ready(
+        self, samples: Samples, gathered: Tree, indices: Tensor, device: torch.device, keys: np.ndarray | None = None
+    ) -> tuple[Tree, Tree]:
+        """The same where the inputs have been gathered."""
+        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), gathered)
+        if self.augment is not None and keys is not None:
+            inputs = self.augment(inputs, keys)
+        targets = map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)).to(device), samples.targets)
+        return self.preprocess(inputs), targets
+
+    def label_counts(self, k: int) -> Tensor:
+        """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target.
+
+        ``flcog.label_statistics.label_table`` counts those of all clients at once.
+        """
+        return self._count_labels(self.partition.client(k))
+
+    @cached_property
+    def pooled_label_counts(self) -> Tensor:
+        """The label counts of all clients together. Counted once: each evaluation may ask for them."""
+        return self._count_labels(self.partition.indices)
+
+    def _count_labels(self, indices: np.ndarray) -> Tensor:
+        everything = self.values if self.task == "regression" else self.train.labels
+        targets = everything[torch.from_numpy(indices).to(everything.device)]
+        if self.task == "multilabel":
+            return targets.cpu().double().sum(0)
+        if self.task == "regression":
+            targets = torch.bucketize(targets, self.bin_edges)
+        return torch.bincount(targets.cpu(), minlength=self.num_classes).double()
+
+    @property
+    def values(self) -> Tensor:
+        """A regression's targets as one number each: of a vector, its first coordinate."""
+        labels = self.train.labels
+        return labels if labels.ndim == 1 else labels[:, 0]
+
+    @cached_property
+    def bin_edges(self) -> Tensor:
+        """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution.
+
+        They are quantiles over the whole training set, hence over all clients' targets, as if known beforehand: no exchange
+        provides them, and none is counted. Every bin holds a sample: repeated values stay in one, so tied targets have fewer bins
+        than ``num_classes``, the same as the splits by label see.
+        """
+        quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
+        # torch.quantile refuses more than 16 million values; numpy does not.
+        edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.labels)
+        return edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a method's exchange of data before round 1 results in. A method derives a class of it to leave more for its hooks and observers.
+
+    Args:
+        federation: the data from now on. Where its clients are fewer than those of its ``split``, each of them does in a round the
+            work of those that it was made of.
+        bytes_sent: by all clients together, up and down; None where nothing was exchanged.
+        digest: fixes the new data where the settings alone do not; a checkpoint keeps it, so that no run goes on with other data.
+        folder: where what was exchanged is kept, if it is.
+    """
+
+    federation: Federation
+    bytes_sent: tuple[int, int] | None = None
+    digest: str | None = None
+    folder: Path | None = None

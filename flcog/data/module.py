@@ -1,0 +1,192 @@
+"""The base class of data modules: a data set, its split over clients, and how batches are made of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.core import checks
+from flcog.core.described import Described
+from flcog.core.labels import require_targets
+from flcog.core.trees import Tree, rows
+from flcog.data.federation import Federation
+from flcog.data.partition import IID, Partition, Partitioner
+from flcog.data.preprocess import Preprocess
+from flcog.data.samples import Augment, Samples, Splits, Task
+
+
+class FederatedDataModule(Described, L.LightningDataModule):
+    """A data set, its split over clients, and how batches are made of it.
+
+    A data set's own file implements :meth:`load` (and :meth:`prepare_data` where it downloads or decodes) and names its ``task``,
+    ``num_classes`` and normalisation; everything else is here.
+
+    Args:
+        num_clients: how many clients the training set is divided over.
+        partitioner: how; see ``flcog.datamodules`` for the splits of the literature. IID by default.
+        batch_size: samples per local step.
+        eval_batch_size: samples per evaluation step.
+        partition_seed: fixes the split; independent of the trainer's seed, so that seeds can be compared on one split.
+        client_test: fraction of each client's samples held out to measure the client's own accuracy; or ``reweighted`` to measure it
+            on the whole test set, every class weighted by its share of the client's samples, which takes none from training
+            (classification; FedCOG's "personalized test dataset", Figure 2 and Table 9, https://arxiv.org/abs/2312.05966). That costs
+            an evaluation of each client's own model, where a method keeps such.
+        client_val: fraction of each client's samples held out for the client's own choices.
+        drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on what it has).
+        test_like_clients: keep so many test samples of each class that its share is that of all clients' samples together, as
+            where FedDisco's global distribution is not uniform (Table 5, https://arxiv.org/abs/2305.19229).
+    """
+
+    task: Task = "classification"
+    num_classes: int
+    class_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    """Choices made on the user's behalf, for the run's summary."""
+
+    def __init__(
+        self,
+        num_clients: int = 10,
+        partitioner: Partitioner | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int = 1000,
+        partition_seed: int = 0,
+        client_test: float | Literal["reweighted"] = 0.0,
+        client_val: float = 0.0,
+        drop_last: bool = False,
+        test_like_clients: bool = False,
+    ) -> None:
+        super().__init__()
+        checks.at_least(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        self.reweighted_test = client_test == "reweighted"
+        held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
+        if held_out < 0 or client_val < 0 or held_out + client_val >= 1:
+            raise ValueError(
+                "client_test and client_val are fractions that leave something to train on, or client_test is reweighted; got "
+                f"{client_test} and {client_val}"
+            )
+        self.num_clients, self.partitioner, self.partition_seed = num_clients, partitioner, partition_seed
+        self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
+        self.client_test, self.client_val, self.test_like_clients = held_out, client_val, test_like_clients
+        checks.seed(self, "partition_seed")
+        self._federation: Federation | None = None
+
+    def load(self) -> Splits:
+        """The data set's splits, read from its files."""
+        raise NotImplementedError(f"{type(self).__name__} must implement load()")
+
+    def preprocess(self) -> Callable[[Tree], Tree]:
+        """From stored inputs to model inputs."""
+        return Preprocess()
+
+    def augment(self) -> Augment | None:
+        """Random changes of training inputs, or None."""
+        return None
+
+    def setup(self, stage: str | None = None) -> None:
+        if self._federation is not None:
+            return
+        splits = self.load()
+        for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
+            if samples is not None:
+                require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
+        partition = (self.partitioner or IID())(splits.train, self.num_clients, self.partition_seed)
+        whole = partition
+        partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)
+        empty = np.flatnonzero(partition.sizes == 0)
+        if len(empty):
+            raise ValueError(
+                f"{len(empty)} of {partition.num_clients} clients have no training samples (the first is client {empty[0]}): "
+                "use fewer clients, a larger beta, or a partitioner with a minimum size"
+            )
+        test = splits.test
+        if self.reweighted_test and (test is None or self.task != "classification"):
+            what = "no test set" if test is None else f"the task {self.task}"
+            raise ValueError(
+                f"client_test=reweighted weighs the classes of a test set; {type(self).__name__} has {what}: give a fraction"
+            )
+        if self.test_like_clients:
+            if test is None or self.task != "classification":
+                what = "no test set" if test is None else f"the task {self.task}"
+                raise ValueError(
+                    f"test_like_clients goes by the classes of a test set; {type(self).__name__} has {what}: leave it out"
+                )
+            test = _with_shares_of(test, splits.train.labels[whole.indices], self.partition_seed)
+        self._federation = Federation(
+            train=splits.train,
+            partition=partition,
+            task=self.task,
+            num_classes=self.num_classes,
+            preprocess=self.preprocess(),
+            val=splits.val,
+            test=test,
+            client_val=client_val if self.client_val else None,
+            client_test=client_test if self.client_test else None,
+            reweighted_test=self.reweighted_test,
+            augment=self.augment(),
+            class_names=self.class_names,
+            whole=whole if self.client_test or self.client_val else None,
+        )
+
+    def _described(self) -> Iterator[tuple[str, str]]:
+        yield "split", f"{self.num_clients:,} clients by {self.partitioner or IID()}, seed {self.partition_seed}"
+        yield "batches", f"of {self.batch_size:,}"
+        if self._federation is None:
+            yield "data", "not read yet"
+        else:
+            yield from self._federation._described()
+
+    @property
+    def federation(self) -> Federation:
+        """The loaded data, split over clients."""
+        if self._federation is None:
+            self.prepare_data()
+            self.setup()
+        assert self._federation is not None
+        return self._federation
+
+
+def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
+    """The most samples whose classes have the same shares as in ``classes``; which samples of a class stay is random."""
+    length = 1 + int(torch.cat([classes, samples.labels]).max())
+    wanted, available = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.labels))
+    missing = np.flatnonzero((wanted > 0) & (available == 0))
+    if len(missing):
+        raise ValueError(
+            f"test_like_clients: clients have samples of class {missing[0]}, and the test set has none: leave it out"
+        )
+    scale = (available[wanted > 0] / wanted[wanted > 0]).min()
+    # The small number keeps a product like 500 * (1 / 500) from falling just under the integer that it is.
+    sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)
+    order = np.random.default_rng([seed, 2]).permutation(len(samples))
+    targets = samples.labels.numpy()[order]
+    kept = torch.from_numpy(np.sort(np.concatenate([order[targets == label][:size] for label, size in enumerate(sizes)])))
+    users = samples.users[kept.numpy()] if samples.users is not None else None
+    return Samples(samples.gather(kept), rows(samples.targets, kept), users)
+
+
+def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -> tuple[Partition, Partition, Partition]:
+    """Split every client's samples at random into (training, test, validation) parts.
+
+    A held-out part has at least one sample if the client can spare it: a client's last sample always trains.
+    """
+    sizes = partition.sizes
+    spare = np.maximum(0, sizes - 1)
+    test, val = (np.maximum(np.rint(sizes * fraction), float(fraction > 0)).astype(np.int64) for fraction in fractions)
+    test = np.minimum(test, spare)
+    val = np.minimum(val, spare - test)
+    # Each sample's place in a random order of its client's samples decides where it goes.
+    client = np.repeat(np.arange(partition.num_clients), sizes)
+    shuffled = np.lexsort((np.random.default_rng([seed, 1]).random(len(client)), client))
+    place = np.empty(len(client), np.int64)
+    place[shuffled] = np.arange(len(client)) - partition.offsets[:-1][client]
+    part = np.where(place < test[client], 1, np.where(place < (test + val)[client], 2, 0))
+
+    def pick(number: int) -> Partition:
+        chosen = part == number
+        counts = np.bincount(client[chosen], minlength=partition.num_clients)
+        return Partition(partition.indices[chosen], np.concatenate([[0], np.cumsum(counts)]))
+
+    return pick(0), pick(1), pick(2)

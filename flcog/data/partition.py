@@ -1,0 +1,109 @@
+"""Which samples belong to which client, and the base class of what decides it."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flcog.core.files import replacing
+from flcog.data.samples import Samples
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which samples belong to which client: ``indices[offsets[k]:offsets[k + 1]]`` are client k's.
+
+    Two arrays, so that a million clients cost what their samples cost.
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name, values in (("indices", self.indices), ("offsets", self.offsets)):
+            if values.ndim != 1 or values.dtype.kind not in "iu":
+                raise ValueError(f"a partition's {name} are whole numbers [N]; got {values.dtype} of shape {values.shape}")
+        if len(self.offsets) < 2:
+            raise ValueError("a partition has at least one client, so at least two offsets")
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.indices) or (np.diff(self.offsets) < 0).any():
+            raise ValueError("a partition's offsets must rise from 0 to the number of indices")
+
+    @classmethod
+    def from_clients(cls, clients: list[np.ndarray]) -> "Partition":
+        """A partition from one index array per client."""
+        sizes = [len(indices) for indices in clients]
+        joined = np.concatenate(clients) if clients else np.zeros(0)
+        return cls(joined.astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @classmethod
+    def from_assignment(cls, client_of_sample: np.ndarray, num_clients: int) -> "Partition":
+        """A partition from each sample's client; samples of client -1 are left out."""
+        order = np.argsort(client_of_sample, kind="stable")
+        sizes = np.bincount(client_of_sample[client_of_sample >= 0], minlength=num_clients)
+        left_out = len(order) - sizes.sum()
+        return cls(order[left_out:].astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def client(self, k: int) -> np.ndarray:
+        """The sample indices of client k (a view)."""
+        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits that fix the split, for papers to cite."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.indices, "<i8").tobytes())
+        return digest.hexdigest()[:8]
+
+    def save(self, path: str | Path) -> None:
+        path = Path(path)
+        with replacing(path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")) as file:
+            np.savez_compressed(file, indices=self.indices, offsets=self.offsets)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Partition":
+        """The partition in a file that :meth:`save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                partition = cls(arrays["indices"], arrays["offsets"])
+            return cls(partition.indices.astype(np.int64), partition.offsets.astype(np.int64))
+        except Exception as error:  # a damaged archive raises nearly every kind
+            raise ValueError(f"{path} is not a saved partition (.npz with 'indices' and 'offsets'): {error}") from error
+
+
+class Partitioner(ABC):
+    """Decides which samples belong to which client; ``flcog.datamodules`` has the splits of the literature.
+
+    A partitioner is a frozen dataclass of its hyper-parameters and a pure function of the samples' targets and users and of a
+    seed. It never reads the inputs, which may be the size of a disk; a partitioner that wraps another may hand it indices instead.
+    """
+
+    @abstractmethod
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        """Give each sample to one client, or to none where the split says so.
+
+        Args:
+            samples: the training set; only ``labels`` and ``users`` are read.
+            num_clients: how many clients to make. Splits whose clients the data decide say so, and ignore it.
+            seed: fixes the split, >= 0. Equal arguments give equal partitions, whatever else has drawn random numbers.
+        """
+
+
+@dataclass(frozen=True)
+class IID(Partitioner):
+    """Every client gets an equally large random share of all samples; sizes differ by one at most."""
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        if not 1 <= num_clients <= len(samples):
+            raise ValueError(f"{num_clients} clients cannot share {len(samples)} samples: each needs one; set num_clients")
+        rng = np.random.Generator(np.random.PCG64(seed))
+        return Partition.from_assignment(rng.permutation(np.arange(len(samples)) % num_clients), num_clients)

@@ -1,0 +1,95 @@
+"""Samples held as arrays, and a data set's splits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.core.source import Source
+from flcog.core.trees import Tree, first_leaf, leaves, map_leaves
+
+Task = Literal["classification", "multilabel", "regression"]
+
+Augment = Callable[[Tree, np.ndarray], Tree]
+"""``augment(inputs [B, H, W, C] as stored, keys uint64 [B]) -> inputs``: one key per sample is all the randomness it gets."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A set of samples held as arrays. Images are stored channels-last, [N, H, W, C], as decoders write them and CPUs like them.
+
+    Inputs and targets may also be dicts, tuples or lists of such (a transformer's ``input_ids`` and ``attention_mask``). A network
+    gets a dict by name where its forward has parameters of all these names, any other inputs as its one argument.
+
+    Args:
+        inputs: a tensor (moved to the device once), a memory-mapped array (read from disk batch by batch), or a
+            :class:`flcog.core.source.Source`, which makes them when they are asked for.
+        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Of several, the first is what
+            splits by label and label statistics go by.
+        users: a natural owner for each sample, where the data set has one.
+    """
+
+    inputs: Tree
+    targets: Tree
+    users: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
+            counts = [len(leaf) for leaf in leaves(tree)]
+            if len(set(counts)) != 1:
+                raise ValueError(
+                    f"the {what} have {' and '.join(map(str, counts)) or 'no'} rows: every part needs one per sample"
+                )
+        if len(self) != len(self.labels):
+            raise ValueError(f"{len(self)} inputs but {len(self.labels)} targets: a set needs one target per input")
+        if len(self) == 0:
+            raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
+
+    def __len__(self) -> int:
+        return len(first_leaf(self.inputs))
+
+    @property
+    def labels(self) -> Tensor:
+        """The targets, or the first of several: what splits by label and label statistics go by."""
+        labels: Tensor = first_leaf(self.targets)
+        return labels
+
+    @property
+    def stored(self) -> bool:
+        """Whether the inputs are tensors in memory, which are looked up on the device they live on."""
+        return all(isinstance(leaf, Tensor) for leaf in leaves(self.inputs))
+
+    def gather(self, indices: Tensor, keys: np.ndarray | None = None) -> Tree:
+        """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU).
+
+        Args:
+            indices: which.
+            keys: the randomness of a source, one key per sample; None for what it always gives.
+        """
+        if isinstance(self.inputs, Source):
+            return self.inputs.read(indices.cpu().numpy(), keys)
+        return map_leaves(lambda leaf: _gathered(leaf, indices), self.inputs)
+
+    def to(self, device: torch.device) -> "Samples":
+        def moved(leaf: Any) -> Any:
+            return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+        return replace(self, inputs=map_leaves(moved, self.inputs), targets=map_leaves(moved, self.targets))
+
+
+def _gathered(leaf: Any, indices: Tensor) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf.index_select(0, indices.to(leaf.device))
+    return torch.from_numpy(leaf[indices.cpu().numpy()])
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a data set's files hold, before anything is given to clients."""
+
+    train: Samples
+    test: Samples | None = None
+    val: Samples | None = None
