@@ -155,16 +155,17 @@ def _choices(job: Job) -> list[Choice]:
     return choices
 
 
-def _loop_of(job: Job, at_once: int) -> LoopExecutor:
+def _loop_of(job: Job, at_once: int, tries_one: bool = False) -> LoopExecutor:
     if at_once == 1:
         return LoopExecutor(job.model, job.optimizer)
-    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, torch.get_num_threads() // at_once))
+    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, torch.get_num_threads() // at_once), tries_one)
 
 
 def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
     """The loop, and a note about it.
 
-    Clients run side by side on a CPU's cores where their kernels outweigh their Python, which holds a lock on the others.
+    Clients run side by side on a CPU's cores where their kernels outweigh their Python, which holds a lock on the others. Where it
+    may not, the first rounds show whether one at a time, on as many threads, is as fast: that is the same to the bit.
 
     Args:
         job: what it is to run.
@@ -176,10 +177,12 @@ def loop(job: Job, notes: list[Note], why: str = "") -> LoopExecutor:
         turns = -(-job.clients // min(threads, MOST_AT_ONCE))
         at_once = -(-job.clients // turns)
     obstacle = _obstacle_to_threads(job) if at_once > 1 else ""
-    how_many = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time" if at_once > 1 else ""
+    tries_one = job.chunk_size is None and at_once > 1 and not obstacle
+    or_one = ", or one where that is as fast" * tries_one
+    how_many = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time{or_one}" if at_once > 1 else ""
     text = "; ".join(filter(None, [how_many, why]))
     notes.append(Note("executor", "loop" + f" ({text})" * bool(text)))
-    return _loop_of(job, 1 if obstacle else at_once)
+    return _loop_of(job, 1 if obstacle else at_once, tries_one)
 
 
 class VmapOrLoop:

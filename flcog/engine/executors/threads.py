@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Generator
@@ -16,6 +17,7 @@ from flcog.apply import ModelFunction
 from flcog.engine.batching import ClientWork
 from flcog.engine.executors.base import Assignment, Result, Stopped, longest_first
 from flcog.engine.executors.loop import LoopExecutor
+from flcog.engine.executors.pace import Pace
 
 
 class ThreadedLoop(LoopExecutor):
@@ -32,9 +34,17 @@ class ThreadedLoop(LoopExecutor):
         optimizer: the module's own optimiser.
         clients_at_once: how many threads.
         threads_each: how many threads torch may use for each client.
+        tries_one: whether one client at a time is tried too, where steps are short; on as many threads, so the numbers stay.
     """
 
-    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int, threads_each: int) -> None:
+    def __init__(
+        self,
+        model: ModelFunction,
+        optimizer: torch.optim.Optimizer,
+        clients_at_once: int,
+        threads_each: int,
+        tries_one: bool = False,
+    ) -> None:
         super().__init__(model, optimizer)
         self.clients_at_once = clients_at_once
         self._loops = [self._copy() for _ in range(clients_at_once)]
@@ -44,6 +54,8 @@ class ThreadedLoop(LoopExecutor):
         self._pool = ThreadPoolExecutor(clients_at_once, "client", torch.set_num_threads, (threads_each,))
         self._stop = threading.Event()
         self._one_at_a_time = False
+        self._pace = Pace(clients_at_once) if tries_one else None
+        self._work: list[float] = []
 
     def _copy(self) -> LoopExecutor:
         # Together, so that the copied optimiser's parameters are the copied module's.
@@ -55,11 +67,13 @@ class ThreadedLoop(LoopExecutor):
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works, done = longest_first(assignment.works), 0
         if not self._one_at_a_time:
+            began = time.perf_counter()
             with closing(self._together(assignment, works)) as results:
                 for result in results:
                     done += 1
                     yield result
             if done == len(works):
+                self._note_time(time.perf_counter() - began, works)
                 return
             self._one_at_a_time = True
             warnings.warn(
@@ -69,11 +83,19 @@ class ThreadedLoop(LoopExecutor):
             )
         yield from super().run(assignment._replace(works=works[done:]))
 
+    def _note_time(self, seconds: float, works: list[ClientWork]) -> None:
+        if self._pace is not None and works:
+            self._pace.took(seconds, sum(self._work), sum(work.num_steps for work in works))
+            self.clients_at_once = self._pace.settled or self.clients_at_once
+
     def _together(self, assignment: Assignment, works: list[ClientWork]) -> Generator[Result, None, None]:
         """Clients' results in order, until one has drawn from the global stream."""
         self._stop.clear()
+        self._work.clear()
         stream = torch.default_generator.get_state()
         waiting, running = iter(works), deque[Future[Result]]()
+        at_once = len(self._loops) if self._pace is None else self._pace.at_once
+        resting = [self._free.get() for _ in self._loops[at_once:]]
         try:
             for _ in works:
                 # Some ahead, so that nobody waits for a slow client; not all, or every client's update would be in memory.
@@ -86,6 +108,8 @@ class ThreadedLoop(LoopExecutor):
         finally:
             self._stop.set()
             wait(running)
+            for loop in resting:
+                self._free.put(loop)
 
     def _next(self, running: deque[Future[Result]]) -> Result:
         """The first client's result, or whatever made one of them fail."""
@@ -96,7 +120,7 @@ class ThreadedLoop(LoopExecutor):
             raise next(error for error in errors if error is not None and not isinstance(error, Stopped)) from None
 
     def _client_alone(self, assignment: Assignment, work: ClientWork) -> Result:
-        loop = self._free.get()
+        loop, began = self._free.get(), time.thread_time()
         try:
             if self._stop.is_set():
                 raise Stopped
@@ -106,4 +130,5 @@ class ThreadedLoop(LoopExecutor):
             self._stop.set()
             raise
         finally:
+            self._work.append(time.thread_time() - began)
             self._free.put(loop)
