@@ -85,6 +85,15 @@ def test_what_has_no_interval_is_said_in_words(
     assert row == ["B", "A", str(len(a)), difference, *said]
 
 
+def test_one_seed_is_said_to_have_no_test(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    one, two = (
+        " ".join(notes(fill(folder, {"A": a, "B": a}), "std")) for folder, a in ((tmp_path, [0.5]), (tmp_path / "two", A))
+    )
+    assert "best evaluation of one seed, of which there is neither interval nor test." in one and "Student" not in one
+    assert "Student's 95 % interval" in two and "one seed" not in two
+
+
 def test_each_row_has_its_own_partner(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": A, "B": B, "A+": B, "B+": A}, against={"A+": "A", "B+": "B"})
     assert {row: found.against for row, found in given.comparisons("").items()} == {"B": "A", "A+": "A", "B+": "B"}

@@ -116,7 +116,10 @@ def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.Cap
         ["1.00 (9.00 s) *", "1.00 (3.00 s) *"],
         ["1.00 (9.00 s) *", "2.00 (6.00 s)"],
     ]
-    assert "trained, and timed, once: the first 2 of A, late are those of A; the first 2 of B are those of A, late." in shown
+    assert (
+        "trained, and timed, once for several arms: the first 2 of A, late are those of A; the first 2 of B are those of A, late."
+        in shown
+    )
     with (out / "table.csv").open() as file:
         assert [line["rounds_timed_in_another_run"] for line in csv.DictReader(file)] == ["", "2", "2"]
     shutil.rmtree(out)

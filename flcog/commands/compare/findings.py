@@ -94,8 +94,11 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
     if len(filled.columns) > 1:
         brackets = "; the paper's is in brackets" if table.published else ""
         said.append(f"The first table has the {SUMMARIES[table.summary]} of each run{brackets}.")
-    if any(filled.comparisons(column) for column in filled.columns):
-        what = SUMMARIES[table.summary]
+    pairs = [found.difference.count for column in filled.columns for found in filled.comparisons(column).values()]
+    what = SUMMARIES[table.summary]
+    if pairs and max(pairs) == 1:
+        said.append(f"Rows are compared by the {what} of one seed, of which there is neither interval nor test.")
+    elif pairs:
         said.append(
             f"Rows are compared by the {what}, paired by seed and split, finished runs only: the mean difference, Student's "
             f"{percent(table.confidence)} interval and two-sided paired t-test, and p adjusted by Holm over the rows of a setting."
@@ -144,7 +147,7 @@ def _note_on_shared_rounds(filled: Filled, results: Sequence[Result]) -> str:
         return ""
     whose = "; ".join(f"the first {rounds} of {row} are those of {arms.get(trunk, trunk)}" for row, rounds, trunk in found)
     return (
-        f"\\* Rounds that arms share were trained, and timed, once: {whose}. "
+        f"A time with * counts rounds that were trained, and timed, once for several arms: {whose}. "
         "To time every arm by itself, run the table with --no-trunks."
     )
 
