@@ -9,7 +9,7 @@ from harness import ROOT
 
 from flcog.commands.compare.plan import Table, cells, select
 from flcog.commands.compare.published import Figure
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.table_file import read_table, with_bounds
 
 ROWS = {"A": None, "B": None, "C": None}
 
@@ -106,3 +106,11 @@ def test_our_tables_fill_what_the_papers_have(path: Path) -> None:
     papers = yaml.safe_load((ROOT / "configs/papers.yaml").read_text())
     items = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     assert set(read_table(path).reproduces) <= items
+
+
+def test_the_bounds_are_rows_of_any_table(tmp_path: Path) -> None:
+    bounded = with_bounds(read_table(ROOT / "configs/tables/feddisco.yaml"))
+    assert list(bounded.rows)[-2:] == ["Centralized", "Local"] and bounded.against["Local"] == "FedAvg"
+    runs = [cell for cell in cells(select(bounded, ["Local", "CIFAR-10 NIID-1"]), tmp_path, []) if cell.seed == 0]
+    assert [(cell.row, str(ROOT / "configs/methods/local.yaml") in cell.arguments) for cell in runs] == [("Local", True)]
+    assert with_bounds(bounded) == bounded

@@ -10,7 +10,7 @@ from flcog.commands.compare.filling import fill
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
-from flcog.commands.compare.table_file import KEYS, read_table
+from flcog.commands.compare.table_file import KEYS, read_table, with_bounds
 from flcog.core import signals
 from flcog.core.commands import parser_of
 
@@ -103,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
+    parser.add_argument(
+        "--bounds",
+        action="store_true",
+        help="two rows more, which papers draw as lines: Centralized (all data pooled, as many steps) and Local (every client for itself)",
+    )
     parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
     parser.add_argument(
         "--against", metavar="ROW", help="the row that the others are compared with, instead of the table's (or the first)"
@@ -138,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
     """The table of the file, with what the options change of it."""
-    table = read_table(path)
+    table = with_bounds(read_table(path)) if options.bounds else read_table(path)
     if options.seeds:
         table = replace(table, seeds=tuple(dict.fromkeys(options.seeds)))
     if options.last:

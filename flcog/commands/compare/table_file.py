@@ -103,6 +103,14 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     )
 
 
+def with_bounds(table: Table) -> Table:
+    """The table with the bounds that papers draw as rows more, beside the first: all data pooled, and every client for itself."""
+    found = {name: shipped_configs.shipped(f"methods/{name.lower()}") for name in ("Centralized", "Local")}
+    rows = {name: Part((path,)) for name, path in found.items() if path is not None and name not in table.rows}
+    first = next(iter(table.rows))
+    return replace(table, rows={**table.rows, **rows}, against={**table.against, **dict.fromkeys(rows, first)})
+
+
 def read_mapping(path: Path) -> dict[Any, Any]:
     """The file's content, of which all can stand on a command line."""
     try:
