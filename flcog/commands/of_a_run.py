@@ -1,5 +1,6 @@
 """What commands on a finished run share: its trainer, model and data made again from its config, and its checkpoint."""
 
+import warnings
 from pathlib import Path
 
 from flcog.commands.lightning_cli import FederatedCLI
@@ -15,7 +16,11 @@ def open_run(run: Path, *options: str) -> FederatedCLI:
     config = run / "config.yaml"
     if not config.is_file():
         raise ValueError(f"{run} holds no config.yaml: give the directory of a run started by `flcog fit`")
-    return FederatedCLI(["--config", str(config), "--trainer.logger", "false", *options])
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "LightningCLI's args parameter"
+        )  # it takes the words of our own command for its options
+        return FederatedCLI(["--config", str(config), "--trainer.logger", "false", *options])
 
 
 def checkpoint_of(run: Path, given: str | None) -> Path:

@@ -37,10 +37,19 @@ def check_resumable(
         raise ValueError(
             f"{path} was written by a run with seed {saved['seed']}; this one has {settings.seed}: use the same seed"
         )
+    notes = []
+    if saved["round"] >= settings.rounds:
+        text = (
+            f"{saved['round']} rounds are done and trainer.rounds, those in all, is {settings.rounds}: there is nothing to train"
+        )
+        notes.append(Note("warning", text))
     if not saved.get("experiment"):
-        return [Note("note", "this older checkpoint does not say what its run was: settings and partition are not compared")]
+        return [
+            *notes,
+            Note("note", "this older checkpoint does not say what its run was: settings and partition are not compared"),
+        ]
     experiment.check_same(path, saved["experiment"], present)
-    return [Note("changed", change) for change in experiment.differences(saved["experiment"], present)]
+    return notes + [Note("changed", change) for change in experiment.differences(saved["experiment"], present)]
 
 
 def check_meant(path: Path, notes: Sequence[Note]) -> None:

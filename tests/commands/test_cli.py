@@ -4,6 +4,7 @@ import csv
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -78,12 +79,19 @@ def test_resume_by_name_and_by_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "3", "--ckpt_path", "last") == 0
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "4", "--ckpt_path", str(the_run())) == 0
     assert len(list(csv.DictReader((the_run() / "metrics.csv").open()))) == 4 and len(list(Path("runs").iterdir())) == 1
+    capsys.readouterr()
+    assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "3", "--ckpt_path", "last") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "4 rounds are done and trainer.rounds, those in all, is 3: there is nothing to train" in printed
+    assert "rounds 4 of 4" in printed
 
 
 def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL) == 0
     last, folder = list(csv.DictReader((the_run() / "metrics.csv").open()))[-1], str(the_run())
-    assert run("predict", folder, "--checkpoint", "last") == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "LightningCLI's args parameter")
+        assert run("predict", folder, "--checkpoint", "last") == 0
     rows = list(csv.DictReader((the_run() / "predictions.csv").open()))
     right = sum(row["prediction"] == row["target"] for row in rows)
     assert len(rows) == 355 and right / 355 == pytest.approx(float(last["test/accuracy"]), rel=1e-5)

@@ -56,7 +56,13 @@ class Summary(Callback):
 
 def results(run: Run) -> Rows:
     """The main metric: in the round that is best by validation, or by the test set itself, which is said; its last and late values."""
-    rows = [("rounds", f"{run.round} of {run.settings.rounds}" + (", stopped early" if run.round < run.settings.rounds else ""))]
+    rows = [
+        (
+            "rounds",
+            f"{run.round} of {max(run.round, run.settings.rounds)}"
+            + (", stopped early" if run.round < run.settings.rounds else ""),
+        )
+    ]
     evaluations = [row for row in run.history if main_metric(row) is not None]
     if not evaluations:
         return rows
