@@ -25,7 +25,8 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
     has_executor = any(note.topic == "executor" for note in engine.notes)
     notes = engine.notes if has_executor else [Note("executor", engine.executor.name), *engine.notes]
-    count = engine.processes.count
+    count, per_device = engine.processes.count, engine.processes.per_device
+    shared = f", {per_device} on each device" if per_device > 1 else ""
     going_on = f", going on after round {server.round}" if server.round else ""
     return [
         Note("task", f"{federation.task}{classes}"),
@@ -36,7 +37,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
         Note("optimizer", describe_optimizer(engine.optimizer)),
         Note("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
         *notes,
-        Note("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}"),
+        Note("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}{shared}"),
         Note("rounds", f"{settings.rounds}{going_on}"),
         Note("run", str(short(directory))),
     ]

@@ -1,14 +1,19 @@
 """Which device a process computes on, and how several share one."""
 
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from harness import fit
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 
 from flcog.core.fabric import SharedDevices, device_of, make_fabric, processes_of
 from flcog.core.processes import Processes
+from flcog.engine.executors.choice import _chunk_bytes
+from flcog.hooks import Note
 
 
 def fabric(devices: int, per_device: int, accelerator: str = "cpu", strategy: str = "auto") -> Any:
@@ -61,6 +66,17 @@ def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyP
     processes = Processes(0, 2, torch.device("meta", 1))
     assert processes.gather(own) == [own, {"x": own[0]}]
     assert moved == [torch.device("meta", 1)] * 2, "and what lies on the CPU stays there"
+
+
+def test_each_has_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
+    assert [_chunk_bytes(torch.device("cuda", 0), count) for count in (1, 4)] == [20 * 2**30, 5 * 2**30]
+    assert _chunk_bytes(torch.device("cpu"), 4) == _chunk_bytes(torch.device("cpu"), 1), "each core has caches of its own"
+
+
+def test_a_run_says_how_many_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flcog.run.opening.processes_of", lambda fabric: Processes(per_device=2))
+    assert Note("processes", "1 process on cpu, 2 on each device") in fit(tmp_path, rounds=1).run.description
 
 
 def test_on_a_cpu_they_are_as_many_processes() -> None:

@@ -86,22 +86,22 @@ def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, lane
 
 
 class Damaged(Told):
-    """One sample cannot be read."""
+    """A client's samples cannot be read."""
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> Tensor:
-        if DAMAGED in indices:
-            raise ValueError(f"sample {DAMAGED} cannot be read")
+        if indices.max() >= DAMAGED:
+            raise ValueError(f"sample {indices.max()} cannot be read")
         return super().read(indices, keys)
 
 
-DAMAGED = sum(SIZES[:3]) + 1
-"""A sample of client 3."""
+DAMAGED = sum(SIZES[:7])
+"""The first sample of client 7, the last of all and the second to train: only client 3 has more."""
 
 
 def test_what_cannot_be_read_ahead_is_the_next_clients_error(lane: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.test_sources.Told", Damaged)
     trainer = make_trainer(None, local_epochs=1, clients_per_round=8)
     trainer.prepare(classifier(), Announced(batch_size=5))
-    with pytest.raises(ValueError, match=f"sample {DAMAGED} cannot be read") as caught:
+    with pytest.raises(ValueError, match="cannot be read") as caught:
         trainer.train_round()
-    assert "client 3, round 1, local step" in caught.value.__notes__[0]
+    assert "client 7, round 1, local step" in caught.value.__notes__[0]
