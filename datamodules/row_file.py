@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,10 @@ IN_MEMORY_BYTES = 2 * 2**30
 """Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""
 
 CHUNK_BYTES = 64 * 2**20
-"""So much is made between two marks of progress: what an interrupted run makes again at most."""
+"""So much is asked for at once."""
+
+SECONDS = 2.0
+"""So long rows are made between two marks of progress, unless there are ``CHUNK_BYTES`` before: what an interrupted run makes again."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,17 @@ class RowFile:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as progress:
             task = progress.add_task(what, total=len(done), completed=len(done) - len(pending))
-            for start in range(0, len(pending), at_once):
-                chosen = pending[start : start + at_once]
-                for row, value in zip(chosen, make(chosen), strict=True):
-                    rows[row] = value
+
+            def mark(written: np.ndarray) -> None:
                 # Rows are flushed before their marks: a crash must not leave a mark for one that is not on disk.
                 rows.flush()
-                done[chosen] = 1
+                done[written] = 1
                 done.flush()
-                progress.advance(task, len(chosen))
+                progress.advance(task, len(written))
+
+            for start in range(0, len(pending), at_once):
+                chosen = pending[start : start + at_once]
+                _write(rows, chosen, make(chosen), mark)
         put_in_place(partial, self.path, self.remedy)
         marks.unlink()
 
@@ -107,3 +113,14 @@ class RowFile:
             np.lib.format.open_memmap(partial, mode="w+", dtype=self.dtype, shape=self.shape)
         with replacing(marks, remedy=self.remedy) as file:
             file.write(bytes(self.shape[0]))
+
+
+def _write(rows: np.ndarray, chosen: np.ndarray, made: Iterable[np.ndarray], mark: Callable[[np.ndarray], None]) -> None:
+    """Put values into the chosen rows as they come, and mark those that are there from time to time."""
+    marked, last = 0, time.monotonic()
+    for count, (row, value) in enumerate(zip(chosen, made, strict=True), start=1):
+        rows[row] = value
+        if time.monotonic() - last >= SECONDS:
+            mark(chosen[marked:count])
+            marked, last = count, time.monotonic()
+    mark(chosen[marked:])

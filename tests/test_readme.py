@@ -1,6 +1,9 @@
 """What the README and the pages under docs/ show works as it stands."""
 
+import argparse
+import itertools
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ from harness import ROOT
 
 import flcog
 import flcog.datamodules
-from flcog.commands.cli import main
+from flcog.commands import completion, shipped_configs
+from flcog.commands.cli import COMMANDS, main
 from flcog.commands.methods import first_paragraph
 from flcog.core.text import markdown
 from flcog.datamodules import Digits
@@ -114,3 +118,32 @@ def test_links_lead_somewhere() -> None:
     for path, text in pages.items():
         for target in re.findall(r"\]\((?!http)([^)#]+)", text):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+SHOWN = [
+    (path.name, line.partition("#")[0].strip())
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for line in re.findall(r"(?:^    (?:.* )?|`)(flcog [a-z][^`\n]*)", re.sub(r"\\\n *", "", path.read_text()), re.MULTILINE)
+]
+NOT_SHIPPED = re.compile(r"[A-Z_.]+|runs/.*|crowd\.yaml")
+"""What stands for a config of the reader's."""
+
+
+@pytest.mark.parametrize(("page", "line"), SHOWN, ids=str)
+def test_a_command_that_a_page_shows_exists(page: str, line: str) -> None:
+    """Its name, the options that it is given, and the shipped configs that it names."""
+    words = shlex.split(re.split(r" -- |;|\||\.\.\.", line)[0])
+    parser = argparse.ArgumentParser()
+    completion.add_options(parser, COMMANDS[words[1]], words)
+    known = {option for action in parser._actions for option in action.option_strings}
+    for option, value in itertools.pairwise([*words[1:], ""]):
+        if option == "-c" and value and not NOT_SHIPPED.fullmatch(value):
+            assert shipped_configs.shipped(value), f"there is no config {value}"
+        if option.startswith("--"):
+            names = option.partition("=")[0].rstrip("+").split(".")
+            # An option of what a class path names stands below that of the class path.
+            assert any(".".join(names[:length]) in known for length in range(1, len(names) + 1)), f"there is no option {option}"
+
+
+def test_commands_are_found_in_the_pages() -> None:
+    assert len(SHOWN) > 50 and {page for page, _ in SHOWN} >= {"README.md", "comparison.md", "runs.md", "coming-from.md"}

@@ -161,8 +161,11 @@ class Counting(Items):
         return super().__getitem__(index)
 
 
-def test_a_caching_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_file, "CHUNK_BYTES", 24 * 20)
+@pytest.mark.parametrize(("limit", "value", "kept"), [("CHUNK_BYTES", 24 * 20, 40), ("SECONDS", 0.0, 32), ("SECONDS", 60.0, 0)])
+def test_a_caching_that_was_cut_off_goes_on(
+    limit: str, value: float, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_file, limit, value)
 
     class Broken(Exception):
         pass
@@ -181,7 +184,7 @@ def test_a_caching_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.
     again = Counting()
     assert torch.equal(data(again).federation.train.inputs, torch.from_numpy(FEATURES))
     probes = set(np.unique(np.linspace(0, 59, 16).astype(int)))
-    assert set(again.read) - probes <= set(range(40, 60))
+    assert set(again.read) - probes == set(range(kept, 60)) - probes
     third = Counting()
     assert torch.equal(data(third).federation.train.inputs, torch.from_numpy(FEATURES)) and set(third.read) <= probes
 
