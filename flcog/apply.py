@@ -71,6 +71,11 @@ class ModelFunction:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.module.modules())
 
     @property
+    def feels_padding(self) -> bool:
+        """Whether padding rows would be felt: by BatchNorm, or by a ``training_step`` of the module's own, which knows no mask."""
+        return self.mixes_rows or self.trains_itself
+
+    @property
     def convolves(self) -> bool:
         """Whether it has convolutions, which read channels-last images faster; all else reads contiguous ones faster."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())

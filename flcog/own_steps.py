@@ -51,11 +51,11 @@ class _NoTrainer:
 @contextmanager
 def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
     """Tells a module that trains itself which round it is, as ``self.current_epoch``, which otherwise would stay 0."""
-    module.trainer = cast(Any, _NoTrainer(round))
+    before, module.trainer = module._trainer, cast(Any, _NoTrainer(round))
     try:
         yield
     finally:
-        module.trainer = None
+        module.trainer = before
 
 
 @contextmanager

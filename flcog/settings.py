@@ -7,6 +7,9 @@ from typing import Literal
 from flcog.core import checks
 from flcog.core.precision import DTYPES
 
+Compile = bool | Literal["graphs"]
+"""Whether local steps are compiled, or captured as CUDA graphs."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -18,6 +21,7 @@ class Settings:
     local_epochs: float | None
     executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"]
     chunk_size: int | None
+    compile: Compile
     eval_every: int
     precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"]
     seed: int
@@ -34,6 +38,8 @@ class Settings:
         if self.local_epochs is not None and not 0 < self.local_epochs < math.inf:
             raise ValueError(f"local_epochs must be positive and finite; got {self.local_epochs}")
         require_one_of("executor", self.executor, "auto", "loop", "vmap", "vmap-patches", "fastest")
+        if self.compile not in (False, True, "graphs"):
+            raise ValueError(f"compile must be false, true or graphs; got {self.compile!r}")
         require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
         require_one_of("precision", self.precision, *DTYPES)
         clients = self.clients_per_round

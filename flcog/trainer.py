@@ -67,6 +67,9 @@ class FederatedTrainer(Described):
             as products of matrices), ``auto``, which goes by a rule, or ``fastest``, which times them on the first round's clients:
             a new run may choose otherwise and so round differently, one that goes on does not.
         chunk_size: clients at a time: of one batched program under vmap, on as many threads under loop; None chooses.
+        compile: whether ``torch.compile`` makes one program of a local step (gradient, every method's part, optimiser), which is equal
+            up to rounding and takes up to half a minute once. ``graphs`` captures it as a CUDA graph as well; under ``loop`` that is
+            the plain step, replayed for several clients at a time. What cannot be compiled runs as it is, and one line says so.
         callbacks: methods and observers, in the order in which they act.
         logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
         eval_every: rounds between evaluations, the last round included in any case; 0 for no evaluation at all.
@@ -92,6 +95,7 @@ class FederatedTrainer(Described):
         local_epochs: float | None = None,
         executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"] = "auto",
         chunk_size: int | None = None,
+        compile: bool | Literal["graphs"] = False,
         callbacks: list[Callback] | None = None,
         logger: Logger | list[Logger] | bool | None = True,
         eval_every: int = 1,
@@ -113,6 +117,7 @@ class FederatedTrainer(Described):
             local_epochs=local_epochs,
             executor=executor,
             chunk_size=chunk_size,
+            compile=compile,
             eval_every=eval_every,
             precision=precision,
             seed=seed,

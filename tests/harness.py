@@ -179,6 +179,10 @@ class Recording:
     def clients_at_once(self) -> int:
         return self.executor.clients_at_once
 
+    @property
+    def compiled(self) -> Any:
+        return self.executor.compiled
+
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         self._assignments.append(assignment)
         yield from self.executor.run(assignment)

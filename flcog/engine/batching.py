@@ -172,13 +172,16 @@ def _request(work: ClientWork, begin: int, end: int) -> Request:
     return work.order[begin:end], None if work.keys is None else work.keys[begin:end]
 
 
-def stacked_positions(works: Sequence[ClientWork], first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+def stacked_positions(
+    works: Sequence[ClientWork], first: int, last: int, width: int | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Positions in each work's ``order`` of steps ``first`` to ``last``, padded: [K, steps, B], and the mask of real rows.
 
-    Padding, and steps past a client's last, point at the client's first sample; the mask is None if there is none.
+    Padding, and steps past a client's last, point at the client's first sample; the mask is None if there is none. B is ``width``, or
+    the largest batch.
     """
     steps = range(first, last)
-    width = max(int(work.sizes.max()) for work in works)
+    width = width or max(int(work.sizes.max()) for work in works)
     starts = np.zeros((len(works), len(steps)), np.int64)
     sizes = np.zeros((len(works), len(steps)), np.int64)
     for k, work in enumerate(works):

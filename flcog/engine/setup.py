@@ -22,7 +22,8 @@ from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.engine.batching import Batching
 from flcog.engine.client_model import ClientModel
 from flcog.engine.executors.base import Executor
-from flcog.engine.executors.choice import Job, choose_executor
+from flcog.engine.executors.choice import choose_executor
+from flcog.engine.executors.job import Job
 from flcog.engine.output_check import check_outputs
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
@@ -161,6 +162,7 @@ def set_up(
         largest_client=int(federation.partition.sizes.max()),
         clients=-(-_cohort_size(settings, federation) // processes.count),
         chunk_size=settings.chunk_size,
+        compile=settings.compile,
         reads_whole_batches=reader.whole_batches,
         unlike_batches=_unlike_batches(reader, batching.batch_size),
         draws_here=reader.source is not None and reader.source.draws_here,

@@ -15,7 +15,7 @@ from flcog.hooks import Method
 from flcog.settings import Settings
 
 HOW_IT_RUNS = (
-    *("rounds", "callbacks", "seed", "executor", "chunk_size", "accelerator", "strategy", "devices", "num_nodes"),
+    *("rounds", "callbacks", "seed", "executor", "chunk_size", "compile", "accelerator", "strategy", "devices", "num_nodes"),
     *("processes_per_device", "logger", "default_root_dir", "resume_changed"),
 )
 """Arguments of the trainer that a resumed run may change. Methods and the seed are compared separately."""

@@ -184,7 +184,7 @@ class Session:
 
     def _executor(self) -> dict[str, Any]:
         executor = self.engine.executor
-        return {"executor": executor.name, "clients_at_once": executor.clients_at_once}
+        return {"executor": executor.name, "clients_at_once": executor.clients_at_once, "compile": executor.compiled}
 
     @property
     def _fastest(self) -> FastestExecutor | None:

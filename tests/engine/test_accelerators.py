@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks import ClassAccuracy, FedProx
 from flcog.commands.cli import main
 from flcog.core.precision import float64_device
-from flcog.engine.executors.vmap import ELEMENTWISE
+from flcog.engine.executors.steps import ELEMENTWISE
 from flcog.hooks import Context, Method, Params
 from flcog.schedules import Exponential
 

@@ -106,7 +106,7 @@ def test_an_error_of_the_users_is_the_rounds_own() -> None:
 
 
 def test_where_there_is_one_executor_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice_of_executor, "_obstacle_to_threads", lambda job: "none")
+    monkeypatch.setattr(choice_of_executor, "obstacle_to_threads", lambda job: "none")
 
     class Own(torch.optim.SGD):
         pass

@@ -14,6 +14,7 @@ from flcog.core.types import Params, Slot
 from flcog.engine.batching import BLOCK_BYTES, ClientWork
 from flcog.engine.program import Program
 from flcog.reading import Reader
+from flcog.settings import Compile
 
 
 class Result(NamedTuple):
@@ -65,6 +66,10 @@ class Executor(Protocol):
     @property
     def clients_at_once(self) -> int:
         """How many clients it runs side by side."""
+
+    @property
+    def compiled(self) -> Compile:
+        """Whether local steps are compiled, or captured as CUDA graphs."""
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         """The clients' results, as they come."""

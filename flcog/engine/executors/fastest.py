@@ -8,6 +8,7 @@ from typing import NamedTuple
 from flcog.core.text import seconds
 from flcog.engine.executors.base import Assignment, Executor, Result, longest_first
 from flcog.hooks import Note
+from flcog.settings import Compile
 
 BUDGET = 2.0
 """Seconds after which no further executor is tried."""
@@ -21,9 +22,15 @@ class Choice(NamedTuple):
 
     name: str
     clients_at_once: int
+    compiled: Compile = False
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.clients_at_once} client{'s' * (self.clients_at_once > 1)} at a time"
+        how = f"{self.name}, {self.clients_at_once} client{'s' * (self.clients_at_once > 1)} at a time"
+        return f"{how}, {'CUDA graphs' if self.compiled == 'graphs' else 'compiled'}" if self.compiled else how
+
+
+Times = dict[Choice, float]
+"""Seconds that a client takes."""
 
 
 class FastestExecutor:
@@ -34,6 +41,7 @@ class FastestExecutor:
 
     Args:
         choices: what to try; the first is the loop, one client at a time, which can run anything.
+        compiled: what more to try, compiled, once it is known what these take; compiling takes its time beyond the seconds of the trial.
         make: makes the executor of a choice.
         agree: makes all processes take the first one's choice.
         notes: where a note says what was chosen, with the figures.
@@ -42,12 +50,14 @@ class FastestExecutor:
     def __init__(
         self,
         choices: Sequence[Choice],
+        compiled: Callable[[Times], Sequence[Choice]],
         make: Callable[[Choice], Executor],
         agree: Callable[[tuple[Choice, str]], tuple[Choice, str]],
         notes: list[Note],
     ) -> None:
-        self._choices, self._make, self._agree, self._notes = choices, make, agree, notes
+        self._choices, self._compiled, self._make, self._agree, self._notes = choices, compiled, make, agree, notes
         self._executor: Executor | None = None
+        self._made: dict[Choice, Executor] = {}
         self._open = Note("executor", f"the fastest, timed in round 1, of {'; '.join(map(str, choices))}")
         notes.append(self._open)
 
@@ -60,13 +70,18 @@ class FastestExecutor:
         return 1 if self._executor is None else self._executor.clients_at_once
 
     @property
+    def compiled(self) -> Compile:
+        return False if self._executor is None else self._executor.compiled
+
+    @property
     def choice(self) -> Choice | None:
         """What was chosen, once it is."""
-        return None if self._executor is None else Choice(self.name, self.clients_at_once)
+        return None if self._executor is None else Choice(self.name, self.clients_at_once, self.compiled)
 
     def settle(self, choice: Choice, why: str) -> None:
         """Take an executor for good."""
-        self._executor = self._make(choice)
+        self._executor = self._made.get(choice) or self._make(choice)
+        self._made.clear()
         self._notes.remove(self._open)
         self._notes.append(Note("executor", f"{choice} ({why})"))
 
@@ -78,19 +93,33 @@ class FastestExecutor:
 
     def _measured(self, assignment: Assignment) -> tuple[Choice, str]:
         """The fastest, and the figures."""
-        began, times, figures = time.perf_counter(), dict[Choice, float](), list[str]()
-        for choice in self._choices if assignment.works else ():
+        if not assignment.works:
+            return self._choices[0], "no client to measure with"
+        began, times, figures = time.perf_counter(), Times(), list[str]()
+        for choice in self._choices:
             if times and time.perf_counter() - began > BUDGET:
                 figures.append(f"{choice}: not tried, {BUDGET:.0f} s were up")
-                continue
-            try:
-                times[choice] = _seconds_per_client(self._make(choice), assignment)
-                figures.append(f"{choice}: {seconds(times[choice])}")
-            except Exception as error:  # memory that ran out, or a program that cannot be batched
-                figures.append(f"{choice}: fails ({(str(error) or type(error).__name__).splitlines()[0]})")
+            else:
+                figures.append(f"{choice}: {self._tried(choice, assignment, times)}")
+        for choice in self._compiled(times):
+            figures.append(f"{choice}: {self._tried(choice, assignment, times)}")
         # Where not even the loop runs, it does so again in the round itself, and its error is the user's.
         best = min(times, key=lambda choice: times[choice], default=self._choices[0])
-        return best, f"time of a client: {'; '.join(figures)}" if figures else "no client to measure with"
+        return best, f"time of a client: {'; '.join(figures)}"
+
+    def _tried(self, choice: Choice, assignment: Assignment, times: Times) -> str:
+        """What a client takes in words, and in ``times`` if it can be run so."""
+        try:
+            executor = self._make(choice)
+            taken = _seconds_per_client(executor, assignment)
+        except Exception as error:  # memory that ran out, or a program that cannot be batched
+            return f"fails ({(str(error) or type(error).__name__).splitlines()[0]})"
+        if executor.compiled != choice.compiled:
+            return "fails"  # which it has said
+        if choice.compiled:
+            self._made[choice] = executor  # or it would be compiled again
+        times[choice] = taken
+        return seconds(taken)
 
 
 def _seconds_per_client(executor: Executor, assignment: Assignment) -> float:

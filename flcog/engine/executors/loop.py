@@ -26,6 +26,7 @@ from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.program import ClientTensors, Program, differentiate_eager, left_out
 from flcog.hooks import Gradient
+from flcog.settings import Compile
 
 
 def _with_axis(tree: Any) -> Any:
@@ -49,6 +50,7 @@ class LoopExecutor:
 
     name = "loop"
     clients_at_once = 1
+    compiled: Compile = False
 
     def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> None:
         self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch

@@ -14,7 +14,9 @@ from flcog.engine.batching import ClientWork, samples_per_block, stacked_positio
 from flcog.reading import Reader
 
 
-def stacked_batches(works: Sequence[ClientWork], reader: Reader) -> Iterator[tuple[Tree, Tree, Tensor | None]]:
+def stacked_batches(
+    works: Sequence[ClientWork], reader: Reader, num_rows: int | None = None
+) -> Iterator[tuple[Tree, Tree, Tensor | None]]:
     """Every step's inputs, targets and mask, reading several steps at a time.
 
     Which rows belong to which step, and the masks, are worked out and moved to the device before the first step: an accelerator that
@@ -24,28 +26,32 @@ def stacked_batches(works: Sequence[ClientWork], reader: Reader) -> Iterator[tup
     Args:
         works: the chunk's clients; the first has the most steps.
         reader: reads their samples.
+        num_rows: if given, every batch has so many, and a mask.
     """
-    num_steps, width = works[0].num_steps, _width(works)
-    positions, mask = stacked_positions(works, 0, num_steps)
+    num_steps, width = works[0].num_steps, num_rows or _width(works)
+    positions, mask = stacked_positions(works, 0, num_steps, width)
+    if num_rows is not None and mask is None:
+        mask = np.ones(positions.shape, bool)
     masks = None if mask is None else torch.from_numpy(mask).to(reader.device, non_blocking=True)
-    firsts = _firsts(works, reader)
+    firsts = _firsts(works, reader, width)
     per_block = firsts.step
     loaded = _stacked(reader, _requests(works, positions, reader, firsts))
     for first, (inputs, targets) in zip(firsts, loaded, strict=True):
         for step in range(first, min(num_steps, first + per_block)):
             # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
-            height = width if mask is None else int(mask[:, step].sum(1).max())
-            full = mask is None or mask[:, step, :height].all()
+            height = width if mask is None or num_rows else int(mask[:, step].sum(1).max())
+            full = mask is None or (not num_rows and mask[:, step, :height].all())
             counts = None if full or masks is None else masks[:, step, :height].to(torch.get_default_dtype())
             own = (slice(None), step - first, slice(height))
             yield rows(inputs, own), rows(targets, own), counts
 
 
-def announce_chunk(works: Sequence[ClientWork], reader: Reader) -> None:
+def announce_chunk(works: Sequence[ClientWork], reader: Reader, num_rows: int | None = None) -> None:
     """Tell the reader what a chunk of clients will read first, where that is copied while another chunk trains."""
     if works and reader.copies_ahead and not reader.whole_batches:
-        firsts = _firsts(works, reader)[:1]
-        positions, _ = stacked_positions(works, 0, min(firsts.step, works[0].num_steps))
+        width = num_rows or _width(works)
+        firsts = _firsts(works, reader, width)[:1]
+        positions, _ = stacked_positions(works, 0, min(firsts.step, works[0].num_steps), width)
         indices, keys = next(_requests(works, positions, reader, firsts))
         reader.expect((indices.ravel(), None if keys is None else keys.ravel()))
 
@@ -54,9 +60,9 @@ def _width(works: Sequence[ClientWork]) -> int:
     return max(int(work.sizes.max()) for work in works)
 
 
-def _firsts(works: Sequence[ClientWork], reader: Reader) -> range:
+def _firsts(works: Sequence[ClientWork], reader: Reader, width: int) -> range:
     """The first of the steps that are read together."""
-    return range(0, works[0].num_steps, max(1, samples_per_block(reader) // (_width(works) * len(works))))
+    return range(0, works[0].num_steps, max(1, samples_per_block(reader) // (width * len(works))))
 
 
 def _requests(

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from queue import SimpleQueue
@@ -16,6 +16,7 @@ import torch
 from flcog.apply import ModelFunction
 from flcog.engine.batching import ClientWork
 from flcog.engine.executors.base import Assignment, Result, Stopped, longest_first
+from flcog.engine.executors.compiled_loop import CompiledLoop
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.pace import Pace
 
@@ -35,6 +36,7 @@ class ThreadedLoop(LoopExecutor):
         clients_at_once: how many threads.
         threads_each: how many threads torch may use for each client.
         tries_one: whether one client at a time is tried too, where steps are short; on as many threads, so the numbers stay.
+        make: makes the loop that runs on a thread.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class ThreadedLoop(LoopExecutor):
         clients_at_once: int,
         threads_each: int,
         tries_one: bool = False,
+        make: Callable[..., LoopExecutor | CompiledLoop] = LoopExecutor,
     ) -> None:
         super().__init__(model, optimizer)
-        self.clients_at_once = clients_at_once
+        self.clients_at_once, self._make = clients_at_once, make
         self._loops = [self._copy() for _ in range(clients_at_once)]
-        self._free: SimpleQueue[LoopExecutor] = SimpleQueue()
+        self.compiled = self._loops[0].compiled
+        self._free: SimpleQueue[LoopExecutor | CompiledLoop] = SimpleQueue()
         for loop in self._loops:
             self._free.put(loop)
         self._pool = ThreadPoolExecutor(clients_at_once, "client", torch.set_num_threads, (threads_each,))
@@ -57,10 +61,10 @@ class ThreadedLoop(LoopExecutor):
         self._pace = Pace(clients_at_once) if tries_one else None
         self._work: list[float] = []
 
-    def _copy(self) -> LoopExecutor:
+    def _copy(self) -> LoopExecutor | CompiledLoop:
         # Together, so that the copied optimiser's parameters are the copied module's.
         module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
-        loop = LoopExecutor(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
+        loop = self._make(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
         loop.own_steps = self.own_steps  # which says once what all copies have to say
         return loop
 

@@ -1,0 +1,26 @@
+"""One client at a time, or one on each thread, whose local steps are compiled."""
+
+import torch
+
+from flcog.apply import ModelFunction
+from flcog.engine.batching import ClientWork
+from flcog.engine.executors.base import Assignment
+from flcog.engine.executors.compiled import CompiledSteps
+from flcog.engine.executors.vmap import VmapExecutor
+
+
+class CompiledLoop(VmapExecutor):
+    """The loop with compiled steps, of which one program serves all clients.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own.
+        steps: runs compiled steps, of one client.
+    """
+
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, steps: CompiledSteps) -> None:
+        super().__init__(model, optimizer, 1, steps=steps)
+        self.name = "loop"
+
+    def _where(self, assignment: Assignment, works: list[ClientWork]) -> str:
+        return f"in client {works[0].client}, round {assignment.round + 1}; trainer.compile=false names the local step"

@@ -1,0 +1,69 @@
+"""Executors, made as a job asks for them: plain, compiled, or captured as CUDA graphs."""
+
+import dataclasses
+import warnings
+from contextlib import nullcontext
+
+import torch
+
+from flcog.apply import ModelFunction
+from flcog.engine.executors.base import Executor
+from flcog.engine.executors.compiled import CompiledSteps, Programs
+from flcog.engine.executors.compiled_loop import CompiledLoop
+from flcog.engine.executors.cuda_graphs import GraphLoop, Graphs
+from flcog.engine.executors.job import Job, obstacles_to_compiling
+from flcog.engine.executors.loop import LoopExecutor
+from flcog.engine.executors.patches import ConvolutionsAsPatches
+from flcog.engine.executors.threads import ThreadedLoop
+from flcog.engine.executors.vmap import VmapExecutor
+from flcog.hooks import Note
+
+
+def compilable(job: Job) -> Job:
+    """The job, which is compiled only where it can be."""
+    if not job.compile:
+        return job
+    obstacles = obstacles_to_compiling(job)
+    if obstacles:
+        warnings.warn(f"trainer.compile={job.compile} is left out, local steps run uncompiled: {obstacles}", stacklevel=3)
+        return dataclasses.replace(job, compile=False)
+    if job.compile == "graphs" and not _captures(job.device):
+        warnings.warn(
+            f"trainer.compile=graphs: CUDA graphs need a CUDA device, this run is on {job.device.type}; local steps are compiled "
+            "without them, as by trainer.compile=true",
+            stacklevel=3,
+        )
+        return dataclasses.replace(job, compile=True)
+    return job
+
+
+def _captures(device: torch.device) -> bool:
+    """Whether work on the device can be captured as a CUDA graph."""
+    return device.type == "cuda"
+
+
+def make_loop(job: Job, at_once: int, notes: list[Note], tries_one: bool = False) -> Executor:
+    """The loop for so many clients at a time: on threads, or on a GPU's streams."""
+    if job.compile == "graphs":
+        return GraphLoop(job.model, job.optimizer, Graphs(notes, compiles=False), job.rows, at_once)
+    programs = Programs(notes)
+
+    def one(model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> LoopExecutor | CompiledLoop:
+        if not job.compile:
+            return LoopExecutor(model, optimizer, seeds_torch)
+        return CompiledLoop(model, optimizer, CompiledSteps(model, optimizer, programs, 1, job.rows))
+
+    if at_once == 1:
+        return one(job.model, job.optimizer)
+    return ThreadedLoop(job.model, job.optimizer, at_once, max(1, torch.get_num_threads() // at_once), tries_one, one)
+
+
+def make_batched(job: Job, chunk: int, patches: bool, notes: list[Note]) -> VmapExecutor:
+    """Clients as one batched program. A compiled one is made for one number of clients: as many in every chunk, as far as they go."""
+    if not job.compile:
+        return VmapExecutor(job.model, job.optimizer, chunk, patches)
+    at_once = -(-job.clients // -(-job.clients // chunk))
+    convolutions = ConvolutionsAsPatches if patches else nullcontext
+    programs = Graphs(notes) if job.compile == "graphs" else Programs(notes)
+    steps = CompiledSteps(job.model, job.optimizer, programs, at_once, job.rows, convolutions)
+    return VmapExecutor(job.model, job.optimizer, at_once, patches, steps)

@@ -1,0 +1,265 @@
+"""``trainer.compile``: the local step as one program, made once for all steps, chunks, rounds and learning rates.
+
+Here programs are recorded as they are for ``torch.compile``, and run as recorded: torch's compiler takes many seconds for each.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from harness import (
+    MOMENTUM,
+    ODD_BATCHES,
+    RAGGED,
+    BatchNormMLP,
+    RecordingTrainer,
+    TinyData,
+    assert_close,
+    classifier,
+    dropout_network,
+    fit,
+    train,
+)
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import flcog
+from flcog.callbacks import SCAFFOLD, FedProx, FedReg
+from flcog.engine.executors import compiled
+from flcog.engine.executors.fastest import Choice
+from flcog.engine.executors.tensor_optimizer import TensorOptimizer
+from flcog.schedules import Piecewise
+
+EXECUTORS: list[dict[str, Any]] = [
+    {"executor": "vmap"},
+    {"executor": "vmap", "chunk_size": 3},
+    {"executor": "loop"},
+    {"executor": "loop", "chunk_size": 2},
+]
+
+
+def recorded(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
+    graph: Callable[..., None] = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+    return graph
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The calls of each program that is made."""
+    calls: list[int] = []
+
+    def counted(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
+        program, number = recorded(function, examples), len(calls)
+        calls.append(0)
+
+        def run(*tensors: Tensor) -> None:
+            calls[number] += 1
+            program(*tensors)
+
+        return run
+
+    monkeypatch.setattr(compiled, "compiled", counted)
+    yield calls
+
+
+def same(a: RecordingTrainer, b: RecordingTrainer) -> None:
+    assert_close(a.params, b.params, 1e-11)
+    assert_close(a.buffers, b.buffers, 1e-11)
+    assert a.rows == [pytest.approx(row, rel=1e-9) for row in b.rows]
+
+
+@pytest.mark.parametrize("how", EXECUTORS, ids=str)
+def test_one_program_runs_every_step(how: dict[str, Any], programs: list[int]) -> None:
+    """Clients with other numbers of steps, padded batches, a smaller last chunk, other rates in each round."""
+    options: dict[str, Any] = {"module": None, "data": None, **RAGGED, **how}
+
+    def run(**more: Any) -> RecordingTrainer:
+        module, data = classifier(MOMENTUM), ODD_BATCHES()
+        module.lr_schedule = Piecewise([1.0, 0.5], [1])
+        return train(SCAFFOLD(), **(options | {"module": module, "data": data} | more))
+
+    plain, trainer = run(), run(compile=True)
+    same(trainer, plain)
+    assert trainer.executor.compiled is True and trainer.executor.name == how["executor"]
+    assert len(programs) == 1
+    told = [note for note in trainer.notes if "was compiled in" in note]
+    clients = how.get("chunk_size", 5) if how["executor"] == "vmap" else 1
+    assert len(told) == 1 and f"the local step of {clients} client" in told[0]
+
+
+def test_what_is_mostly_padding_runs_uncompiled(programs: list[int]) -> None:
+    options: dict[str, Any] = {"executor": "vmap", "chunk_size": 3, "clients_per_round": 7, "rounds": 1, "local_steps": 2}
+    same(train(compile=True, **options), train(**options))
+    assert programs == [1 + 2 + 2]  # the first call compiles; chunks of three, three and one
+    programs.clear()
+    options = {"executor": "loop", "data": TinyData(batch_size=16), "local_epochs": 1, "rounds": 1}
+    trainer = train(compile=True, **options)
+    small = sum(work.num_samples < 8 for work in trainer.works[0])
+    same(trainer, train(**options))
+    assert small and programs == [1 + 5 - small]
+
+
+def test_batch_norm_feels_no_padding(programs: list[int]) -> None:
+    """Batches of four are compiled, the last of an epoch is not."""
+    options: dict[str, Any] = {"clients_per_round": 1.0, "local_epochs": 2, "rounds": 2}
+    for how in ({"executor": "vmap", "chunk_size": 3}, {"executor": "loop"}):
+        data = [TinyData(batch_size=4, order=(0, 0, 0, 0, 0, 2, 2, 2)) for _ in range(2)]
+        network = [classifier(network=BatchNormMLP) for _ in range(2)]
+        same(*(train(module=network[c], data=data[c], compile=bool(c), **(options | how)) for c in (True, False)))
+    assert len(programs) == 2
+
+
+def test_methods_that_start_later_have_a_program_of_their_own(programs: list[int]) -> None:
+    methods = [SCAFFOLD(), FedProx(mu=0.5, start_round=1)]
+    same(train(*methods, executor="vmap", compile=True), train(*methods))
+    assert len(programs) == 2
+
+
+OPTIMIZERS = [
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.01),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, maximize=True),
+    partial(torch.optim.Adam, lr=0.01, amsgrad=True, weight_decay=0.01),
+    partial(torch.optim.AdamW, lr=0.01),
+    partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.1),
+    partial(torch.optim.Adadelta, lr=1.0),
+    partial(torch.optim.Adamax, lr=0.01),
+    partial(torch.optim.NAdam, lr=0.01),
+    partial(torch.optim.RAdam, lr=0.01),
+    partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
+    partial(torch.optim.Rprop, lr=0.01),
+    partial(torch.optim.ASGD, lr=0.1),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: f"{make.func.__name__}-{len(make.keywords)}")
+def test_an_optimizer_on_tensors_is_torchs(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """As a recorded program, with another rate after the second step and two groups."""
+    torch.set_default_dtype(torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    theirs = {name: torch.randn(shape, generator=rng, dtype=torch.float64) for name, shape in (("a", (3, 2)), ("b", (4,)))}
+    optimizer = make([{"params": [theirs["a"]]}, {"params": [theirs["b"]], "lr": 0.02}])
+    ours, step = TensorOptimizer(optimizer, theirs), torch.zeros((), dtype=torch.int64)
+    params = {name: value.clone() for name, value in theirs.items()}
+    state, program = ours.fresh_state(params), None
+    for number in range(6):
+        gradients = {name: torch.randn(value.shape, generator=rng, dtype=torch.float64) for name, value in params.items()}
+        if number == 2:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        for name, value in theirs.items():
+            value.grad = gradients[name].clone()
+        optimizer.step()
+        rates = ours.rates([group["lr"] for group in optimizer.param_groups], torch.device("cpu"))
+        given = (params, gradients, state, step.fill_(number), rates)
+        program = program or make_fx(lambda *args: ours(*args) or (), tracing_mode="fake")(*given)
+        program(*given)
+        for name, value in params.items():
+            torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-13)
+
+
+class OwnStep(L.LightningModule):
+    """Asks for the round and the local step."""
+
+    def __init__(self, branches: bool = False) -> None:
+        super().__init__()
+        self.network, self.branches = nn.Linear(6, 3), branches
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Any:
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(self.network(inputs), targets)
+        if self.branches and batch_idx == 1:
+            return 2 * loss
+        return loss * (1 + 0.1 * batch_idx) * 0.5**self.current_epoch
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def own_step(**options: Any) -> RecordingTrainer:
+    torch.manual_seed(0)
+    module = OwnStep(options.pop("branches", False))
+    trainer = train(module=module, **options)  # type: ignore[arg-type]
+    return trainer
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_step_of_the_users_own_sees_its_numbers(executor: str, programs: list[int]) -> None:
+    same(own_step(executor=executor, compile=True), own_step())
+    assert len(programs) == 1
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(programs: list[int]) -> None:
+    with pytest.warns(UserWarning, match="trainer.compile: local steps run uncompiled, as they cannot be compiled") as caught:
+        trainer = own_step(executor="vmap", branches=True, compile=True)
+    plain = own_step(executor="vmap", branches=True)
+    assert len(caught) == 1 and trainer.executor.compiled is False
+    assert_close(trainer.params, plain.params, 0)
+
+
+def test_nor_are_models_that_draw(programs: list[int]) -> None:
+    def run(**options: Any) -> RecordingTrainer:
+        return train(
+            module=classifier(network=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))), **options
+        )
+
+    with pytest.warns(UserWarning, match="trainer.compile=True is left out.*draws from torch's global stream"):
+        trainer = run(compile=True, executor="loop")
+    assert_close(trainer.params, run().params, 0)
+    keyed = [train(module=classifier(network=dropout_network), executor="vmap", compile=c) for c in (True, False)]
+    same(*keyed)
+    assert len(programs) == 1
+
+
+def test_graphs_without_cuda(programs: list[int]) -> None:
+    with pytest.warns(UserWarning, match="CUDA graphs need a CUDA device, this run is on cpu; local steps are compiled"):
+        trainer = train(executor="vmap", compile="graphs")
+    assert trainer.executor.compiled is True and len(programs) == 1
+
+
+@pytest.mark.parametrize("value", ["yes", 2, "graph", None])
+def test_a_bad_value(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^compile must be false, true or graphs; got {value!r}$"):
+        train(compile=value)
+
+
+def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"executor": "vmap", "compile": True, "precision": "32-true", **RAGGED}
+    whole, half = (fit(tmp_path / str(rounds), FedReg(), rounds=rounds, **options) for rounds in (4, 2))
+    resumed = fit(tmp_path / "2", FedReg(), rounds=4, ckpt_path=str(half.run_dir), **options)
+    assert_close(resumed.params, whole.params, 0)
+    assert yaml.safe_load((resumed.run_dir / "run.yaml").read_text())["compile"] is True
+
+
+def test_the_fastest_of_compiled_steps_too(programs: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(rounds: int, **options: Any) -> flcog.FederatedTrainer:
+        fixed: dict[str, Any] = {"logger": False, "eval_every": 0, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
+        trainer = flcog.FederatedTrainer(rounds, 5, 4, executor="fastest", compile=True, callbacks=[SCAFFOLD()], **fixed)
+        trainer.fit(classifier(), TinyData(), **options)
+        return trainer
+
+    first = run(1)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "loop, 1 client at a time, compiled: " in told and "vmap, 5 clients at a time, compiled: " in told
+    assert len(programs) == 2
+    saved = torch.load(first.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    assert Choice(*saved["executor"]) == first.run.engine.executor.choice  # type: ignore[attr-defined]
+    torch.save(saved | {"executor": ["vmap", 5, True]}, first.run_dir / "checkpoints" / "last.ckpt")
+    resumed = run(2, ckpt_path=str(first.run_dir))
+    settings = yaml.safe_load((resumed.run_dir / "run.yaml").read_text())
+    assert (settings["executor"], settings["clients_at_once"], settings["compile"]) == ("vmap", 5, True)
+    assert len(programs) == 3
+
+
+def test_autocast(programs: list[int]) -> None:
+    options: dict[str, Any] = {"executor": "vmap", "precision": "bf16-mixed"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runs = [train(compile=c, **options) for c in (True, False)]
+    assert_close(runs[0].params, runs[1].params, 1e-2)
+    assert len(programs) == 1

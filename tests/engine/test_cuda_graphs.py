@@ -1,0 +1,168 @@
+"""CUDA graphs without CUDA: a stand-in records a step's operations and runs them again on the same memory, as a graph does.
+
+Its streams run late: what is put on one happens only when somebody waits for it, so that who forgets to wait sees old numbers. On a
+real GPU none of this has run yet.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from contracts.registry import CASES, client_states, run
+from harness import ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, train
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.test_compile import recorded
+from flcog.engine.executors import compiled, cuda_graphs, making
+
+
+class Tape(TorchDispatchMode):
+    """Operations, to be run again without the Python that asked for them. Every result goes to where it went the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        assert op.overloadpacket is not torch.ops.aten._local_scalar_dense, "a graph reads no number"
+        self._operations.append((op, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for op, args, kwargs, result in self._operations:
+            if not op._schema.is_mutable and any(r.alias_info for r in op._schema.returns):
+                continue  # a view, which is where it was
+            again = op(*args, **kwargs)
+            if not op._schema.is_mutable:
+                for old, new in zip(pytree.tree_leaves(result), pytree.tree_leaves(again), strict=True):
+                    if isinstance(old, Tensor):
+                        old.copy_(new)
+
+
+class Late(TorchDispatchMode):
+    """Puts copies on a stream; whatever else is asked for there runs once the stream has done what it has to do."""
+
+    def __init__(self, stream: "Stream") -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._foreach_copy_):
+            self._stream.append(partial(op, *args, **(kwargs or {})))
+            return args[0] if op.overloadpacket is torch.ops.aten.copy_ else None
+        if not any(r.alias_info for r in op._schema.returns) or op._schema.is_mutable:
+            self._stream.run()
+        return op(*args, **(kwargs or {}))
+
+
+class Stream(deque[Callable[[], Any]]):
+    def run(self) -> None:
+        while self:
+            self.popleft()()
+
+
+class StandIn:
+    """Records how often what was done."""
+
+    def __init__(self) -> None:
+        self.main, self.streams, self.captured, self.replayed, self.most_at_once = Stream(), list[Stream](), 0, 0, 0
+
+    def stream(self) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def current(self) -> Stream:
+        return self.main
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        with Late(stream):
+            yield
+
+    def wait(self, waiting: Stream, other: Stream) -> None:
+        if waiting is self.main:
+            self.most_at_once = max(self.most_at_once, sum(map(bool, self.streams)))
+            other.run()
+
+    def capture(self, function: Callable[[], None], stream: Stream) -> Callable[[], None]:
+        for _ in range(cuda_graphs.WARM_UPS):
+            function()
+        with Tape() as tape:
+            function()
+        self.captured += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            stream.append(tape.replay)
+
+        return replay
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    device = StandIn()
+    monkeypatch.setattr(making, "_captures", lambda device: True)
+    monkeypatch.setattr(cuda_graphs, "Cuda", lambda: device)
+    monkeypatch.setattr(compiled, "compiled", recorded)
+    return device
+
+
+NAMES = ("FedProx", "SCAFFOLD-momentum", "FedCOG", "FedDM", "FedReg", "FedRep-momentum", "FedSAM", "MOON-batchnorm", "VHL")
+
+
+@pytest.mark.parametrize(("name", "lanes"), [*((name, 2) for name in NAMES), ("SCAFFOLD-momentum", 1), ("SCAFFOLD-momentum", 3)])
+def test_replaying_is_looping(name: str, lanes: int, device: StandIn) -> None:
+    case = CASES[name]
+    loop = run(case, case.method, executor="loop")
+    graphs = run(case, case.method, executor="loop", compile="graphs", chunk_size=lanes)
+    assert_close(graphs.state, loop.state, 1e-11)
+    assert_close(client_states(graphs), client_states(loop), 1e-10)
+    assert graphs.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
+    assert (graphs.executor.name, graphs.executor.clients_at_once, graphs.executor.compiled) == ("loop", lanes, "graphs")
+    assert device.captured == device.most_at_once == lanes
+
+
+def test_every_step_is_a_replay_where_batches_have_one_size(device: StandIn) -> None:
+    trainer = train(executor="loop", compile="graphs", chunk_size=2, local_steps=5, rounds=3)
+    assert (device.captured, device.replayed) == (2, 3 * 5 * 5)
+    assert sum("the local step of 1 client was captured in" in note for note in trainer.notes) == 2
+
+
+@pytest.mark.parametrize("network", [None, BatchNormMLP])
+def test_batches_of_other_sizes(network: Any, device: StandIn) -> None:
+    data = [TinyData(batch_size=4) if network else ODD_BATCHES() for _ in range(2)]
+    runs = [
+        train(module=classifier(network=network), data=data[k], executor="loop", compile=how, **RAGGED)
+        for k, how in enumerate(("graphs", False))
+    ]
+    assert_close(runs[0].params, runs[1].params, 1e-11)
+    assert_close(runs[0].buffers, runs[1].buffers, 1e-11)
+    assert device.captured == runs[0].executor.clients_at_once == 4
+
+
+def test_a_batched_program_is_captured_too(device: StandIn) -> None:
+    case = CASES["SCAFFOLD-momentum"]
+    vmap = run(case, case.method, executor="vmap", chunk_size=2)
+    graphs = run(case, case.method, executor="vmap", chunk_size=2, compile="graphs")
+    assert_close(graphs.state, vmap.state, 1e-11)
+    assert graphs.executor.compiled == "graphs" and device.captured == 1
+    steps = [sorted((work.num_steps for work in works), reverse=True) for works in graphs.works]
+    assert device.replayed == sum(sum(those[::2]) for those in steps)  # of each chunk, as many as its first client's
+
+
+def test_what_cannot_be_captured_runs_as_it_is(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(function: Any, stream: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(device, "capture", fails)
+    with pytest.warns(UserWarning, match="cannot be captured .*not permitted when stream is capturing") as caught:
+        graphs = train(executor="loop", compile="graphs")
+    assert len(caught) == 1 and graphs.executor.compiled is False
+    assert_close(graphs.params, train(executor="loop").params, 1e-11)
