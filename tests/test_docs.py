@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, its notebooks run, and every method's equations are there."""
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 from harness import ROOT
 
 from flcog.commands.methods import all_methods
+from flcog.hooks import HOOKS, Method
 
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 
@@ -20,6 +22,21 @@ def test_every_method_has_a_page() -> None:
     for cls in all_methods():
         page, has_equation = pages[cls.__name__], "::\n" in (inspect.getdoc(cls) or "").partition("Example")[0]
         assert page["when"].endswith(".") and bool(page.get("equations")) >= has_equation, cls.__name__
+
+
+def test_the_table_of_hooks_has_them_all() -> None:
+    """With how the contributions of several methods are folded, as the hook itself says."""
+    page = (ROOT / "docs/concepts.md").read_text()
+    folded = {
+        name: how.strip()
+        for names, how in re.findall(r"^\| [^|]+ \|([^|]+)\|([^|]+)\|$", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert folded.keys() == set(HOOKS)
+    words = {"chained": "Chain", "nested": "Nested", "kept apart": "Own slot", "summed": "Sum", "one method's": "Exclusive"}
+    for name, how in folded.items():
+        said = inspect.getdoc(getattr(Method, name)) or ""
+        assert any(words[part.partition(":")[0]].lower() in said.lower() for part in how.split("; ")), f"{name}: {how}"
 
 
 @pytest.mark.slow
