@@ -192,7 +192,7 @@ def _unreadable(parser: Any, text: str, key: str) -> str:
 
 
 def _no_file(parser: Any, text: str, reason: str) -> str:
-    near = guess(reason.strip("'").rpartition("/")[2], shipped_configs.names())
+    near = shipped_configs.near(reason.strip("'").rpartition("/")[2])
     return f"-c takes a YAML file, or the name of a config that flcog configs lists: {reason[0].lower()}{reason[1:]}.{near}"
 
 

@@ -1,5 +1,6 @@
 """The configs that travel with the package, found by name: ``-c quickstart``, ``-c methods/fedprox``, ``flcog compare digits``."""
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -38,6 +39,13 @@ def shipped(given: str, within: str = "") -> Path | None:
     name = re.sub(r"\.yaml$", "", re.sub(r"^(\./)?configs/", "", given))
     found = next((known for known in (name, f"{within}/{name}") if known in names()), None)
     return None if found is None else folder() / f"{found}.yaml"
+
+
+def near(given: str) -> str:
+    """A question whether a shipped config was meant whose name, or the last part of it, is like this; nothing where none is."""
+    known = {name.rpartition("/")[2]: name for name in names()} | {name: name for name in names()}
+    close = difflib.get_close_matches(re.sub(r"\.yaml$", "", given).lower(), known, n=1)
+    return f" Did you mean {known[close[0]]!r}?" if close else ""
 
 
 def with_paths(arguments: Iterable[str]) -> list[str]:

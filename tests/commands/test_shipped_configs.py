@@ -88,3 +88,16 @@ def test_the_wheel_holds_them(tmp_path: Path) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder / "site")}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("digit", "tables/digits"),
+        ("fedprx", "methods/fedprox"),
+        ("Quickstart.yaml", "quickstart"),
+        ("methods/scafold", "methods/scaffold"),
+    ],
+)
+def test_a_mistyped_name_is_guessed_by_its_last_part(given: str, meant: str) -> None:
+    assert shipped_configs.near(given) == f" Did you mean {meant!r}?" and shipped_configs.near("nothing-like-it") == ""

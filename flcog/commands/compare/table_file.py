@@ -117,7 +117,8 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         text = json.dumps(content, ensure_ascii=False, default=str).encode()
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}: give a table's YAML, such as one of configs/tables") from None
+        known = f"one that flcog configs tables/ lists.{shipped_configs.near(path.name)}"
+        raise ValueError(f"there is no file {path}: give a table's YAML, or {known}") from None
     except UnicodeError:
         raise ValueError(f"{path} is not UTF-8: give a table's YAML, such as one of configs/tables") from None
     except OSError as error:
