@@ -50,7 +50,7 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     left = {name for name in LEAVINGS if (ROOT / name).exists()} - before
     assert not left, f"the test left {sorted(left)} in {ROOT}: give it tmp_path"
-    leaked = {name for name in set(os.environ) - environment if not name.startswith(("PYTEST_", "KMP_", "TORCH"))}
+    leaked = {name for name in set(os.environ) - environment if not name.startswith(("PYTEST_", "KMP_", "TORCH", "_TORCH"))}
     assert not leaked, f"the test left {sorted(leaked)} in the environment: use monkeypatch.setenv"
 
 
