@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.local_models import LocalModels
     from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
     from flcog.callbacks.observers.training_scores import TrainingScores
-    from flcog.callbacks.papers import PAPERS as PAPERS  # not in __all__, which lists classes
+    from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
+    from flcog.callbacks.papers import PAPERS as PAPERS
     from flcog.callbacks.scaffold import SCAFFOLD
     from flcog.callbacks.stragglers import Stragglers
     from flcog.callbacks.vhl import VHL

@@ -21,3 +21,6 @@ PAPERS = {
         *("FedDisco", "FedAvgM", "FedProx", "SCAFFOLD", "FedDyn", "FedNova", "MOON", "FedDC", "EqualWeights", "Stragglers"),
     ),
 }
+
+BOUNDS = {"Centralized": "all data pooled, as many steps", "Local": "every client for itself"}
+"""Methods that papers draw as lines beside all others, and what they are; each has a config of its name."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import fill
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
@@ -78,6 +79,7 @@ def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Names
 
 def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key}: {meaning}" for key, meaning in KEYS.items())
+    bounds = " and ".join(f"{name} ({what})" for name, what in flcog.callbacks.BOUNDS.items())
     parser = parser_of(
         "compare",
         compare,
@@ -106,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bounds",
         action="store_true",
-        help="two rows more, which papers draw as lines: Centralized (all data pooled, as many steps) and Local (every client for itself)",
+        help=f"two rows more, which papers draw as lines: {bounds}",
     )
     parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
     parser.add_argument(

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.plan import SPLIT_SEED, Part, Summary, Table
 from flcog.commands.compare.published import read_published
@@ -105,7 +106,7 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
 
 def with_bounds(table: Table) -> Table:
     """The table with the bounds that papers draw as rows more, beside the first: all data pooled, and every client for itself."""
-    found = {name: shipped_configs.shipped(f"methods/{name.lower()}") for name in ("Centralized", "Local")}
+    found = {name: shipped_configs.shipped(f"methods/{name.lower()}") for name in flcog.callbacks.BOUNDS}
     rows = {name: Part((path,)) for name, path in found.items() if path is not None and name not in table.rows}
     first = next(iter(table.rows))
     return replace(table, rows={**table.rows, **rows}, against={**table.against, **dict.fromkeys(rows, first)})
