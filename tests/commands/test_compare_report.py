@@ -289,14 +289,19 @@ def test_what_is_best_says_by_what_it_was_chosen(tmp_path: Path) -> None:
     assert header[1:3] == ["best on test", "at best val"] and row[1:3] == ["90.00", "50.00"]
 
 
-def test_unfinished_runs_are_named_and_in_no_interval(tmp_path: Path) -> None:
+def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
     runs = cells(plan, tmp_path / "out", [])
     for cell in runs:
         fake_run(cell, [0.5 + cell.seed / 8], finished=cell.seed == 0 or cell.row == "A")
     given = filled(plan, runs)
     assert given.comparisons("")["B"].difference.count == 1
-    assert any("Not finished, and in no interval: B · seed 1 (round 1)" in note for note in notes(given, "std"))
+    assert any(
+        "Not finished, and left out wherever another seed has: B · seed 1 (round 1)" in note for note in notes(given, "std")
+    )
+    assert [row[1] for row in summarise(given)[1]] == ["56.25 ± 8.84", "50.00 (n = 1)"]
+    (runs[-2].folder / "finished").unlink()  # now B has none that has finished: it shows how far both have come
+    assert summarise(filled(plan, runs))[1][1][1] == "56.25 ± 8.84"
 
 
 def test_latex_has_the_best_bold_and_the_second_underlined(tmp_path: Path) -> None:

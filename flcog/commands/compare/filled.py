@@ -43,7 +43,17 @@ class Filled:
         self._scales = {column: percent_scale(self.in_column(column)) for column in self.columns}
 
     def of(self, row: str, column: str) -> list[Result]:
-        return self._results.get((row, column), [])
+        """Of the finished runs; of those that have begun where none has finished, since early scores beside final ones mislead."""
+        begun = self._results.get((row, column), [])
+        return [result for result in begun if result.finished] or begun
+
+    @property
+    def unfinished(self) -> list[Result]:
+        """Of the runs that have begun and not finished."""
+        found = [
+            result for column in self.table.columns for row in self.table.rows for result in self._results.get((row, column), [])
+        ]
+        return [result for result in found if not result.finished]
 
     def in_column(self, column: str) -> list[Result]:
         return [result for row in self.table.rows for result in self.of(row, column)]

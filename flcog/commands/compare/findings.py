@@ -116,9 +116,9 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
             "evaluations and what is prepared before round 1, and a round in which all of the arm's methods act."
         )
     said.append(_note_on_shared_rounds(filled, results))
-    unfinished = [f"{result.name} (round {result.rounds})" for result in results if not result.finished]
+    unfinished = [f"{result.name} (round {result.rounds})" for result in filled.unfinished]
     if unfinished:
-        said.append(f"Not finished, and in no interval: {'; '.join(unfinished)}.")
+        said.append(f"Not finished, and left out wherever another seed has: {'; '.join(unfinished)}.")
     outdated = [result.name for result in results if result.outdated]
     if outdated:
         said.append(f"Run before the table was changed: {'; '.join(outdated)}.")
