@@ -38,8 +38,8 @@ def write(path: str, text: str) -> None:
 
 
 def pages_of_the_root() -> None:
-    """README, RESULTS and CONTRIBUTING lie at the top of the tree; their links lead to the site's pages."""
-    names = {"README.md": "index.md", "RESULTS.md": "results.md", "CONTRIBUTING.md": "contributing.md"}
+    """README and the like lie at the top of the tree; their links lead to the site's pages."""
+    names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")} | {"README.md": "index.md"}
     for name, page in names.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         for other, target in names.items():
