@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import apply_of
+from flcog.apply import Apply, apply_of
 from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params
 from flcog.engine.setup import Engine
@@ -37,7 +37,12 @@ def notes_on_order(engine: Engine, server: ServerState) -> list[Note]:
     trial = Trial(engine, server)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a hook that warns does so in its round
-        texts = [*_replaced(engine, trial), *_never_computed(engine, trial), *_never_sent(engine, trial)]
+        texts = [
+            *_replaced(engine, trial),
+            *_never_computed(engine, trial),
+            *_never_sent(engine, trial),
+            *_unweighed(engine, trial),
+        ]
     return [Note("warning", text) for text in texts]
 
 
@@ -87,6 +92,14 @@ def _never_sent(engine: Engine, trial: "Trial") -> Iterator[str]:
             yield f"{sender.name} sends no change of the model, so what {names} makes of it is lost: list {names} before {sender.name}"
 
 
+def _unweighed(engine: Engine, trial: "Trial") -> Iterator[str]:
+    weighing = [method for method in engine.methods if method.overrides("weights")]
+    for sender in (method for method in engine.methods if method.overrides("finish_client")):
+        others = _others(weighing, sender, engine)
+        if others and trial.averages_numbers_alone(sender):
+            yield f"{sender.name} sends no change of the model and averages nothing but numbers: the weights of {_listed(others)} are lost"
+
+
 def _meet(one: Method, other: Method, engine: Engine) -> bool:
     """Whether both act in some round of the run."""
     return any(
@@ -123,6 +136,18 @@ class Trial:
     def sends_no_weights(self, method: Method) -> bool:
         return _tried(lambda: self._make(method, "finish_client", 1), lambda delta, *rest: delta is None)
 
+    def averages_numbers_alone(self, method: Method) -> bool:
+        """Whether what it sends is averaged nowhere but in numbers, for the log."""
+
+        def call() -> list[Any]:
+            context, params = self._context(method), self.server.params
+            if method.overrides("after_step"):  # which may fill what it keeps of the client
+                context = context._replace(client=method.after_step(self._apply(), params, self._batch(), context)[1])
+            upload = method.finish_client(self._numbers(1), params, context)
+            return [upload.delta, *pytree.tree_leaves(dict(upload.mean))]
+
+        return _tried(call, lambda delta, *means: delta is None and all(getattr(leaf, "ndim", 0) == 0 for leaf in means))
+
     def takes_no_gradient(self, method: Method) -> bool:
         """Whether its gradient function leaves the one that it wraps alone."""
         calls = []
@@ -154,11 +179,13 @@ class Trial:
         if hook == "correct_gradient":
             return [method.correct_gradient(given, params, context)]
         if hook == "after_step":
-            apply = apply_of(self.engine.model, {name: value.clone() for name, value in self.engine.model.buffers.items()})
-            return [method.after_step(apply, given, self._batch(), context)[0]]
+            return [method.after_step(self._apply(), given, self._batch(), context)[0]]
         end = {name: value + given[name] for name, value in params.items()}
         upload = method.finish_client(given, end, context)
         return [upload.delta, dict(upload.mean), dict(upload.sum)]
+
+    def _apply(self) -> Apply:
+        return apply_of(self.engine.model, {name: value.clone() for name, value in self.engine.model.buffers.items()})
 
     def _given(self, hook: str, seed: int) -> Any:
         return Plan(3 * seed) if hook == "plan" else self._numbers(seed)

@@ -279,3 +279,13 @@ def test_what_never_comes_is_a_warning() -> None:
         strength: Piecewise = field(default_factory=partial(Piecewise, [1.0, 0.1], [100]))
 
     assert warned(Scheduled(), rounds=5) == ["Scheduled: strength changes after round 100, which a run of 5 rounds never reaches"]
+
+
+@pytest.mark.parametrize("method", [FedDisco(), EqualWeights()])
+def test_weights_by_which_nothing_is_averaged_are_said(method: Method) -> None:
+    brief = FedDM(server_epochs=1, images_per_class=1)
+    text = f"FedDM sends no change of the model and averages nothing but numbers: the weights of {method.name} are lost"
+    assert text in warned(method, brief) and text in warned(brief, method)
+    assert warned(method, TopKMessages()) == [], "its messages are averaged by them"
+    plain, weighed = train(brief), train(method, brief)
+    assert all(torch.equal(plain.state[name], value) for name, value in weighed.state.items()), "the warning tells the truth"
