@@ -21,7 +21,7 @@ from flcog.commands.compare.curves import curves_figure, draw_curves, over_seeds
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, notes, paper_table
 from flcog.commands.compare.latex import escape, latex
-from flcog.commands.compare.plan import Summary, cells
+from flcog.commands.compare.plan import Summary, cells, select
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.report import text
 from flcog.commands.compare.results import Result
@@ -128,7 +128,7 @@ def test_options_choose_partner_confidence_and_spread(tmp_path: Path, capsys: py
     ("published", "mark"),
     [
         ({"A": 83.6, "B": 85.6}, "yes"),
-        ({"A": 84.0, "B": 86.0}, "gain only"),
+        ({"A": 84.1, "B": 86.1}, "gain only"),
         ({"A": 60, "B": 67}, "figure only"),
         ({"A": 60, "B": 59.9}, "figure only"),  # inside the interval, of the other sign
         ({"A": 20, "B": 100}, "no"),
@@ -147,11 +147,15 @@ def test_one_seed_reproduces_nothing(tmp_path: Path) -> None:
     assert [line[0] for line in lines(paper_table(given))] == ["", "A", "B"]
 
 
-def test_a_figure_is_as_exact_as_it_was_printed(tmp_path: Path) -> None:
-    """Seeds that are alike hold what rounds to the printed figure, and no more."""
-    for published, mark in ((40.004, "yes"), (40.006, "no")):
-        (verdict,) = verdicts(fill(tmp_path, {"A": C}, published={"A": {"": published}}))
-        assert verdict.mark == mark
+@pytest.mark.parametrize(
+    ("figure", "other", "mark"), [(40, 41, "yes"), (40, 41.5, "yes"), (40, 41.25, "no"), (40.04, 41.25, "yes")]
+)
+def test_a_figure_is_as_exact_as_it_was_printed(figure: float, other: float, mark: str, tmp_path: Path) -> None:
+    """Seeds that are alike, here at 40.04, hold what rounds to the printed figure, and no more. The table's figures tell its digits."""
+    given = fill(tmp_path, {"A": [0.4004] * 3, "B": C}, published={"A": {"": figure}, "B": {"": other}})
+    assert verdicts(given)[0].marks[0] == mark
+    (part,) = verdicts(Filled(select(given.table, ["A"]), given.of("A", "")))
+    assert part.mark == mark
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,8 @@ def test_a_figure_is_as_exact_as_it_was_printed(tmp_path: Path) -> None:
         ([None, None], "> 200", "no", "> 100 (2 of 2 seeds)"),
         ([12, 14], "> 100", "no", "13"),
         ([12], 12, "one seed", "12"),
+        ([None], 12, "one seed", "> 100 (1 of 1 seeds)"),
+        ([None], "> 100", "one seed", "> 100 (1 of 1 seeds)"),
     ],
 )
 def test_rounds_to_a_target(rounds: list[int | None], published: Any, mark: str, ours: str, tmp_path: Path) -> None:

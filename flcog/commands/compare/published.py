@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,11 +23,13 @@ class Figure:
         value: the figure, or what it is beyond.
         spread: the paper's ±; None where it has none.
         beyond: whether the paper says no more than that it is larger, as of rounds to a target that was not reached.
+        rounding: half of the last digit that the paper prints, by which the figure may be off.
     """
 
     value: float
     spread: float | None = None
     beyond: bool = False
+    rounding: float = field(default=0.0, compare=False)
 
 
 Published = Mapping[str, Mapping[str, Mapping[Quantity, Figure]]]
@@ -50,12 +52,33 @@ def read_published(value: Any, rows: Mapping[str, Any], columns: Mapping[str, An
     for row, values in published.items():
         for name in [row] * (str(row) not in rows) + [name for name in values if str(name) not in columns]:
             raise ValueError(f"published in {path} names {str(name)!r}, which is neither a row nor a column of the table")
-    return {
-        str(row): {
-            str(column): _quantities(given, f"published in {path}", f"{row}, {column}") for column, given in values.items()
+    return _with_rounding(
+        {
+            str(row): {
+                str(column): _quantities(given, f"published in {path}", f"{row}, {column}") for column, given in values.items()
+            }
+            for row, values in published.items()
         }
-        for row, values in published.items()
+    )
+
+
+def _with_rounding(published: Published) -> Published:
+    """The figures with their rounding. YAML keeps no zeros at the end: 53.2 was printed as 53.20 where another figure is 73.07."""
+    digits: dict[Quantity, int] = {}
+    for figures in (figures for cells in published.values() for figures in cells.values()):
+        digits |= {name: max(digits.get(name, 0), _digits(figure.value)) for name, figure in figures.items()}
+    return {
+        row: {
+            column: {name: replace(figure, rounding=0.5 * 10.0 ** -digits[name]) for name, figure in figures.items()}
+            for column, figures in cells.items()
+        }
+        for row, cells in published.items()
     }
+
+
+def _digits(value: float) -> int:
+    """How many a number has after the point."""
+    return len(f"{value:.10f}".rstrip("0").rpartition(".")[2])
 
 
 def _quantities(value: Any, where: str, cell: str) -> Mapping[Quantity, Figure]:

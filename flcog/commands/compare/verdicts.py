@@ -1,7 +1,7 @@
 """Whether a paper's figures are reproduced.
 
 A published score is reproduced if it lies in our interval: the confidence interval of the mean over our seeds, with half a unit of the
-last digit that the paper prints (0.005 of a percentage point, half a round). A published *gain*, the difference of two published scores,
+last digit that the paper prints (0.005 for 73.07, half a round). A published *gain*, the difference of two published scores,
 is reproduced if our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval
 holds much, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced
 within one per cent; of the bytes to a target that a row saves, the per cent is judged as scores are. Seconds are another machine's, and
@@ -17,9 +17,6 @@ from flcog.commands.compare.paired import Difference, Estimate, estimate
 from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.savings import saving
-
-ROUNDING = {"score": 0.005, "rounds": 0.5, "saved": 0.5}
-"""Half of the last digit that papers print."""
 
 NOT_RUN, ONE_SEED, NO, YES, NOT_JUDGED = "not run", "one seed", "no", "yes", "not judged"
 
@@ -75,7 +72,8 @@ def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: 
     else:
         ours, text = _ours(filled, row, column, quantity, runs), ""
         mark = _mark(ours, figure, quantity)
-    marks = (mark,) if gain is None else (mark, _gain_mark(*gain))
+    # Each of the two published scores was rounded.
+    marks = (mark,) if gain is None else (mark, _gain_mark(*gain, 2 * figure.rounding))
     return Verdict(row, column, quantity, figure, ours, text, gain, marks)
 
 
@@ -95,7 +93,7 @@ def _mark(ours: Estimate, figure: Figure, quantity: Quantity) -> str:
         return YES if abs(ours.mean - figure.value) <= 0.01 * figure.value else NO
     if ours.count == 1:
         return ONE_SEED
-    return YES if abs(ours.mean - figure.value) <= ours.half + ROUNDING[quantity] else NO
+    return YES if abs(ours.mean - figure.value) <= ours.half + figure.rounding else NO
 
 
 def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, str]:
@@ -108,7 +106,7 @@ def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[
         short = min(run.rounds for run in runs if not run.targets)
         text = f"> {short} ({len(runs) - len(reached)} of {len(runs)} seeds)"
         agree = figure.beyond and not reached and short >= figure.value
-        return None, text, YES if agree else ONE_SEED if len(runs) == 1 else NO
+        return None, text, ONE_SEED if len(runs) == 1 else YES if agree else NO
     ours = estimate(reached, confidence)
     if figure.beyond and ours.count > 1:
         return ours, "", YES if ours.mean > figure.value else NO
@@ -122,7 +120,7 @@ def _saved(filled: Filled, row: str, column: str, runs: Sequence[Result], figure
         said = f"target not reached ({len(missed)} of {len(runs)} seeds)" if missed else ""
         ours = None if missed else estimate([], filled.table.confidence)
         return ours, said, NOT_RUN if not missed else ONE_SEED if len(runs) == 1 else NO
-    ours, slack = found.percent, ROUNDING["saved"]
+    ours, slack = found.percent, figure.rounding
     text = f"> {ours.mean:.1f} %" if found.beyond else ""
     if ours.count == 1:
         mark = ONE_SEED
@@ -146,9 +144,8 @@ def _gain(filled: Filled, row: str, column: str) -> tuple[Difference, float] | N
     return comparison.difference, figures[0].value - figures[1].value
 
 
-def _gain_mark(ours: Difference, published: float) -> str:
+def _gain_mark(ours: Difference, published: float, rounding: float) -> str:
     if ours.count == 1:
         return ONE_SEED
-    # Each of the two published scores was rounded.
-    inside = abs(ours.mean - published) <= ours.half + 2 * ROUNDING["score"]
+    inside = abs(ours.mean - published) <= ours.half + rounding
     return YES if inside and ours.mean * published >= 0 else NO
