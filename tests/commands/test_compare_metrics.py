@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from commands.test_compare import filled, plan_file
+from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
 from flcog.commands.compare.curves import draw_curves
+from flcog.commands.compare.latex import latex
 from flcog.commands.compare.plan import Cell, apart, cells, select
+from flcog.commands.compare.report import text
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of
+from flcog.commands.compare.table import summarise
 from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.verdicts import verdicts
 
 METRICS = {"loss": "test/loss", "training": "training/accuracy"}
 SETTINGS = {"x": None, "y": {"arguments": {"data.seed": 3}}}
@@ -63,6 +67,38 @@ def test_each_column_is_of_its_metric(tmp_path: Path) -> None:
         check_metric(results_of(wrong, runs, None), runs)
 
 
+def test_a_metric_may_have_a_summary_of_its_own(tmp_path: Path) -> None:
+    """As FedWalk's training accuracy, which is the last value of what was noted at the best evaluation so far, not the largest."""
+    metrics = {"noted": {"metric": "training/accuracy_at_best", "summary": "last"}, "test": "test/accuracy"}
+    plan = read_table(plan_file(tmp_path, metrics=metrics, published={"A": {"noted": 70.0}}))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in apart(runs):
+        fake_run(cell, [0.5, 0.625, 0.25], finished=True, training__accuracy_at_best=[0.875, 0.75, 0.75])
+    given = filled(plan, runs)
+    header, (a, _) = summarise(given)
+    assert (header[1:3], a[1:3]) == (["noted", "test"], ["75.00 [70.00]", "62.50"])
+    (verdict,) = verdicts(given)
+    assert verdict.ours is not None and verdict.ours.mean == 75 and given.comparisons("noted")["B"].difference.mean == 0
+    said = text(given, "std")
+    assert (
+        "The first table has the best evaluation (of noted the last evaluation) of each run; the paper's is in brackets." in said
+    )
+    tex = latex(given, "std")
+    assert (
+        r"A & \textbf{75.00} & \textbf{62.50} \\" in tex
+        and "Best evaluation (of noted the last evaluation), mean over 1 seed" in tex
+    )
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_what_was_noted_at_the_best_evaluation_is_the_last_that_was_noted(path: Path) -> None:
+    table = read_table(path)
+    noted = [name for name, part in table.columns.items() if (part.metric or table.metric or "").endswith("_at_best")]
+    assert {table.summary_of(name) for name in noted} <= {"last"} and bool(noted) == (
+        path.stem in ("fedwalk", "fedwalk-cifar100")
+    )
+
+
 def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = []
 
@@ -91,9 +127,14 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     [
         (
             {"metrics": ["test/loss"]},
-            r"metrics in .* must be columns of metrics.csv by name, \{test: test/accuracy\}; got \['test/loss'\]",
+            r"metrics in .* must be columns of metrics.csv by name, \{test: test/accuracy\}, or .*; got \['test/loss'\]",
         ),
         ({"metrics": {"a": 3}}, "metrics in .* must be columns of metrics.csv by name"),
+        (
+            {"metrics": {"a": {"metric": "test/loss"}}},
+            r"or with a summary of their own, \{test: \{metric: test/accuracy, summary: last\}\}",
+        ),
+        ({"metrics": {"a": {"metric": "test/loss", "summary": "worst"}}}, "or with a summary of their own"),
         ({"metrics": METRICS, "metric": "test/loss"}, "has both metric and metrics: keep one"),
     ],
 )

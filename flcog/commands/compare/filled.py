@@ -84,7 +84,7 @@ class Filled:
 
     def estimate(self, row: str, column: str) -> Estimate:
         """The compared score over finished seeds."""
-        return estimate(_finite(self.scores(row, column, self.table.summary, finished=True)), self.table.confidence)
+        return estimate(_finite(self.scores(row, column, self.table.summary_of(column), finished=True)), self.table.confidence)
 
     def comparisons(self, column: str) -> dict[str, Comparison]:
         """Of each row of which a finished run has a partner, in one setting."""
@@ -101,7 +101,7 @@ class Filled:
         }
 
     def _difference(self, row: str, against: str, column: str) -> Difference:
-        ours, theirs = (self.scores(name, column, self.table.summary, finished=True) for name in (row, against))
+        ours, theirs = (self.scores(name, column, self.table.summary_of(column), finished=True) for name in (row, against))
         seeds = [seed for seed in ours if seed in theirs and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])]
         return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self.table.confidence)
 

@@ -1,22 +1,32 @@
 """What a comparison found, in tables and sentences: how the rows differ, which published figures are reproduced, what to bear in mind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flcog.commands.compare.filled import Comparison, Filled
 from flcog.commands.compare.paired import Difference, Estimate
-from flcog.commands.compare.plan import file_name
+from flcog.commands.compare.plan import Summary, Table, file_name
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.results import Result, number
 from flcog.commands.compare.table import Spread, figure_text
 from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.text import markdown
 
-SUMMARIES = {
+SUMMARIES: Mapping[Summary, str] = {
     "best": "best evaluation",
     "last": "last evaluation",
     "mean": "mean of the last evaluations",
     "val": "score at the best validation",
 }
+
+
+def compared(table: Table) -> str:
+    """Which score of a run is compared: "best evaluation", or "best evaluation (of training the last evaluation)"."""
+    own: dict[Summary, list[str]] = {}
+    for column, part in table.columns.items():
+        if part.summary is not None and part.summary != table.summary:
+            own.setdefault(part.summary, []).append(column)
+    others = "; ".join(f"of {' and '.join(columns)} the {SUMMARIES[summary]}" for summary, columns in own.items())
+    return SUMMARIES[table.summary] + (f" ({others})" if others else "")
 
 
 def percent(confidence: float) -> str:
@@ -90,12 +100,12 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
     """What a reader has to know of the figures, a sentence or two each."""
     table = filled.table
     results = [result for column in table.columns for result in filled.in_column(column)]
+    what = compared(table)
     said = [_note_on_scores(filled), _note_on_spread(filled, spread)]
     if len(filled.columns) > 1:
         brackets = "; the paper's is in brackets" if table.published else ""
-        said.append(f"The first table has the {SUMMARIES[table.summary]} of each run{brackets}.")
+        said.append(f"The first table has the {what} of each run{brackets}.")
     pairs = [found.difference.count for column in filled.columns for found in filled.comparisons(column).values()]
-    what = SUMMARIES[table.summary]
     if pairs and max(pairs) == 1:
         said.append(f"Rows are compared by the {what} of one seed, of which there is neither interval nor test.")
     elif pairs:

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from flcog.commands.compare.filled import Filled
-from flcog.commands.compare.findings import SUMMARIES, percent
+from flcog.commands.compare.findings import compared, percent
 from flcog.commands.compare.results import number
 from flcog.commands.compare.table import Spread, spread_of
 
@@ -66,7 +66,7 @@ def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
 
 
 def _mean(filled: Filled, row: str, column: str) -> str:
-    values = list(filled.scores(row, column, filled.table.summary).values())
+    values = list(filled.scores(row, column, filled.table.summary_of(column)).values())
     return number(statistics.fmean(values)) if values else ""
 
 
@@ -76,7 +76,7 @@ def _cell(filled: Filled, row: str, column: str, text: str, ranks: Sequence[floa
     marked = text
     if float(text) in ranks:
         marked = rf"\textbf{{{text}}}" if float(text) == ranks[0] else rf"\underline{{{text}}}"
-    deviation = spread_of(filled, row, column, filled.table.summary, spread)
+    deviation = spread_of(filled, row, column, filled.table.summary_of(column), spread)
     return marked if deviation != deviation else rf"{marked} {{\scriptsize $\pm$ {deviation:.2f}}}"
 
 
@@ -89,7 +89,8 @@ def _explained(filled: Filled, spread: Spread) -> str:
     over = f"mean over {many} seed{'s' * (seeds != [1])}"
     after = "standard deviation over the last evaluations" if over_rounds else words[spread]
     shown = over_rounds or (bool(seeds) and seeds[-1] > 1)
-    text = f"{SUMMARIES[filled.table.summary].capitalize()}, {over}" + (f" ± {after}" if shown else "")
+    what = compared(filled.table)
+    text = f"{what[:1].upper()}{what[1:]}, {over}" + (f" ± {after}" if shown else "")
     return f"{escape(text)}. Best in bold, second underlined."
 
 

@@ -28,7 +28,7 @@ class Part:
     """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values.
 
     A row may have further options in single columns, such as a step size that was tuned for each setting. A column may show a metric of
-    its own of a setting whose runs several columns show.
+    its own of a setting whose runs several columns show, and compare another score of a run than the table's other columns.
     """
 
     configs: tuple[Path, ...] = ()
@@ -36,6 +36,7 @@ class Part:
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metric: str | None = None
     setting: str | None = None
+    summary: Summary | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Table:
         against: for each row the one it is compared with, seed by seed. A row that stands against itself is compared with none.
         varies_split: whether a seed draws the split too; else all seeds share one.
         confidence: with which probability an interval holds the true difference, 0.95 for a 95 % interval.
-        summary: which of a run's scores is compared, with the other arms and with the paper.
+        summary: which of a run's scores is compared, with the other arms and with the paper, where a column has no other.
         over_rounds: whether the mean of the last evaluations shows its deviation over them, not over seeds.
         average: the name of a further column, the mean over all settings; none where it is empty.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
@@ -79,6 +80,10 @@ class Table:
     reproduces: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     trunks: bool = True
+
+    def summary_of(self, column: str) -> Summary:
+        """Which of a run's scores is compared in this column."""
+        return (self.columns[column].summary if column in self.columns else None) or self.summary
 
 
 @dataclass

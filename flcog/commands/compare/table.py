@@ -52,7 +52,7 @@ def _overview(filled: Filled, spread: Spread) -> list[Column]:
         def written(row: str) -> str:
             figure = filled.table.published.get(row, {}).get(column, {}).get("score")
             paper = f"[{figure_text(figure, 'score')}]" if figure else ""
-            return f"{score_text(filled, row, column, filled.table.summary, spread)} {paper}".strip()
+            return f"{score_text(filled, row, column, filled.table.summary_of(column), spread)} {paper}".strip()
 
         return written
 

@@ -23,7 +23,7 @@ KEYS = {
     "vary": "what a seed draws: [seed], or [seed, partition_seed] where it draws the split too",
     "metric": "the column of metrics.csv that is compared; the task's main one by default",
     "metrics": "several of them by name, each of which makes a column of every setting: {training: training/accuracy, test: "
-    "test/accuracy}",
+    "test/accuracy}; {metric: ..., summary: ...} for one with a summary of its own",
     "summary": "which score of a run is compared with the other arms and the paper: best, last, mean of the last evaluations, or "
     "val, the one at the round where the validation set's was best",
     "last": "how many evaluations that mean takes, 5 by default",
@@ -208,15 +208,26 @@ def _with_metrics(columns: Mapping[str, Part], content: dict[Any, Any], path: Pa
     metrics = content.get("metrics")
     if metrics is None:
         return columns
-    if not isinstance(metrics, dict) or not metrics or not all(isinstance(metric, str) for metric in metrics.values()):
-        raise ValueError(f"metrics in {path} must be columns of metrics.csv by name, {{test: test/accuracy}}; got {metrics!r}")
+    if not isinstance(metrics, dict) or not metrics or not all(map(_is_metric, metrics.values())):
+        raise ValueError(
+            f"metrics in {path} must be columns of metrics.csv by name, {{test: test/accuracy}}, or with a summary of their own, "
+            f"{{test: {{metric: test/accuracy, summary: last}}}}; got {metrics!r}"
+        )
     if "metric" in content:
         raise ValueError(f"{path} has both metric and metrics: keep one")
+    given = {name: metric if isinstance(metric, dict) else {"metric": metric} for name, metric in metrics.items()}
     return {
-        f"{column} {name}".strip(): replace(part, metric=metric, setting=column)
+        f"{column} {name}".strip(): replace(part, setting=column, **metric)
         for column, part in columns.items()
-        for name, metric in metrics.items()
+        for name, metric in given.items()
     }
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether it is a column of metrics.csv, or one with the summary by which it is compared."""
+    if not isinstance(value, dict):
+        return isinstance(value, str)
+    return value.keys() == {"metric", "summary"} and isinstance(value["metric"], str) and value["summary"] in get_args(Summary)
 
 
 def _last(content: dict[Any, Any], path: Path) -> int:
