@@ -12,6 +12,7 @@ from flcog.commands.compare.published import Figure
 from flcog.commands.compare.table_file import read_table, with_bounds
 
 ROWS = {"A": None, "B": None, "C": None}
+TABLES = sorted((ROOT / "configs/tables").glob("*.yaml"))
 
 
 def table(folder: Path, **content: Any) -> Table:
@@ -101,11 +102,25 @@ def test_part_of_a_table(tmp_path: Path) -> None:
     assert part.average == "" and part.published == {"A": {"x": {"score": Figure(1)}}}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/tables").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_our_tables_fill_what_the_papers_have(path: Path) -> None:
     papers = yaml.safe_load((ROOT / "configs/papers.yaml").read_text())
     items = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     assert set(read_table(path).reproduces) <= items
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in TABLES if "studies/fedssyn-cifar10" in path.read_text() and not path.stem.endswith("scripts")],
+    ids=lambda path: path.stem,
+)
+def test_fedssyns_local_steps_are_those_of_its_text(path: Path) -> None:
+    """10 n_i / 256, of the n_i images on which a client trains; its scripts go by epochs."""
+    plan = read_table(path)
+    for column in plan.columns.values():
+        options = {"data.num_clients": 10, "trainer.local_steps": 195, **plan.common.arguments, **column.arguments}
+        images = 50_000 * (1 - options.get("data.val_fraction", 0)) / options["data.num_clients"]
+        assert options["trainer.local_steps"] == round(10 * images / 256)
 
 
 def test_the_bounds_are_rows_of_any_table(tmp_path: Path) -> None:
