@@ -27,11 +27,14 @@ def names() -> list[str]:
 def find(given: str, within: str = "") -> str:
     """The path of the config that ``given`` names: a file of the user's before a shipped one; ``given`` itself where there is none.
 
+    A folder is no config: ``flcog compare digits --out digits`` leaves one, and the same command goes on.
+
     Args:
         given: a path, or a shipped config's name with or without ``configs/`` before and ``.yaml`` behind it.
         within: a folder of configs that may be left out of the name.
     """
-    return given if Path(given).exists() else str(shipped(given, within) or given)
+    path = Path(given)
+    return given if path.exists() and not path.is_dir() else str(shipped(given, within) or given)
 
 
 def shipped(given: str, within: str = "") -> Path | None:

@@ -16,9 +16,10 @@ from harness import ROOT
 from flcog.commands.cli import main
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Cell, Table, cells
+from flcog.commands.compare.published import Figure
 from flcog.commands.compare.runner import claim
 from flcog.commands.compare.saved_results import results_of
-from flcog.commands.compare.table import summarise
+from flcog.commands.compare.table import figure_text, summarise
 from flcog.commands.compare.table_file import read_table
 
 TABLES = sorted((ROOT / "configs/tables").glob("*.yaml"))
@@ -158,7 +159,8 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
     header, rows = summarise(filled(plan, runs))
     assert header[:5] == ["", "best", "last", "mean of last 4", "rounds to accuracy_0.2"]
     # (1024 x 2.5 + 2048) bytes on average
-    assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4", ""]
+    assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4 (1 of 2 seeds)", ""]
+    assert figure_text(Figure(65 / 3), "rounds") == "21.7" and figure_text(Figure(100, beyond=True), "rounds") == "> 100"
 
 
 def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

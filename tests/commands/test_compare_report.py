@@ -21,7 +21,7 @@ from flcog.commands.compare.curves import curves_figure, draw_curves, over_seeds
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, notes, paper_table
 from flcog.commands.compare.latex import escape, latex
-from flcog.commands.compare.plan import Summary, cells, select
+from flcog.commands.compare.plan import Summary, Table, cells, select
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.report import text
 from flcog.commands.compare.results import Result
@@ -295,6 +295,17 @@ def test_what_is_best_says_by_what_it_was_chosen(tmp_path: Path) -> None:
     assert header[1:3] == ["best on test", "at best val"] and row[1:3] == ["90.00", "50.00"]
 
 
+def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
+    """As those of a trial: flcog compare fedcog -- --trainer.rounds 5."""
+    given = fill(tmp_path, {"A": A, "B": B})
+    assert not any("other settings" in note for note in notes(given, "std"))
+    short = [replace(result, arguments="--trainer.rounds 5") for result in given.of("A", "")]
+    assert "Run with other settings than the table's: --trainer.rounds 5 (every run)." in notes(Filled(given.table, short), "std")
+    one = replace(given.of("B", "")[1], arguments="--model.lr 1")
+    (said,) = [note for note in notes(Filled(given.table, [*short, *given.of("B", "")[:1], one]), "std") if "other" in note]
+    assert said.endswith("--trainer.rounds 5 (A · seed 0; A · seed 1; A · seed 2), and --model.lr 1 (B · seed 1).")
+
+
 def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
     runs = cells(plan, tmp_path / "out", [])
@@ -328,13 +339,29 @@ def test_latex_has_the_best_bold_and_the_second_underlined(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
 def test_latex_compiles(tmp_path: Path) -> None:
-    letters = "A & 50% $5 #1 a_b {c} ~ ^ \\ <α> Δ | ± × ≥ ≤ ∞ − · é"
-    given = fill(tmp_path, {letters: A, "B": B}, columns={letters: None}, title=letters)
-    packages = r"\usepackage{booktabs}"
+    """Every table of ours, and one with the letters that mean something to LaTeX; none is wider than the page's text."""
+    letters = "[A] * → ≈ ≠ & 50% $5 #1 a_b {c} ~ ^ \\ <α> Δ | ± × ≥ ≤ ∞ − · é"
+    tables = [latex(with_scores(replace(read_table(path), seeds=(0, 1, 2))), "interval") for path in TABLES]
+    tables.append(latex(fill(tmp_path, {letters: A, "[B]": B, "*": C}, columns={letters: None}, title=letters), "std"))
+    document = "\n\\clearpage\n".join(tables)
     (tmp_path / "a.tex").write_text(
-        rf"\documentclass{{article}}{packages}\begin{{document}}{latex(given, 'std')}\end{{document}}"
+        rf"\documentclass{{article}}\usepackage{{booktabs,graphicx}}\begin{{document}}{document}\end{{document}}"
     )
-    subprocess.run(["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, stdout=subprocess.PIPE, check=False)
+    said = done.stdout.decode(errors="replace")
+    assert done.returncode == 0, said[-500:]
+    assert r"Overfull \hbox" not in said
+
+
+def test_latex_ranks_what_is_a_number(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, rows=dict.fromkeys("ABCD")))
+    scores = {"A": 0.5, "B": math.nan, "C": 0.75, "D": 0.25}
+    given = Filled(plan, [Result(row, "", 0, True, 9, "test/accuracy", {"best": score}) for row, score in scores.items()])
+    text = latex(given, "std")
+    assert (
+        r"C & \textbf{75.00}" in text and r"A & \underline{50.00}" in text and r"B & nan \\" in text and r"D & 25.00 \\" in text
+    )
+    assert "Without a number at the end, and left out of intervals and differences: B · seed 0." in notes(given, "std")
 
 
 def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:
@@ -344,10 +371,14 @@ def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:
 
 
 def test_latex_escapes_what_it_would_read_as_its_own() -> None:
-    assert escape("50% of {x}_1 #2 $3 ~ ^ \\ <λ> Δ Α ±") == (
+    assert escape("50% of {x}_1 #2 $3 ~ ^ \\ <λ> Δ Α ο ± →") == (
         r"50\% of \{x\}\_1 \#2 \$3 \textasciitilde{} \textasciicircum{} \textbackslash{} \textless{}$\lambda$\textgreater{} "
-        r"$\Delta$ Α $\pm$"
+        r"$\Delta$ Α ο $\pm$ $\rightarrow$"
     )
+    greek = "αβγδεζηθικλμνξπρςστυφχψω"
+    named = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma sigma tau upsilon phi chi psi omega"
+    assert escape(greek) == "".join(f"$\\{name}$" for name in named.split())
+    assert escape("[2] *") == "{[}2{]} {*}"  # after the \\\\ of the line before, they would belong to it
 
 
 def test_the_csv_holds_numbers(tmp_path: Path) -> None:
@@ -406,10 +437,8 @@ def test_a_papers_figure_as_text(tmp_path: Path) -> None:
     assert row[header.index("published")] == "73.07 ± 0.08"
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_table_of_ours_is_reported(path: Path, tmp_path: Path) -> None:
-    """With scores that are the paper's on average, each of its scores is reproduced."""
-    table = replace(read_table(path), seeds=(0, 1, 2))
+def with_scores(table: Table) -> Filled:
+    """With scores that are the paper's on average over three seeds."""
     rng = np.random.default_rng(0)
     results = []
     for row, column, shift in itertools.product(table.rows, table.columns, (-1.0, 0.0, 1.0)):
@@ -417,8 +446,14 @@ def test_every_table_of_ours_is_reported(path: Path, tmp_path: Path) -> None:
         score = (figure.value if figure else 50) + shift + rng.normal(0, 0.01)
         scores = dict.fromkeys(get_args(Summary), score)
         results.append(Result(row, column, int(shift) + 1, True, 9, "test/accuracy", scores, averaged=5, seconds=1.0))
-    given = Filled(table, results)
-    said = text(given, "std")
+    return Filled(table, results)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_is_reported(path: Path, tmp_path: Path) -> None:
+    """Each of its published scores is reproduced."""
+    given = with_scores(replace(read_table(path), seeds=(0, 1, 2)))
+    table, said = given.table, text(given, "std")
     assert said.startswith(table.title) and not re.search(r"\b(nan|inf)\b", said)
     marks = [verdict.marks[0] for verdict in verdicts(given) if verdict.quantity == "score" and verdict.column in table.columns]
     assert set(marks) <= {"yes"}

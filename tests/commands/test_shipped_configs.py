@@ -29,6 +29,13 @@ def test_a_file_of_the_users_comes_first(tmp_path: Path) -> None:
     assert shipped_configs.find("quickstart") == "quickstart"
 
 
+def test_a_folder_of_that_name_is_no_config(tmp_path: Path) -> None:
+    """As ``flcog compare digits --out digits`` leaves one."""
+    (tmp_path / "digits").mkdir()
+    assert Path(shipped_configs.find("digits", within="tables")) == ROOT / "configs/tables/digits.yaml"
+    assert shipped_configs.find(str(tmp_path)) == str(tmp_path)
+
+
 def test_only_what_follows_the_option_is_a_name() -> None:
     words = ["fit", "-c", "methods/fedprox", "--config=quickstart", "--trainer.default_root_dir", "quickstart"]
     method, quickstart = ROOT / "configs/methods/fedprox.yaml", ROOT / "configs/quickstart.yaml"

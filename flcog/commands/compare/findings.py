@@ -1,5 +1,6 @@
 """What a comparison found, in tables and sentences: how the rows differ, which published figures are reproduced, what to bear in mind."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from flcog.commands.compare.filled import Comparison, Filled
@@ -129,11 +130,34 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
     unfinished = [f"{result.name} (round {result.rounds})" for result in filled.unfinished]
     if unfinished:
         said.append(f"Not finished, and left out wherever another seed has: {'; '.join(unfinished)}.")
+    said += [_note_on_other_settings(results), _note_on_no_numbers(filled)]
     outdated = [result.name for result in results if result.outdated]
     if outdated:
         said.append(f"Run before the table was changed: {'; '.join(outdated)}.")
-    said += [f"Not as in the paper: {deviation.rstrip('.')}." for deviation in table.deviations]
+    said += [f"Not as in the paper, or not said there: {deviation.rstrip('.')}." for deviation in table.deviations]
     return [note for note in said if note]
+
+
+def _note_on_other_settings(results: Sequence[Result]) -> str:
+    """Which runs had options of the command beside the table's."""
+    given: dict[str, list[str]] = {}
+    for result in results:
+        if result.arguments:
+            given.setdefault(result.arguments, []).append(result.name)
+    named = [f"{words} ({'every run' if len(names) == len(results) else '; '.join(names)})" for words, names in given.items()]
+    return f"Run with other settings than the table's: {', and '.join(named)}." if named else ""
+
+
+def _note_on_no_numbers(filled: Filled) -> str:
+    """Which finished runs have no number to compare, as those that diverged."""
+    names = [
+        f"{row} · {column} · seed {seed}" if column else f"{row} · seed {seed}"
+        for column in filled.table.columns
+        for row in filled.table.rows
+        for seed, score in filled.scores(row, column, filled.table.summary_of(column), finished=True).items()
+        if not math.isfinite(score)
+    ]
+    return f"Without a number at the end, and left out of intervals and differences: {'; '.join(names)}." if names else ""
 
 
 def _note_on_scores(filled: Filled) -> str:

@@ -1,5 +1,6 @@
 """The filled table in LaTeX, to go into a paper as it is: booktabs, the best of a column bold, the second underlined."""
 
+import math
 import statistics
 import unicodedata
 from collections.abc import Sequence
@@ -9,24 +10,38 @@ from flcog.commands.compare.findings import compared, percent
 from flcog.commands.compare.results import number
 from flcog.commands.compare.table import Spread, spread_of
 
-ESCAPES = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "·": r"\textperiodcentered{}",
-    "×": r"$\times$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "∞": r"$\infty$",
-    "−": "$-$",
-}
+ESCAPES = (
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {letter: f"{{{letter}}}" for letter in "[]*"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "·": r"\textperiodcentered{}",
+        "×": r"$\times$",
+        "≥": r"$\geq$",
+        "≤": r"$\leq$",
+        "≈": r"$\approx$",
+        "≠": r"$\neq$",
+        "→": r"$\rightarrow$",
+        "←": r"$\leftarrow$",
+        "∞": r"$\infty$",
+        "−": "$-$",
+    }
+)
+"""A row that begins with [ or * would else be read as what belongs to the end of the line before it."""
 
 CAPITALS = ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega")
 """The Greek ones that LaTeX has a name for."""
+
+NAMED = {name.lower() for name in CAPITALS} | {
+    *("alpha", "beta", "epsilon", "zeta", "eta", "iota", "kappa", "mu", "nu", "rho", "tau", "chi"),
+}
+"""The small ones."""
 
 
 def latex(filled: Filled, spread: Spread) -> str:
@@ -37,17 +52,18 @@ def latex(filled: Filled, spread: Spread) -> str:
     ]
     return "\n".join(
         [
-            r"% \usepackage{booktabs}",
+            r"% \usepackage{booktabs,graphicx}",
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{escape(filled.table.title.rstrip('.'))}. {_explained(filled, spread)}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{% made smaller where it is wider than the text",
             rf"\begin{{tabular}}{{l{'c' * len(filled.columns)}}}",
             r"\toprule",
             rf"{head} \\",
             r"\midrule",
             *body,
             r"\bottomrule",
-            r"\end{tabular}",
+            r"\end{tabular}}",
             r"\end{table}",
             "",
         ]
@@ -60,7 +76,8 @@ def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
     for column in filled.columns:
         shown = {row: _mean(filled, row, column) for row in filled.table.rows}
         # Ranked as printed: what reads the same is equally good.
-        ranks = sorted({float(text) for text in shown.values() if text}, reverse=not filled.lower_is_better(column))[:2]
+        numbers = {float(text) for text in shown.values() if text and math.isfinite(float(text))}
+        ranks = sorted(numbers, reverse=not filled.lower_is_better(column))[:2]
         columns.append([_cell(filled, row, column, text, ranks, spread) for row, text in shown.items()])
     return [list(texts) for texts in zip(*columns, strict=True)]
 
@@ -105,5 +122,5 @@ def _greek(letter: str) -> str:
         return letter
     spelt = name.rpartition(" ")[2].lower().replace("lamda", "lambda")
     if "SMALL" in name:
-        return f"$\\{spelt}$"
+        return f"$\\{spelt}$" if spelt in NAMED else letter
     return f"$\\{spelt.capitalize()}$" if spelt.capitalize() in CAPITALS else letter

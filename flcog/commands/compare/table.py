@@ -139,9 +139,15 @@ def _rounds_to(target: str, results: Sequence[Result]) -> str:
         return ""
     reached = [result.targets[target] for result in results if target in result.targets]
     if len(reached) < len(results):
-        return f"> {max(result.rounds for result in results if target not in result.targets)}"
+        most = max(result.rounds for result in results if target not in result.targets)
+        return f"> {most}" + (f" ({len(results) - len(reached)} of {len(results)} seeds)" if reached else "")
     rounds, sent = (statistics.fmean(values) for values in zip(*reached, strict=True))
-    return f"{rounds:g} ({human(round(sent))})"
+    return f"{_rounds(rounds)} ({human(round(sent))})"
+
+
+def _rounds(mean: float) -> str:
+    """A mean of whole numbers: "8" or "21.7"."""
+    return f"{mean:.1f}".removesuffix(".0")
 
 
 def _saving_columns(filled: Filled, column: str) -> list[Column]:
@@ -177,7 +183,7 @@ def figure_text(figure: Figure, quantity: str) -> str:
     """A paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %"."""
     writers: dict[str, Callable[[float], str]] = {
         "score": number,
-        "rounds": lambda value: f"{value:g}",
+        "rounds": _rounds,
         "seconds": seconds,
         "bytes": human,
         "saved": lambda value: f"{value:.1f} %",
