@@ -3,6 +3,7 @@
 Here programs are recorded as they are for ``torch.compile``, and run as recorded: torch's compiler takes many seconds for each.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -263,3 +264,17 @@ def test_autocast(programs: list[int]) -> None:
         runs = [train(compile=c, **options) for c in (True, False)]
     assert_close(runs[0].params, runs[1].params, 1e-2)
     assert len(programs) == 1
+
+
+def test_a_cpu_run_is_not_told_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's compiler says on its way to a C++ compiler, where CUDA's toolkit is installed."""
+    said, log = list[str](), logging.getLogger("torch.utils.cpp_extension")
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(log, "handlers", [handler])
+    monkeypatch.setattr(log, "filters", [])
+    monkeypatch.setattr(torch, "compile", lambda graph, **options: graph)
+    compiled.compiled(Tensor.zero_, [torch.zeros(1)])
+    log.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
+    log.warning("The compiler is %s", "too old")
+    assert said == ["The compiler is too old"]

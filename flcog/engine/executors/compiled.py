@@ -1,6 +1,7 @@
 """Local steps compiled by ``torch.compile``: one program for all steps, chunks and rounds."""
 
 import dataclasses
+import logging
 import threading
 import time
 import warnings
@@ -147,9 +148,15 @@ def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Calla
     They are recorded once, on tensors without numbers, so that torch gets a list of operations and none of the Python around them:
     methods, modules and their attributes, of which it would ask at every call whether they have changed.
     """
+    logging.getLogger("torch.utils.cpp_extension").addFilter(_is_news)
     graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     program: Callable[..., None] = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
     return program
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """All but torch's line, as its C++ compiler is looked for, that a machine with CUDA's toolkit has no GPU: the run is on its CPU."""
+    return not str(record.msg).startswith("No CUDA runtime is found")
 
 
 class CompiledSteps:
