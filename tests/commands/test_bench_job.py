@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine.test_patches import Pictures
+from fake_device import computing_there, waits
 from harness import TinyData, assert_close, make_trainer
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -16,6 +18,7 @@ import flcog
 from commands.bench_jobs import prepared, reference
 from flcog.commands.bench.against import job_of
 from flcog.commands.bench.bare import BareLoop, batches_of
+from flcog.commands.bench.command import bench
 from flcog.commands.bench.contenders.job import Batches
 from flcog.commands.bench.program import program_of
 from flcog.models import MLP, ResNet18, SimpleCNN, TextCNN
@@ -155,3 +158,14 @@ def test_what_others_cannot_train_is_refused() -> None:
         ValueError, match=r"trainer.precision=bf16-mixed is not what the others train in; give 32-true or 64-true"
     ):
         job_of(trainer, batches)
+
+
+def test_an_accelerator_is_timed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """The images lie on it, of which the loader that ours is compared with reads one after another on the CPU."""
+    with computing_there():
+        waits.clear()
+        trainer = make_trainer(None, precision="32-true", clients_per_round=2, local_steps=1)
+        bench(trainer, flcog.Classifier(SimpleCNN(1, 3)), Pictures(4, batch_size=5), repeats=1, seconds=0)
+    printed = capsys.readouterr().out
+    assert "reading 48 images" in printed
+    assert waits["the end of all work"] > 0

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from harness import train
+from torch.autograd import DeviceType
 
 from flcog.commands.bench.profile import check_folder, profile_round, table
 
@@ -41,3 +42,18 @@ def test_the_tables_figures() -> None:
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table(events, took=0.2).splitlines()[2:]]
     assert rows[:2] == [["op7", "0.10 s", "50.0%", "7"], ["op3", "10 ms", "5.0%", "3"]]
     assert rows[-1][:3] == ["Python, and waiting", "90 ms", "45.0%"]
+
+
+def test_on_a_gpu_a_kernels_time_counts_once() -> None:
+    """torch gives it to the kernel, and again to what asked for it: an operation, or a range that the user has named."""
+
+    def event(key: str, device: DeviceType, named: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(key=key, count=1, device_type=device, is_user_annotation=named, self_device_time_total=6e4)
+
+    asked = [event("aten::mm", DeviceType.CPU), event("my range", DeviceType.CUDA, named=True)]
+    rows = [line.split("|") for line in table([*asked, event("gemm", DeviceType.CUDA)], took=0.1, on_gpu=True).splitlines()[2:]]
+    assert [[cell.strip() for cell in row[1:4]] for row in rows] == [
+        ["gemm", "60 ms", "60.0%"],
+        ["all other operations", "0.0 ms", "0.0%"],
+        ["no operation running", "40 ms", "40.0%"],
+    ]

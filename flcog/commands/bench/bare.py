@@ -40,7 +40,7 @@ class BareLoop:
     name = "bare"
 
     def __init__(self, trainer: Any, batches: Batches, structure: Any) -> None:
-        self.device, self.batches, self.structure = trainer.fabric.device, batches, structure
+        self.device, self.batches, self.structure = trainer.run.processes.device, batches, structure
         self.server = copy.deepcopy(trainer.run.model.module)
         if trains_itself(self.server):
             raise ValueError(

@@ -5,10 +5,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from flcog.commands.bench.waiting import wait_for_device
 from flcog.core.text import markdown, seconds
 
 MOST_ROWS = 12
@@ -29,15 +30,14 @@ def profile_round(trainer: Any, path: str) -> None:
         trainer: prepared, and warm.
         path: where the trace goes.
     """
-    is_first, on_gpu = trainer.run.processes.is_first, trainer.fabric.device.type == "cuda"
+    is_first, on_gpu = trainer.run.processes.is_first, trainer.run.processes.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     began = time.perf_counter()
     # Without this the threads on which clients run side by side would count as nothing.
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=activities, experimental_config=everywhere) if is_first else nullcontext() as profiler:
         trainer.train_round()
-        if on_gpu:
-            torch.cuda.synchronize()
+        wait_for_device(trainer.run.processes.device)
     took = time.perf_counter() - began
     if profiler is not None:
         profiler.export_chrome_trace(path)
@@ -55,6 +55,8 @@ def table(events: Any, took: float, on_gpu: bool = False) -> str:
         took: seconds of the round, times the threads on which clients run side by side.
         on_gpu: whether a kernel's time on the GPU counts, instead of what the CPU took to ask for it.
     """
+    if on_gpu:  # a kernel's time is its own and once more that of the operation on the CPU that asked for it
+        events = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
     attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     times = sorted(((getattr(event, attribute) / 1e6, event.key, event.count) for event in events), reverse=True)
     inside = sum(spent for spent, _, _ in times)

@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.commands.bench.waiting import wait_for_device
 from flcog.core.randomness import fold_each
 from flcog.data import Samples
-from flcog.engine.batching import BLOCK_BYTES
+from flcog.engine.batching import samples_per_block
 
 
 def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
     """Print the seconds to read (up to ``most`` of) an epoch's images, augmented if the data module augments; nothing for other data."""
     from torchvision import transforms
 
-    federation = trainer.run.federation
+    federation, device = trainer.run.federation, trainer.run.processes.device
     samples = federation.train
     if getattr(samples.inputs, "ndim", 0) != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
         return
@@ -29,18 +29,20 @@ def bench_reading(trainer: Any, repeats: int, most: int = 5000) -> None:
     size, batch_size = samples.inputs.shape[1], trainer.run.engine.batching.batch_size
     augmented = [transforms.RandomCrop(size, 4), transforms.RandomHorizontalFlip()] if federation.augment is not None else []
     loader = DataLoader(
-        _Pictures(samples, transforms.Compose([*augmented, transforms.ToTensor()]), count), batch_size, shuffle=True
+        _Pictures(samples.to(torch.device("cpu")), transforms.Compose([*augmented, transforms.ToTensor()]), count),
+        batch_size,
+        shuffle=True,
     )
     ours, theirs = [], []
     for repeat in range(repeats):
         order = np.random.default_rng(repeat).permutation(count)
         keys = fold_each(repeat, order)
         began = time.perf_counter()
-        block = max(1, BLOCK_BYTES // trainer.run.engine.reader.bytes_per_sample)
+        block = max(1, samples_per_block(trainer.run.engine.reader))
         for first in range(0, count, block):
-            indices = torch.from_numpy(order[first : first + block]).to(trainer.fabric.device)
-            federation.load(samples, indices, trainer.fabric.device, keys[first : first + block])
-        wait_for_device(trainer.fabric.device)
+            indices = torch.from_numpy(order[first : first + block]).to(device)
+            federation.load(samples, indices, device, keys[first : first + block])
+        wait_for_device(device)
         ours.append(time.perf_counter() - began)
         began = time.perf_counter()
         for _ in loader:

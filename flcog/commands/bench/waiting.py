@@ -6,11 +6,11 @@ import torch
 
 
 def wait_for_device(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
 
 
 def synchronise(trainer: Any) -> None:
     """Wait for the device and for the other processes."""
-    wait_for_device(trainer.fabric.device)
+    wait_for_device(trainer.run.processes.device)
     trainer.fabric.barrier()

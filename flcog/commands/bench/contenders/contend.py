@@ -51,6 +51,8 @@ class Turns:
 
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+        elif torch.backends.mps.is_available():
+            torch.mps.synchronize()
         seconds = time.perf_counter() - self._began
         if self._keep is not None:
             torch.save(model(), self._keep)
