@@ -209,6 +209,18 @@ class CompiledSteps:
             return list(works)
         return [*works, *[works[0]] * (self._clients - len(works))]
 
+    def fewer(self, clients: int) -> None:
+        self._clients = clients
+        self.use_lanes(self._num_lanes, 0)  # those that there are have room for more clients
+
+    def use_lanes(self, lanes: int, kept: int) -> None:
+        """Go on with so many lanes, of which some of those that there are may be kept; no client is under way on any."""
+        self._num_lanes, self._turn = lanes, 0
+        for own in self._lanes.values():
+            for lane in own:
+                lane.give_up()
+            del own[kept:]
+
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
         if not self.fits(assignment, works):
             return self._plain.run(assignment, works, chunk)
@@ -259,7 +271,8 @@ class CompiledSteps:
         """The next lane for this round's methods. Those for others are given up, as they seldom come back."""
         key = key_of(assignment, held, shared, given)
         if key not in self._lanes:
-            self._lanes, self._turn = {key: []}, 0
+            self.use_lanes(self._num_lanes, 0)
+            self._lanes = {key: []}
         lanes = self._lanes[key]
         if len(lanes) < self._num_lanes:
             lane = self._programs.lane(assignment, step, held, shared, given)
@@ -277,10 +290,13 @@ class CompiledSteps:
 
 
 def _tensors(broadcasts: Sequence[Slot], device: torch.device) -> list[Slot]:
-    """Numbers that methods broadcast as tensors: a program would have to be compiled anew for other numbers."""
+    """What methods broadcast as tensors on the device: a program would have to be compiled anew for other numbers, and a CUDA graph
+    keeps the number that a tensor on the CPU held when it was captured."""
 
-    def tensor(number: float) -> Tensor:
-        return torch.tensor(number, device=device, dtype=number_dtype() if isinstance(number, float) else None)
+    def tensor(value: Tensor | float) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.to(device)
+        return torch.tensor(value, device=device, dtype=number_dtype() if isinstance(value, float) else None)
 
-    made: list[Slot] = pytree.tree_map_only((int, float), tensor, list(broadcasts))
+    made: list[Slot] = pytree.tree_map_only((int, float, Tensor), tensor, list(broadcasts))
     return made

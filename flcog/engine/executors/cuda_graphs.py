@@ -60,13 +60,16 @@ class Cuda:
 
     def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
         self.wait(stream, self.current())
-        with self.on(stream):
-            for _ in range(WARM_UPS):
-                function()
-        self.wait(self.current(), stream)
+        try:
+            with self.on(stream):
+                for _ in range(WARM_UPS):
+                    function()
+        finally:  # where memory runs out, tensors are let go of that steps under way still use
+            self.wait(self.current(), stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may read data meanwhile, with copies of their own to the device.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        # Other threads may read data meanwhile, with copies of their own to the device. The outer context is for captures that fail,
+        # after which torch up to 2.14 or so stays on the stream.
+        with self.on(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -102,9 +105,12 @@ class GraphLane(Lane):
         out: Chunk = pytree.tree_map(lambda leaf: torch.empty_like(leaf[:clients]), held)
         with self._after_what_came_in():
             pytree.tree_map(lambda into, leaf: into.copy_(leaf[:clients]), out, held)
+        self.give_up()
+        return out
+
+    def give_up(self) -> None:
         self._device.wait(self._device.current(), self._stream)
         self._kept.clear()
-        return out
 
     def _after_what_came_in(self, *tensors: Any) -> AbstractContextManager[Any]:
         """Inside, work goes to the lane's stream, behind what is on the current one."""
@@ -166,11 +172,30 @@ class GraphLoop(CompiledLoop):
         set_rates(self.optimizer, assignment.rates)
         running = deque[Callable[[], Result]]()
         for work in (work for group in self._groups(assignment.works) for work in group):
-            running.append(self._launched(assignment, work))
+            collect = self._launched_beside(len(running), assignment, work)
+            if collect is None:
+                fits, tried = len(running), len(running) + 1
+                while running:
+                    yield running.popleft()()
+                self._go_on_with(fits, tried)
+                collect = self._launched(assignment, work)
+            running.append(collect)
             if len(running) == self.clients_at_once:
                 yield running.popleft()()
         while running:
             yield running.popleft()()
+
+    def _launched_beside(self, others: int, assignment: Assignment, work: ClientWork) -> Callable[[], Result] | None:
+        """The same as :meth:`_launched`; None where memory ran out, and may do without a further stream beside the others'."""
+        try:
+            return self._launched(assignment, work)
+        except torch.OutOfMemoryError:
+            if others == 0 or self._backed_off:
+                raise
+            return None
+
+    def _make_room(self, clients: int) -> None:
+        self._graphs.use_lanes(clients, clients)
 
     def _launched(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
         """Put a client's steps on a stream; what is returned waits for them."""

@@ -100,9 +100,9 @@ class FastestExecutor:
             if times and time.perf_counter() - began > BUDGET:
                 figures.append(f"{choice}: not tried, {BUDGET:.0f} s were up")
             else:
-                figures.append(f"{choice}: {self._tried(choice, assignment, times)}")
+                figures.append(self._tried(choice, assignment, times))
         for choice in self._compiled(times):
-            figures.append(f"{choice}: {self._tried(choice, assignment, times)}")
+            figures.append(self._tried(choice, assignment, times))
         # Where not even the loop runs, it does so again in the round itself, and its error is the user's.
         best = min(times, key=lambda choice: times[choice], default=self._choices[0])
         return best, f"time of a client: {'; '.join(figures)}"
@@ -113,13 +113,15 @@ class FastestExecutor:
             executor = self._make(choice)
             taken = _seconds_per_client(executor, assignment)
         except Exception as error:  # memory that ran out, or a program that cannot be batched
-            return f"fails ({(str(error) or type(error).__name__).splitlines()[0]})"
+            return f"{choice}: fails ({(str(error) or type(error).__name__).splitlines()[0]})"
         if executor.compiled != choice.compiled:
-            return "fails"  # which it has said
+            return f"{choice}: fails"  # which it has said
+        # Fewer where memory ran out, or where chunks are to be alike.
+        choice = choice._replace(clients_at_once=executor.clients_at_once)
         if choice.compiled:
             self._made[choice] = executor  # or it would be compiled again
         times[choice] = taken
-        return seconds(taken)
+        return f"{choice}: {seconds(taken)}"
 
 
 def _seconds_per_client(executor: Executor, assignment: Assignment) -> float:

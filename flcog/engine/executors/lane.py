@@ -66,6 +66,9 @@ class Lane:
         """Run the program on what is there."""
         self.program(*self.tensors)
 
+    def give_up(self) -> None:
+        """Told that nobody asks for what is under way; the memory of all that it takes may be given to others."""
+
     def unload(self, clients: int) -> Chunk:
         """The first clients, whose place the next may take."""
         return first_of(self.held, clients)

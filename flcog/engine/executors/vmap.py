@@ -50,7 +50,7 @@ class VmapExecutor:
         self._convolutions: Callable[[], AbstractContextManager[Any]] = ConvolutionsAsPatches if patches else nullcontext
         self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
         self._steps = steps or PlainSteps(model, optimizer, self._convolutions)
-        self.own_steps, self._dropout_keys, self._halved = OwnSteps(), dropout_keys(model), False
+        self.own_steps, self._dropout_keys, self._backed_off = OwnSteps(), dropout_keys(model), False
 
     @property
     def compiled(self) -> Compile:
@@ -65,7 +65,7 @@ class VmapExecutor:
                 self._steps.announce(assignment, group[done + len(chunk) :][: len(chunk)])
                 result = self._attempt(assignment, chunk)
                 if result is None:
-                    self._halve(len(chunk))
+                    self._go_on_with(len(chunk) // 2, len(chunk))
                 else:
                     done += len(chunk)
                     yield result
@@ -83,7 +83,7 @@ class VmapExecutor:
             with self._naming(assignment, chunk):
                 return self._chunk(assignment, chunk)
         except torch.OutOfMemoryError:
-            if len(chunk) == 1 or self._halved:
+            if len(chunk) == 1 or self._backed_off:
                 raise
             return None  # not from here: until the error is gone, it holds what the chunk has allocated
 
@@ -102,16 +102,21 @@ class VmapExecutor:
         clients = ", ".join(str(work.client) for work in works)
         return f"in round {assignment.round + 1}, among clients {clients}; executor=loop names the client and the step"
 
-    def _halve(self, too_many: int) -> None:
-        """Go on with half as many clients at a time. Once: what still does not fit then is another's memory, or a single client."""
-        self.clients_at_once, self._halved = too_many // 2, True
+    def _go_on_with(self, clients: int, too_many: int) -> None:
+        """Go on with fewer clients at a time. Once: what still does not fit then is another's memory, or a single client."""
+        self.clients_at_once, self._backed_off = clients, True
         warnings.warn(
             f"executor={self.name}: {too_many} clients at a time do not fit into memory, {self.clients_at_once} are tried from here on; "
             f"trainer.chunk_size={self.clients_at_once} says so from the start",
             stacklevel=2,
         )
+        self._make_room(clients)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _make_room(self, clients: int) -> None:
+        """Let go of what was made for more clients."""
+        self._steps.fewer(clients)
 
     @torch.no_grad()
     def _begun(self, assignment: Assignment, works: list[ClientWork]) -> Chunk:
