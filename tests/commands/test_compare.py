@@ -236,6 +236,22 @@ def test_only_what_is_unfinished_is_run(
     assert "holds this arm with other settings (now: --trainer.rounds 7): choose another --out" in capsys.readouterr().err
 
 
+def test_what_was_refused_at_its_start_may_be_put_right(tmp_path: Path) -> None:
+    """A slip in the command costs no folder; a run that began does."""
+    wrong, right, other = (
+        cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds", word])[0] for word in ("x", "7", "2")
+    )
+    claim(wrong)
+    (wrong.folder / "output.txt").write_text("flcog: error: a whole number is wanted")
+    claim(right)
+    assert yaml.safe_load((right.folder / "arguments.yaml").read_text()) == right.arguments
+    fake_run(right, [0.5])
+    claim(right)
+    # The option is named though it was given before, with another value.
+    with pytest.raises(ValueError, match=r"holds this arm with other settings \(now: --trainer.rounds 2\)"):
+        claim(other)
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [

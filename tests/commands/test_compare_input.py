@@ -131,6 +131,7 @@ def test_leftovers_that_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixtur
     cell = tmp_path / "out/A/seed0"
     cell.mkdir(parents=True)
     (cell / "output.txt").touch()
+    (cell / "finished").touch()
     for damaged in (b"", b"\xff", b"{a: b}", b"[1"):
         (cell / "arguments.yaml").write_bytes(damaged)
         assert "arguments.yaml is damaged: delete" in complaint(tmp_path / "table.yaml", tmp_path / "out", capsys)

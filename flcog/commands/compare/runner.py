@@ -17,6 +17,7 @@ import yaml
 from flcog.commands.compare.carried import options_to_carry
 from flcog.commands.compare.plan import OUT_REMEDY, Cell
 from flcog.commands.compare.reuse import FINISHED, SAME_RUN, forget, note
+from flcog.commands.compare.settings_of_runs import options_of
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
@@ -143,11 +144,12 @@ def _beginning(cell: Cell) -> list[str]:
 def claim(cell: Cell) -> None:
     """Make the cell's folder, or check that what was begun there is this very run."""
     given = cell.folder / "arguments.yaml"
-    if given.is_file() and (cell.folder / "output.txt").is_file():
+    if given.is_file() and _was_run(cell.folder):
         earlier = _earlier_arguments(given)
         then, now = _settings(earlier), _settings(cell.arguments)
         if then != now:
-            changed = shlex.join([word for word in now if word not in then]) or "fewer arguments"
+            added = [option for option in options_of(now) if option not in options_of(then)]
+            changed = shlex.join([word for option in added for word in option]) or "fewer arguments"
             raise ValueError(
                 f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
             )
@@ -157,6 +159,12 @@ def claim(cell: Cell) -> None:
         if (cell.folder / SAME_RUN).is_file() and _settings(_earlier_arguments(given)) != _settings(cell.arguments):
             forget(cell.folder)  # another table's run was this one as it was then
     write_yaml(given, cell.arguments, OUT_REMEDY)
+
+
+def _was_run(folder: Path) -> bool:
+    """Whether there is a run in a cell's folder: one that was refused at its start leaves its output alone."""
+    begun = (folder / FINISHED).is_file() or any(path.is_dir() for path in folder.iterdir())
+    return begun and (folder / "output.txt").is_file()
 
 
 def _earlier_arguments(note: Path) -> list[str]:

@@ -22,7 +22,7 @@ NO_SETTING = (
 Option = tuple[str, ...]
 
 
-def _options(arguments: Sequence[str]) -> list[Option]:
+def options_of(arguments: Sequence[str]) -> list[Option]:
     """An option with its values, each; configs by their names, so that another clone's are the same."""
     options: list[list[str]] = []
     for word in arguments:
@@ -30,12 +30,16 @@ def _options(arguments: Sequence[str]) -> list[Option]:
             options.append(word.split("=", 1))
         elif options:
             options[-1].append(Path(word).name if options[-1][0] == "-c" else word)
-    return [tuple(option) for option in options if option[0] not in NO_SETTING]
+    return [tuple(option) for option in options]
+
+
+def _settings(arguments: Sequence[str]) -> list[Option]:
+    return [option for option in options_of(arguments) if option[0] not in NO_SETTING]
 
 
 def _own(cell: Cell) -> list[Option]:
-    added = _options(cell.extra)
-    return [option for option in _options(cell.arguments) if option not in added]
+    added = _settings(cell.extra)
+    return [option for option in _settings(cell.arguments) if option not in added]
 
 
 def digest(cell: Cell) -> str:
@@ -60,4 +64,4 @@ def _earlier(cell: Cell) -> list[Option] | None:
         words = yaml.safe_load((cell.folder / "arguments.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError):
         return None
-    return _options([str(word) for word in words]) if isinstance(words, list) else None
+    return _settings([str(word) for word in words]) if isinstance(words, list) else None
