@@ -27,7 +27,7 @@ from flcog.commands.compare.report import text
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.table import summarise
 from flcog.commands.compare.table_csv import write_csv
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.table_file import read_table, with_bounds
 from flcog.commands.compare.verdicts import verdicts
 
 A, B, C = [0.50, 0.60, 0.70], [0.52, 0.63, 0.71], [0.40, 0.40, 0.40]
@@ -301,6 +301,16 @@ def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
     assert not any("other settings" in note for note in notes(given, "std"))
     short = [replace(result, arguments="--trainer.rounds 5") for result in given.of("A", "")]
     assert "Run with other settings than the table's: --trainer.rounds 5 (every run)." in notes(Filled(given.table, short), "std")
+    judged = fill(tmp_path, {"A": A, "B": B}, published={"A": {"": 60}, "B": {"": 62}}).table
+    a, b = given.of("A", ""), given.of("B", "")
+    assert [verdict.marks for verdict in verdicts(Filled(judged, [*a, *b]))] == [("yes",), ("yes", "yes")]
+    # They say nothing of the paper, nor does a row that is compared with them.
+    assert [verdict.marks for verdict in verdicts(Filled(judged, [*short, *b]))] == [
+        ("other settings",),
+        ("yes", "other settings"),
+    ]
+    changed = [replace(result, outdated=True) for result in b]
+    assert [verdict.mark for verdict in verdicts(Filled(judged, [*a, *changed]))] == ["yes", "other settings"]
     one = replace(given.of("B", "")[1], arguments="--model.lr 1")
     (said,) = [note for note in notes(Filled(given.table, [*short, *given.of("B", "")[:1], one]), "std") if "other" in note]
     assert said.endswith("--trainer.rounds 5 (A · seed 0; A · seed 1; A · seed 2), and --model.lr 1 (B · seed 1).")
@@ -351,6 +361,16 @@ def test_latex_compiles(tmp_path: Path) -> None:
     said = done.stdout.decode(errors="replace")
     assert done.returncode == 0, said[-500:]
     assert r"Overfull \hbox" not in said
+
+
+def test_latex_ranks_no_bounds(tmp_path: Path) -> None:
+    table = with_bounds(read_table(plan_file(tmp_path)))
+    scores = {"A": 0.5, "B": 0.25, "Centralized": 0.75, "Local": 0.375}
+    given = Filled(table, [Result(row, "", 0, True, 9, "test/accuracy", {"best": score}) for row, score in scores.items()])
+    text = latex(given, "std")
+    assert r"A & \textbf{50.00}" in text and r"B & \underline{25.00}" in text
+    assert r"Centralized & 75.00 \\" in text and r"Local & 37.50 \\" in text
+    assert "Best in bold, second underlined, Centralized and Local apart." in text
 
 
 def test_latex_ranks_what_is_a_number(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from commands.test_compare import fake_run
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import apart, cells
-from flcog.commands.compare.reproduced import read_papers
+from flcog.commands.compare.reproduced import DIFFERS, read_papers
 from flcog.commands.compare.table_file import read_table
 
 PAPERS: dict[str, Any] = {
@@ -71,12 +71,12 @@ def page(*arguments: str) -> dict[str, list[list[str]]]:
 def test_nothing_has_been_run(clone: Path) -> None:
     found = page()
     assert found["Table 1"] == [
-        ["Table 1", "arms", "`flcog compare one`", "not as there: Two seeds", "0 / 4", "not run"],
+        ["Table 1", "arms", "`flcog compare one`", f"{DIFFERS}: Two seeds", "0 / 4", "not run"],
         ["", "", "`flcog compare other`", "as in the paper", "0 / 4", "not run"],
     ]
     assert found["Table 2"] == [["Table 2", "more arms", "none", "", "", "not run"]]
     assert found["Figure 1"][0][-1] == "nothing to reproduce"
-    assert found["Figure 2"] == [["Figure 2", "the split", "`flcog partition`", "not as there: other colours", "", "by eye"]]
+    assert found["Figure 2"] == [["Figure 2", "the split", "`flcog partition`", f"{DIFFERS}: other colours", "", "by eye"]]
     assert found["own"] == [["", "Arms", "`flcog compare own`", "", "0 / 4", "not run"]]
 
 

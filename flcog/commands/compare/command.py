@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reproduced",
         action="store_true",
-        help="write REPRODUCED.md: every table and figure of the papers, its command, what is not as there, how much has been run "
+        help="write REPRODUCED.md: every table and figure of the papers, its command, what is not as in them, how much has been run "
         "and whether it came out the same. Runs nothing; takes the given tables or all that come with flcog, and each --out (runs by "
         "default) as a folder of tables' folders",
     )

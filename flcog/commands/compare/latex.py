@@ -5,8 +5,10 @@ import statistics
 import unicodedata
 from collections.abc import Sequence
 
+import flcog.callbacks
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import compared, percent
+from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import number
 from flcog.commands.compare.table import Spread, spread_of
 
@@ -72,14 +74,21 @@ def latex(filled: Filled, spread: Spread) -> str:
 
 def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
     """Each row's texts, column by column."""
-    columns = []
+    columns, bounds = [], _bounds(filled.table)
     for column in filled.columns:
         shown = {row: _mean(filled, row, column) for row in filled.table.rows}
         # Ranked as printed: what reads the same is equally good.
-        numbers = {float(text) for text in shown.values() if text and math.isfinite(float(text))}
+        ranked = [text for row, text in shown.items() if text and row not in bounds]
+        numbers = {float(text) for text in ranked if math.isfinite(float(text))}
         ranks = sorted(numbers, reverse=not filled.lower_is_better(column))[:2]
-        columns.append([_cell(filled, row, column, text, ranks, spread) for row, text in shown.items()])
+        columns.append([_cell(filled, row, column, text, [] if row in bounds else ranks, spread) for row, text in shown.items()])
     return [list(texts) for texts in zip(*columns, strict=True)]
+
+
+def _bounds(table: Table) -> list[str]:
+    """The rows that are no method among others but what these are measured by, as centralised training is."""
+    names = [name.lower() for name in flcog.callbacks.BOUNDS]
+    return [row for row, part in table.rows.items() if any(path.stem in names for path in part.configs)]
 
 
 def _mean(filled: Filled, row: str, column: str) -> str:
@@ -108,7 +117,8 @@ def _explained(filled: Filled, spread: Spread) -> str:
     shown = over_rounds or (bool(seeds) and seeds[-1] > 1)
     what = compared(filled.table)
     text = f"{what[:1].upper()}{what[1:]}, {over}" + (f" ± {after}" if shown else "")
-    return f"{escape(text)}. Best in bold, second underlined."
+    bounds = " and ".join(_bounds(filled.table))
+    return f"{escape(text)}. Best in bold, second underlined{escape(f', {bounds} apart' if bounds else '')}."
 
 
 def escape(text: str) -> str:

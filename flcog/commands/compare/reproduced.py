@@ -16,6 +16,7 @@ from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
 ITEM_KEYS = ("shows", "command", "deviations", "illustration")
+DIFFERS = "not as in the paper, or not said there"
 HEADER = ["", "shows", "command", "settings", "run", "reproduced"]
 
 
@@ -141,7 +142,7 @@ def _row(item: str, shows: str, filling: Filling) -> list[str]:
 
 
 def _deviations(deviations: Sequence[str]) -> str:
-    return "not as there: " + "; ".join(text.rstrip(".") for text in deviations) if deviations else "as in the paper"
+    return f"{DIFFERS}: " + "; ".join(text.rstrip(".") for text in deviations) if deviations else "as in the paper"
 
 
 def _run(filling: Filling) -> str:

@@ -34,7 +34,7 @@ KEYS = {
     "published": "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., "
     'bytes: ..., saved: per cent of the bytes to a target beside the row compared with}; "> 100" where a target was not reached',
     "reproduces": '["PAPER, Table 1"], what of which paper the table fills',
-    "deviations": "a sentence for each thing that is not as there; [] where nothing is",
+    "deviations": "a sentence for each thing that is not as in the paper, or not said there; [] where nothing is",
     "trunks": "false where every run trains all of its rounds itself, so that times can be compared, as with --no-trunks",
 }
 """What a table's YAML file may say."""
@@ -79,7 +79,7 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
         )
     reproduces, deviations = _texts(content, "reproduces", path), _texts(content, "deviations", path)
     if reproduces and "deviations" not in content:
-        raise ValueError(f"{path} says what it reproduces: say under deviations what is not as there, [] where nothing is")
+        raise ValueError(f"{path} says what it reproduces: say under deviations what is not as in the paper, [] where nothing is")
     named = [*columns, *([average] if average else [])]
     return Table(
         str(content.get("title", path.stem)),

@@ -5,7 +5,7 @@ last digit that the paper prints (0.005 for 73.07, half a round). A published *g
 is reproduced if our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval
 holds much, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced
 within one per cent; of the bytes to a target that a row saves, the per cent is judged as scores are. Seconds are another machine's, and
-are shown without a mark.
+are shown without a mark. Runs with other settings than the table's are shown and not judged.
 """
 
 import math
@@ -18,7 +18,7 @@ from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.savings import saving
 
-NOT_RUN, ONE_SEED, NO, YES, NOT_JUDGED = "not run", "one seed", "no", "yes", "not judged"
+NOT_RUN, ONE_SEED, NO, YES, NOT_JUDGED, OTHER = "not run", "one seed", "no", "yes", "not judged", "other settings"
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,19 @@ def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: 
     else:
         ours, text = _ours(filled, row, column, quantity, runs), ""
         mark = _mark(ours, figure, quantity)
-    # Each of the two published scores was rounded.
-    marks = (mark,) if gain is None else (mark, _gain_mark(*gain, 2 * figure.rounding))
+    if _have_other_settings(runs):
+        mark = OTHER
+    marks: tuple[str, ...] = (mark,)
+    if gain is not None:
+        other = mark == OTHER or _have_other_settings(filled.of(filled.table.against[row], column))
+        # Each of the two published scores was rounded.
+        marks = (mark, OTHER if other else _gain_mark(*gain, 2 * figure.rounding))
     return Verdict(row, column, quantity, figure, ours, text, gain, marks)
+
+
+def _have_other_settings(runs: Sequence[Result]) -> bool:
+    """Whether some were not run with the table's settings, and so say nothing of the paper's figures."""
+    return any(run.arguments or run.outdated for run in runs)
 
 
 def _ours(filled: Filled, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> Estimate:
