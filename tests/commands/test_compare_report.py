@@ -209,9 +209,10 @@ def test_bytes_saved_on_the_way_to_a_target(
 
     runs = [run(*one) for seed, rounds in enumerate(needed) for one in (("A", seed, rounds), ("B", seed, 4, 20))]
     given = Filled(plan, runs)
-    (line,) = [row for row in lines(paper_table(given))[1:] if row[1] == "saved"]
+    (line,) = [row for row in lines(paper_table(given))[1:] if row[1] == "bytes saved"]
     assert (line[2], line[-1]) == (shown, mark)
     header, rows = summarise(given)
+    assert any("those beside rounds to a target are both ways, until then" in note for note in notes(given, "std"))
     text = rows[1][header.index("rounds and bytes saved")]
     rounds = statistics.fmean(value or 100 for value in needed) / 4
     assert text == (f"> {rounds:.1f}x, {shown}" if None in needed else f"{rounds:.1f}x, {shown}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from flcog.commands.compare.filled import Comparison, Filled
 from flcog.commands.compare.paired import Difference, Estimate
 from flcog.commands.compare.plan import Summary, Table, file_name
-from flcog.commands.compare.published import Figure
+from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.results import Result, number
 from flcog.commands.compare.table import Spread, figure_text
 from flcog.commands.compare.verdicts import Verdict, verdicts
@@ -17,6 +17,15 @@ SUMMARIES: Mapping[Summary, str] = {
     "last": "last evaluation",
     "mean": "mean of the last evaluations",
     "val": "score at the best validation",
+}
+
+
+FIGURES: Mapping[Quantity, str] = {
+    "score": "score",
+    "rounds": "rounds to the target",
+    "seconds": "total time",
+    "bytes": "bytes sent in all",
+    "saved": "bytes saved",
 }
 
 
@@ -78,7 +87,7 @@ def _paper_row(verdict: Verdict) -> list[str | int]:
     interval = "" if ours is None or quantity == "bytes" else f"± {half}" if half else interval_text(ours)
     published = figure_text(verdict.published, quantity)
     count = "" if ours is None else ours.count
-    return [verdict.row, verdict.column, quantity, mean, interval, count, published, *gain, verdict.mark]
+    return [verdict.row, verdict.column, FIGURES[quantity], mean, interval, count, published, *gain, verdict.mark]
 
 
 def _gain_text(gain: Difference) -> str:
@@ -126,7 +135,7 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
             "Times are means over runs, beside the first row's over the settings and seeds that both have: the whole training, without "
             "evaluations and what is prepared before round 1, and a round in which all of the arm's methods act."
         )
-    said.append(_note_on_shared_rounds(filled, results))
+    said += [_note_on_shared_rounds(filled, results), _note_on_bytes(results)]
     unfinished = [f"{result.name} (round {result.rounds})" for result in filled.unfinished]
     if unfinished:
         said.append(f"Not finished, and left out wherever another seed has: {'; '.join(unfinished)}.")
@@ -136,6 +145,17 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
         said.append(f"Run before the table was changed: {'; '.join(outdated)}.")
     said += [f"Not as in the paper, or not said there: {deviation.rstrip('.')}." for deviation in table.deviations]
     return [note for note in said if note]
+
+
+def _note_on_bytes(results: Sequence[Result]) -> str:
+    """What bytes are of."""
+    if not any(result.up_bytes > 0 or result.total_bytes > 0 for result in results):
+        return ""
+    to_target = "; those beside rounds to a target are both ways, until then" if any(result.targets for result in results) else ""
+    return (
+        "Bytes are of all clients and rounds, means over runs: sent up is from clients to server, sent in all is both ways, with what "
+        f"was sent before round 1{to_target}."
+    )
 
 
 def _note_on_other_settings(results: Sequence[Result]) -> str:
