@@ -4,12 +4,13 @@ import csv
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
-from flcog.commands.compare.curves import draw_curves
+from flcog.commands.compare.curves import curves_figure, draw_curves
 from flcog.commands.compare.latex import latex
 from flcog.commands.compare.plan import Cell, apart, cells, select
 from flcog.commands.compare.report import text
@@ -90,6 +91,24 @@ def test_a_metric_may_have_a_summary_of_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_a_metric_may_be_of_a_runs_first_rounds(tmp_path: Path) -> None:
+    """As FedDisco's Table 12: one run of three rounds shows what it was after the first, the second and the third."""
+    metrics = {f"round {last}": {"metric": "test/accuracy", "round": last} for last in (1, 2, 9)}
+    plan = read_table(plan_file(tmp_path, metrics=metrics, summary="last"))
+    runs = cells(plan, tmp_path / "out", [])
+    assert len(apart(runs)) == 2
+    for cell in apart(runs):
+        fake_run(cell, [0.5, 0.625, 0.25], finished=True)
+    header, (a, _) = summarise(filled(plan, runs))
+    assert (header[1:4], a[1:4]) == (["round 1", "round 2", "round 9"], ["50.00", "62.50", "25.00"])
+    # What it cost is the whole run's.
+    assert a[4].endswith("(3.00 s)")
+    with mock.patch("flcog.commands.compare.curves.curves_figure", wraps=curves_figure) as drawn:
+        assert draw_curves(plan, runs, tmp_path)
+    (panels, *_), _ = drawn.call_args
+    assert {name: [len(seed) for seed in arms["A"]] for name, arms in panels.items()} == {"round 9": [3]}
+
+
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_what_was_noted_at_the_best_evaluation_is_the_last_that_was_noted(path: Path) -> None:
     table = read_table(path)
@@ -131,10 +150,12 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ),
         ({"metrics": {"a": 3}}, "metrics in .* must be columns of metrics.csv by name"),
         (
-            {"metrics": {"a": {"metric": "test/loss"}}},
-            r"or with a summary of their own, \{test: \{metric: test/accuracy, summary: last\}\}",
+            {"metrics": {"a": {"summary": "last"}}},
+            r"a summary or a last round of their own, \{test: \{metric: test/accuracy, summary: last, round: 10\}\}",
         ),
-        ({"metrics": {"a": {"metric": "test/loss", "summary": "worst"}}}, "or with a summary of their own"),
+        ({"metrics": {"a": {"metric": "test/loss", "summary": "worst"}}}, "or with a summary or a last round"),
+        ({"metrics": {"a": {"metric": "test/loss", "round": 0}}}, "or with a summary or a last round"),
+        ({"metrics": {"a": {"metric": "test/loss", "rounds": 3}}}, "or with a summary or a last round"),
         ({"metrics": METRICS, "metric": "test/loss"}, "has both metric and metrics: keep one"),
     ],
 )

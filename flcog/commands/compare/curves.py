@@ -118,7 +118,9 @@ def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:
     """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files where nothing has been evaluated yet."""
     panels: dict[str, dict[str, Series]] = {}
     labels: dict[str, str] = {}
-    for column in table.columns:
+    # Columns that differ in nothing but the last round that counts have one curve: the last one's.
+    curves = {(part.setting, part.metric) if part.metric else column: column for column, part in table.columns.items()}
+    for column in curves.values():
         histories = {(cell.row, cell.seed): cell.history() for cell in runs if cell.column == column}
         metric = next(
             (name for cell in runs if cell.column == column and (name := compared_metric(cell.metric, cell.history()))), None

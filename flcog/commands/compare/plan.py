@@ -28,7 +28,8 @@ class Part:
     """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values.
 
     A row may have further options in single columns, such as a step size that was tuned for each setting. A column may show a metric of
-    its own of a setting whose runs several columns show, and compare another score of a run than the table's other columns.
+    its own of a setting whose runs several columns show, and compare another score of a run than the table's other columns, or
+    that of its first rounds.
     """
 
     configs: tuple[Path, ...] = ()
@@ -37,6 +38,7 @@ class Part:
     metric: str | None = None
     setting: str | None = None
     summary: Summary | None = None
+    round: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Cell:
     """Whether it was left out because another process is training it."""
     metric: str | None = None
     """The column of ``metrics.csv`` that it is compared by; None for the task's main one."""
+    until: int | None = None
+    """The last round that its scores are of; None for all."""
     extra: Sequence[str] = ()
     """What of its command line is not the table's."""
     common_arguments: Sequence[str] = ()
@@ -167,7 +171,8 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
         common = [*arguments[1:], *extra]
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
-        cell = Cell(row, column, seed, folder, arguments, metric=setting.metric or table.metric, extra=extra)
+        metric = setting.metric or table.metric
+        cell = Cell(row, column, seed, folder, arguments, metric=metric, until=setting.round, extra=extra)
         cell.common_arguments, cell.varies_split = common, table.varies_split
         result.append(cell)
     _check_apart(result)

@@ -82,7 +82,8 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
         return None
     about = _description(cell.run)
     compared = compared_metric(metric, history)
-    values = [row[compared] for row in history if compared in row] if compared else []
+    seen = [row for row in history if cell.until is None or row["round"] <= cell.until]
+    values = [row[compared] for row in seen if compared in row] if compared else []
     tail = values[-last:]
     times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
     acting, (shared, trunk) = _acting_rounds(about), _branch(about)
@@ -93,7 +94,7 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
         finished=cell.finished,
         rounds=int(history[-1]["round"]),
         metric=compared if values else None,
-        scores=_scores(compared, values, tail, history) if compared and values else {},
+        scores=_scores(compared, values, tail, seen) if compared and values else {},
         averaged=len(tail),
         deviation=standard_deviation(tail),
         targets=_targets(history),

@@ -23,7 +23,7 @@ KEYS = {
     "vary": "what a seed draws: [seed], or [seed, partition_seed] where it draws the split too",
     "metric": "the column of metrics.csv that is compared; the task's main one by default",
     "metrics": "several of them by name, each of which makes a column of every setting: {training: training/accuracy, test: "
-    "test/accuracy}; {metric: ..., summary: ...} for one with a summary of its own",
+    "test/accuracy}; {metric: ..., summary: ..., round: ...} for one with a summary of its own, or of a run's rounds up to this one",
     "summary": "which score of a run is compared with the other arms and the paper: best, last, mean of the last evaluations, or "
     "val, the one at the round where the validation set's was best",
     "last": "how many evaluations that mean takes, 5 by default",
@@ -210,8 +210,8 @@ def _with_metrics(columns: Mapping[str, Part], content: dict[Any, Any], path: Pa
         return columns
     if not isinstance(metrics, dict) or not metrics or not all(map(_is_metric, metrics.values())):
         raise ValueError(
-            f"metrics in {path} must be columns of metrics.csv by name, {{test: test/accuracy}}, or with a summary of their own, "
-            f"{{test: {{metric: test/accuracy, summary: last}}}}; got {metrics!r}"
+            f"metrics in {path} must be columns of metrics.csv by name, {{test: test/accuracy}}, or with a summary or a last round of "
+            f"their own, {{test: {{metric: test/accuracy, summary: last, round: 10}}}}; got {metrics!r}"
         )
     if "metric" in content:
         raise ValueError(f"{path} has both metric and metrics: keep one")
@@ -224,10 +224,12 @@ def _with_metrics(columns: Mapping[str, Part], content: dict[Any, Any], path: Pa
 
 
 def _is_metric(value: Any) -> bool:
-    """Whether it is a column of metrics.csv, or one with the summary by which it is compared."""
+    """Whether it is a column of metrics.csv, or one with the summary by which it is compared, or the last round that counts."""
     if not isinstance(value, dict):
         return isinstance(value, str)
-    return value.keys() == {"metric", "summary"} and isinstance(value["metric"], str) and value["summary"] in get_args(Summary)
+    summary, round = value.get("summary", "best"), value.get("round", 1)
+    known = isinstance(value.get("metric"), str) and not value.keys() - {"metric", "summary", "round"}
+    return known and summary in get_args(Summary) and _is_whole(round) and round > 0
 
 
 def _last(content: dict[Any, Any], path: Path) -> int:
