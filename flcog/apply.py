@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from flcog.client import trains_itself
 from flcog.core.precision import number_dtype
-from flcog.core.trees import Tree, call, map_leaves
+from flcog.core.randomness import have_moved, put_back, streams
+from flcog.core.trees import Tree, call, first_leaf, map_leaves
 from flcog.core.types import Batch, Params
 from flcog.own_steps import call_step, loss_of
 
@@ -82,18 +83,19 @@ class ModelFunction:
 
     @torch.no_grad()
     def draws(self, sample: Tree) -> bool:
-        """Whether its forward pass in training draws from torch's global stream, as ``nn.Dropout`` does.
+        """Whether its forward pass in training draws from torch's global streams, as ``nn.Dropout`` does.
 
         Args:
             sample: one input, [1, ...].
         """
-        stream, buffers = torch.default_generator.get_state(), {name: buffer.clone() for name, buffer in self.buffers.items()}
+        device = first_leaf(sample).device
+        before, buffers = streams(device), {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
             # Twice, for BatchNorm asks for more than one.
             self.training(self.params, buffers, forward, map_leaves(lambda leaf: torch.cat([leaf, leaf]), sample))
-            return not torch.equal(torch.default_generator.get_state(), stream)
+            return have_moved(device, before)
         finally:
-            torch.default_generator.set_state(stream)
+            put_back(device, before)
 
     def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """``function(module, *args)`` in training mode, with these parameters and buffers in the module's place."""

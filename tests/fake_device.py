@@ -77,10 +77,30 @@ def _compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = pytree.tree_map(lambda leaf: leaf.here if isinstance(leaf, OnDevice) else leaf, (args, kwargs))
     if name == "_copy_from":
         return args[1].copy_(args[0])
-    results, known = op(*args, **kwargs), {id(tensor.here): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
+    with _drawing_from_its_stream(op, kwargs):
+        results = op(*args, **kwargs)
+    known = {id(tensor.here): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
     if leaves or (name == "copy_" and not isinstance(tensors[0], OnDevice)):
         return results
     return pytree.tree_map_only(Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), results)
+
+
+_stream = torch.Generator()
+
+
+@contextmanager
+def _drawing_from_its_stream(op: Any, kwargs: Any) -> Iterator[None]:
+    """Random numbers come from a stream of the device's own, which nobody moves who seeds the CPU's."""
+    if torch.Tag.nondeterministic_seeded not in op.tags or kwargs.get("generator") is not None:
+        yield
+        return
+    cpus = torch.default_generator.get_state()
+    torch.default_generator.set_state(_stream.get_state())
+    try:
+        yield
+    finally:
+        _stream.set_state(torch.default_generator.get_state())
+        torch.default_generator.set_state(cpus)
 
 
 class _FromPython(TorchFunctionMode):
@@ -104,8 +124,9 @@ class _FromPython(TorchFunctionMode):
 def register() -> torch.library.Library:
     """Make the device known to torch, once per process: before its first backward pass, which looks for devices."""
     _setup_privateuseone_for_python_backend(NAME)
-    backend = getattr(torch, NAME)  # it draws no random numbers; who keeps all devices' streams asks it too
-    backend.get_rng_state, backend.set_rng_state = lambda *_: torch.empty(0, dtype=torch.uint8), lambda *_: None
+    backend = getattr(torch, NAME)
+    backend.get_rng_state, backend.set_rng_state = lambda *_: _stream.get_state(), lambda state, *_: _stream.set_state(state)
+    backend.manual_seed = _stream.manual_seed
     backend.synchronize = lambda: waits.update(["the end of all work"])
     library = torch.library.Library("_", "IMPL")
     library.fallback(_compute, "PrivateUse1")

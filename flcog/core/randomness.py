@@ -97,9 +97,37 @@ def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarr
     return position[np.lexsort((draws, segment))], offsets
 
 
+def streams(device: torch.device) -> list[Tensor]:
+    """Where torch's global streams stand: the CPU's, and that of an accelerator, from which ``nn.Dropout`` draws there."""
+    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state()]
+    return [torch.default_generator.get_state(), *own]
+
+
+def put_back(device: torch.device, before: Sequence[Tensor]) -> None:
+    """Let torch's global streams stand where they stood before."""
+    torch.default_generator.set_state(before[0])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(before[1])
+
+
+def have_moved(device: torch.device, before: Sequence[Tensor]) -> bool:
+    """Whether somebody has drawn from torch's global streams since."""
+    return not all(map(torch.equal, streams(device), before))
+
+
+def seed_streams(device: torch.device, seed: int) -> None:
+    """Let torch's global streams start anew."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 @contextmanager
 def seeded(key: int, device: torch.device) -> Iterator[None]:
     """For code that draws from torch's global streams: they start from ``key`` inside and are as they were after."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    before = streams(device)
+    try:
         torch.manual_seed(key & (2**63 - 1))
         yield
+    finally:
+        put_back(device, before)

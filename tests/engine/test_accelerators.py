@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from contracts.registry import CASES
-from fake_device import OnDevice, computing_there, waits
+from fake_device import NAME, OnDevice, computing_there, waits
 from harness import ODD_BATCHES, ROOT, TinyData, assert_close, classifier, dropout_network, make_trainer, train, without_times
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.callbacks import ClassAccuracy, FedProx
@@ -118,6 +118,33 @@ def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         # Those that have not trained again lie on the CPU as they were read, and observers see them where they see everything.
         assert len(kept) > 5 and all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(kept) if isinstance(leaf, Tensor))
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
+
+
+def drops(**options: Any) -> Any:
+    return classifier(network=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), **options)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_what_a_network_draws_there_is_drawn_again_by_a_run_that_goes_on(executor: str, tmp_path: Path) -> None:
+    """torch's own dropout draws from the device's stream, which is not the CPU's."""
+    with computing_there():
+        options: dict[str, Any] = {"executor": executor, "precision": "32-true"}
+        whole, half = (make_trainer(tmp_path / str(rounds), rounds=rounds, **options) for rounds in (2, 1))
+        for trainer in (whole, half):
+            trainer.fit(drops(), TinyData())
+        torch.manual_seed(1)
+        torch.get_device_module(NAME).manual_seed(1)
+        resumed = make_trainer(tmp_path / "1", rounds=2, **options)
+        resumed.fit(drops(), TinyData(), str(half.run_dir))
+    assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
+
+
+def test_and_is_no_part_of_a_compiled_program() -> None:
+    with computing_there():
+        stood = torch.get_device_module(NAME).get_rng_state()
+        with pytest.warns(UserWarning, match="trainer.compile=True is left out.*draws from torch's global stream"):
+            make_trainer(None, executor="vmap", compile=True, precision="32-true").prepare(drops(), TinyData())
+        assert torch.equal(torch.get_device_module(NAME).get_rng_state(), stood), "finding out moves nothing"
 
 
 def test_float64_is_refused_in_one_line_where_there_is_none() -> None:

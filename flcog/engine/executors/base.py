@@ -86,6 +86,11 @@ def seed_scratch(names: Sequence[str], assignment: Assignment, clients: Sequence
     return {name: fold_each(fold(assignment.seed, assignment.round, "dropout", name), clients).astype(np.int64) for name in names}
 
 
+def torch_seed(assignment: Assignment, client: int) -> int:
+    """What torch's global streams are seeded by before a client trains."""
+    return fold(assignment.seed, assignment.round, client, "torch") >> 1
+
+
 def dropout_keys(model: ModelFunction) -> list[str]:
     return [name for name in model.buffers if name.endswith("dropout_key")]
 

@@ -16,10 +16,13 @@ class CompiledLoop(VmapExecutor):
         model: the client's model.
         optimizer: the module's own.
         steps: runs compiled steps, of one client.
+        seeds_torch: whether each client gets a seed of its own in torch's global streams, from which users' modules may draw.
     """
 
-    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, steps: CompiledSteps) -> None:
-        super().__init__(model, optimizer, 1, steps=steps)
+    def __init__(
+        self, model: ModelFunction, optimizer: torch.optim.Optimizer, steps: CompiledSteps, seeds_torch: bool = True
+    ) -> None:
+        super().__init__(model, optimizer, 1, steps=steps, seeds_torch=seeds_torch)
         self.name = "loop"
 
     def _where(self, assignment: Assignment, works: list[ClientWork]) -> str:

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.core.precision import number_dtype
-from flcog.core.randomness import fold
+from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
 from flcog.engine.batching import ClientWork, announce, batches
 from flcog.engine.executors.base import (
@@ -21,6 +21,7 @@ from flcog.engine.executors.base import (
     rows_per_pass,
     seed_scratch,
     set_rates,
+    torch_seed,
 )
 from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.sgd import stepper
@@ -45,7 +46,7 @@ class LoopExecutor:
     Args:
         model: the client's model.
         optimizer: the module's own optimiser.
-        seeds_torch: whether each client gets a seed of its own in torch's global stream, from which users' modules may draw.
+        seeds_torch: whether each client gets a seed of its own in torch's global streams, from which users' modules may draw.
     """
 
     name = "loop"
@@ -88,7 +89,7 @@ class LoopExecutor:
         self.optimizer.state.clear()
         if self._seeds_torch:
             # Users' modules may draw from the global stream (nn.Dropout): make that repeatable too.
-            torch.default_generator.manual_seed(fold(assignment.seed, assignment.round, work.client, "torch") >> 1)
+            seed_streams(live[0].device, torch_seed(assignment, work.client))
         tensors = ClientTensors(
             work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight
         )

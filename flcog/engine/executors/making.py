@@ -51,7 +51,7 @@ def make_loop(job: Job, at_once: int, notes: list[Note], tries_one: bool = False
     def one(model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> LoopExecutor | CompiledLoop:
         if not job.compile:
             return LoopExecutor(model, optimizer, seeds_torch)
-        return CompiledLoop(model, optimizer, CompiledSteps(model, optimizer, programs, 1, job.rows))
+        return CompiledLoop(model, optimizer, CompiledSteps(model, optimizer, programs, 1, job.rows), seeds_torch)
 
     if at_once == 1:
         return one(job.model, job.optimizer)

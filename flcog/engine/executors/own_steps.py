@@ -14,7 +14,8 @@ from torchmetrics import Metric
 
 from flcog.apply import ModelFunction
 from flcog.core.arguments import digest
-from flcog.core.trees import Tree, map_leaves
+from flcog.core.randomness import have_moved, put_back, streams
+from flcog.core.trees import Tree, first_leaf, map_leaves
 from flcog.own_steps import among_rounds, call_step, names_logged
 
 
@@ -77,16 +78,17 @@ def traces(model: ModelFunction, inputs: Tree, targets: Tree) -> Traces:
     name = f"{type(model.module).__name__}.training_step"
     batch = tuple(map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (inputs, targets))
     buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
-    stream, before = torch.default_generator.get_state(), _kept(model.module)
+    device = first_leaf(inputs).device
+    stood, before = streams(device), _kept(model.module)
     try:
         with among_rounds(model.module, 0), names_logged(model.module):
             for index in range(2):
                 model.training(model.params, buffers, call_step, "training_step", batch, index)
-        drawn = not torch.equal(torch.default_generator.get_state(), stream)
+        drawn = have_moved(device, stood)
     except Exception:  # raised again, with its client and step, once a client trains
         return Traces(fails=f"{name} fails on two copies of a training sample")
     finally:
-        torch.default_generator.set_state(stream)
+        put_back(device, stood)
     after = _kept(model.module)
     changed = [key for key in after if after[key] != before.get(key)]
     metrics = {key for key in changed if _is_of_metric(model.module, key)}

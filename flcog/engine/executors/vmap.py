@@ -12,9 +12,19 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.core.precision import number_dtype
+from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
 from flcog.engine.batching import ClientWork
-from flcog.engine.executors.base import Assignment, Result, dropout_keys, longest_first, rows_per_pass, seed_scratch, set_rates
+from flcog.engine.executors.base import (
+    Assignment,
+    Result,
+    dropout_keys,
+    longest_first,
+    rows_per_pass,
+    seed_scratch,
+    set_rates,
+    torch_seed,
+)
 from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.patches import ConvolutionsAsPatches
@@ -36,6 +46,7 @@ class VmapExecutor:
         clients_at_once: how many make one program.
         patches: whether convolutions are products of matrices.
         steps: how a chunk's local steps are run.
+        seeds_torch: whether each chunk seeds torch's global streams by its first client, as users' modules may draw from them.
     """
 
     def __init__(
@@ -45,12 +56,14 @@ class VmapExecutor:
         clients_at_once: int,
         patches: bool = False,
         steps: Steps | None = None,
+        seeds_torch: bool = True,
     ) -> None:
         self.name = "vmap-patches" if patches else "vmap"
         self._convolutions: Callable[[], AbstractContextManager[Any]] = ConvolutionsAsPatches if patches else nullcontext
         self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
         self._steps = steps or PlainSteps(model, optimizer, self._convolutions)
         self.own_steps, self._dropout_keys, self._backed_off = OwnSteps(), dropout_keys(model), False
+        self._seeds_torch = seeds_torch
 
     @property
     def compiled(self) -> Compile:
@@ -123,6 +136,8 @@ class VmapExecutor:
         """Clients before their first step."""
         program, num_clients = assignment.program, len(works)
         device = next(iter(program.global_params.values())).device
+        if self._seeds_torch:
+            seed_streams(device, torch_seed(assignment, works[0].client))
         params = {name: _repeat(value, num_clients) for name, value in program.global_params.items()}
         buffers = {name: _repeat(self.model.buffers[name], num_clients) for name in self.model.buffers}
         buffers |= {name: _repeat(value, num_clients) for name, value in program.global_buffers.items()}
