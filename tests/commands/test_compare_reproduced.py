@@ -1,6 +1,7 @@
 """``flcog compare --reproduced``: a page with every table and figure of the papers, from runs and saved results."""
 
 import itertools
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,27 @@ def test_our_list_of_the_papers() -> None:
             for option, name in itertools.pairwise(words):
                 assert option != "-c" or name in shipped_configs.names()
                 assert option != "flcog" or name in commands
+
+
+COMMANDS = {
+    item["command"]
+    for paper in read_papers(ROOT / "configs/papers.yaml").values()
+    for item in paper["items"].values()
+    if "command" in item
+}
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_papers_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that take configs are not run."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[1:]
+    if "-c" not in words:
+        main(words)
+        return
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*words, "--print_config"])
 
 
 def test_runs_are_counted_not_the_columns_that_show_them(clone: Path) -> None:

@@ -1,5 +1,6 @@
 """What a table's YAML file says of seeds, comparisons and a paper, and what becomes of it in the runs' command lines."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 from harness import ROOT
 
+from flcog.commands import shipped_configs
 from flcog.commands.compare.plan import Table, cells, select
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.table_file import read_table, with_bounds
@@ -111,6 +113,16 @@ def test_our_tables_fill_what_the_papers_have(path: Path) -> None:
     # FedDisco has five trials; Fedssyn has three, and the others do not say.
     for paper in {item.partition(",")[0] for item in table.reproduces}:
         assert len(table.seeds) == (5 if paper == "FedDisco" else 3)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_the_command_at_the_head_is_of_its_table(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where nothing lies: it goes by the name
+    words = shlex.split(path.read_text().splitlines()[0].removeprefix("# "))
+    own = words[3 : words.index("--") if "--" in words else None]
+    assert words[:2] == ["flcog", "compare"] and Path(shipped_configs.find(words[2], within="tables")) == path
+    assert own[:1] in ([], ["--only"])
+    select(read_table(path), own[1:])
 
 
 @pytest.mark.parametrize(
