@@ -236,6 +236,34 @@ def test_only_what_is_unfinished_is_run(
     assert "holds this arm with other settings (now: --trainer.rounds 7): choose another --out" in capsys.readouterr().err
 
 
+def test_a_slip_in_the_command_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an option that no run knows; one row that is refused holds up no other."""
+    started = []
+
+    class Process:
+        def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
+            started.append(command)
+            self.fails = "--trainer.runds" in command or "--trainer.lr" in command
+            stdout.write(b"flcog: error: there is no such option\n" if self.fails else b"fine\n")
+
+        def wait(self) -> int:
+            return int(self.fails)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    rows = {"A": {"arguments": {"trainer.lr": 1}}, "B": None}
+    table = plan_file(tmp_path, configs=[str(ROOT / "configs/quickstart.yaml")], rows=rows, seeds=[0, 1])
+    with pytest.raises(SystemExit):
+        main(["compare", str(table), "--out", str(tmp_path / "one"), "--", "--trainer.runds", "3"])
+    said = capsys.readouterr()
+    assert len(started) == 1 and "No configuration of the others can be read either: they are not begun" in said.out
+    assert "1 of 4 runs failed, the first, A · seed 0: there is no such option" in said.err
+    with pytest.raises(SystemExit):
+        main(["compare", str(table), "--out", str(tmp_path / "two")])
+    assert len(started) == 5 and "2 of 4 runs failed" in capsys.readouterr().err
+
+
 def test_what_was_refused_at_its_start_may_be_put_right(tmp_path: Path) -> None:
     """A slip in the command costs no folder; a run that began does."""
     wrong, right, other = (

@@ -36,6 +36,9 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
         with Progress(runs, todo, rounds, runner.in_hand, filled) as progress:
             for cell, took in runner.run(todo):
                 progress.tell(cell, _outcome(cell), took)
+                if cell.error and not cell.busy and not rounds and cell is not todo[-1]:
+                    print("No configuration of the others can be read either: they are not begun", flush=True)
+                    break
     finally:
         signals.put_back(before)
     finished = sum(cell.finished for cell in runs)
