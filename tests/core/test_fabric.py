@@ -70,7 +70,7 @@ def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyP
 
 def test_each_has_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
-    assert [_chunk_bytes(torch.device("cuda", 0), count) for count in (1, 4)] == [20 * 2**30, 5 * 2**30]
+    assert [_chunk_bytes(torch.device("cuda", 0), count) for count in (1, 4)] == [40 * 2**30, 10 * 2**30]
     assert _chunk_bytes(torch.device("cpu"), 4) == _chunk_bytes(torch.device("cpu"), 1), "each core has caches of its own"
 
 

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_close, fit, train
+from fake_device import computing_there
+from harness import TinyData, assert_close, classifier, fit, make_trainer, train
+from torch import Tensor, nn
 
+import flcog
 from engine.test_compile import recorded
+from engine.test_patches import Pictures
 from flcog.callbacks import SCAFFOLD
 from flcog.core.allocations import peak_memory
-from flcog.engine.executors import compiled
+from flcog.engine import setup
+from flcog.engine.executors import choice, compiled
+from flcog.engine.executors.activations import activation_bytes
 from flcog.engine.executors.fastest import Choice
+from flcog.engine.executors.job import Job
 from flcog.engine.executors.vmap import VmapExecutor
 
 
@@ -83,3 +90,34 @@ def test_the_summary_says_what_memory_it_took(tmp_path: Path, capsys: pytest.Cap
     assert told is not None and before is not None
     size = {"MiB": 2**20, "GiB": 2**30}[told[2]]
     assert before <= (float(told[1]) + 0.1) * size and (float(told[1]) - 0.1) * size <= int(status["VmHWM"].split()[0]) * 2**10
+
+
+class Wide(nn.Module):
+    """Few parameters, and 3,000 numbers to keep for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs).repeat(1, 1000).tanh().view(-1, 1000, 3).mean(1)
+
+
+def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(choice.CHUNK_BYTES, False, 10 * 4 * 12_000)  # ten batches of four
+    with computing_there():
+        trainer = make_trainer(None, executor="vmap", precision="32-true")
+        trainer.prepare(classifier(network=Wide), TinyData(4))
+    assert trainer.executor.clients_at_once == 9, "ten, without what else a client takes"
+
+
+@pytest.mark.parametrize("patches", [False, True])
+def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a convolution its input, or the patches of nine pixels that are multiplied; of its rectifier the output."""
+    jobs: list[Job] = []
+    monkeypatch.setattr(setup, "choose_executor", lambda job, *rest: jobs.append(job) or choice.choose_executor(job, *rest))
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
+    make_trainer(None, precision="32-true", clients_per_round=1.0).prepare(flcog.Classifier(network), Pictures(4, batch_size=5))
+    pixels, filters, rows = 28 * 28, 2, 5
+    counted = activation_bytes(jobs[0], patches) / (4 * rows)
+    assert counted == pytest.approx((9 if patches else 1) * pixels + filters * pixels, rel=0.02)

@@ -10,6 +10,7 @@ import torch
 
 from flcog.core.processes import Processes
 from flcog.core.trees import num_bytes
+from flcog.engine.executors.activations import activation_bytes
 from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.engine.executors.fastest import Choice, FastestExecutor, Times
 from flcog.engine.executors.job import Job, obstacle_to_threads, obstacles_to_vmap
@@ -28,11 +29,12 @@ STREAMS = 4
 """Clients side by side on a GPU, each a graph on a stream of its own: a guess, for no GPU has been measured yet."""
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
-"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has."""
+"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has,
+where activations count too."""
 
-CHUNK_SHARE = 0.25
-"""The same as a share of a GPU's memory, or of a process's part of it: activations, which differ from model to model, need the rest. Not
-of what is free, which would make runs of one configuration differ."""
+CHUNK_SHARE = 0.5
+"""The same as a share of a GPU's memory, or of a process's part of it: what a backward pass makes, and the further passes of some
+methods, need the rest. Not of what is free, which would make runs of one configuration differ."""
 
 
 def choose_executor(
@@ -54,7 +56,7 @@ def choose_executor(
     work = (job.num_params + constants) * job.rows
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
-    chunk = _chunk(job)
+    chunk = _chunk(job, patches=wanted == "vmap-patches")
     if wanted == "auto":
         why = (
             "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
@@ -63,10 +65,14 @@ def choose_executor(
     return VmapOrLoop(job, make_batched(job, chunk, wanted == "vmap-patches", notes), notes)
 
 
-def _chunk(job: Job) -> int:
+def _chunk(job: Job, patches: bool) -> int:
     """How many clients make one batched program: as many as the user says, or as fit into memory."""
+    if job.chunk_size is not None:
+        return job.chunk_size
     bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.sample) * job.batch_size
-    return job.chunk_size or max(1, min(256, _chunk_bytes(job.device, job.per_device) // max(1, bytes_per_client)))
+    if not job.on_cpu:
+        bytes_per_client += activation_bytes(job, patches)
+    return max(1, min(256, _chunk_bytes(job.device, job.per_device) // max(1, bytes_per_client)))
 
 
 def _chunk_bytes(device: torch.device, per_device: int) -> int:
@@ -99,11 +105,14 @@ def _choices(job: Job) -> list[Choice]:
     if at_once > 1 and not obstacle_to_threads(job):
         choices.append(Choice("loop", at_once))
     if not obstacles_to_vmap(job):
-        chunk = min(_chunk(job), job.clients)
-        # A smaller one may stay in the cache.
-        chunks = [chunk, chunk // 4] if chunk >= 8 and job.chunk_size is None else [chunk]
-        names = ["vmap-patches", "vmap"] if job.model.convolves else ["vmap"]
-        choices += [Choice(name, size) for size in chunks for name in names]
+        largest = [Choice("vmap", min(_chunk(job, patches=False), job.clients))]
+        if job.model.convolves:
+            largest.insert(0, Choice("vmap-patches", min(_chunk(job, patches=True), job.clients)))
+        choices += largest
+        if job.chunk_size is None:  # a smaller one may stay in the cache
+            choices += [
+                choice._replace(clients_at_once=choice.clients_at_once // 4) for choice in largest if choice.clients_at_once >= 8
+            ]
     return choices
 
 
