@@ -26,6 +26,8 @@ waits: Counter[str] = Counter()
 """Copies between the CPU and the device, and numbers read from it, since this was cleared."""
 
 
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+
 READING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2")
 """Operations whose result, or its shape, Python must know."""
 
@@ -70,7 +72,7 @@ def _compute(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"expected all tensors to be on the same device: {name}")
     leaves = bool(inside) and device is not None and device.type != NAME
     waits["copies"] += bool(outside) or leaves
-    chosen_by_mask = name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1])
+    chosen_by_mask = name in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
     waits["numbers read"] += name in READING or chosen_by_mask
     if device is not None:
         kwargs |= {"device": torch.device("cpu")} | ({"pin_memory": False} if "pin_memory" in kwargs else {})

@@ -60,8 +60,11 @@ def lane_of(device: torch.device) -> Lane | None:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device. A GPU is not waited for: torch holds on to the pinned memory until the copy is done."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    """A tensor on the device. A GPU is not waited for: torch holds on to the pinned memory until the copy is done.
+
+    Torch pins memory as it lies, and so nothing whose elements share their place, as those of ``expand`` do.
+    """
+    return (tensor.contiguous().pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class Arriving:

@@ -227,9 +227,12 @@ class Aggregate:
 
 def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
     """Add each client's terms, times its factor, to the sums."""
-    for total, value in zip(pytree.tree_leaves(totals), pytree.tree_leaves(terms), strict=True):
+    values = pytree.tree_leaves(terms)
+    # Read once: an accelerator is waited for.
+    alone = float(factors[0]) if factors is not None and any(len(value) == 1 for value in values) else 1.0
+    for total, value in zip(pytree.tree_leaves(totals), values, strict=True):
         if len(value) == 1:
-            total.add_(value[0], alpha=1.0 if factors is None else float(factors[0]))
+            total.add_(value[0], alpha=alone)
         elif factors is None:
             total.add_(value.sum(0, dtype=torch.float64))
         else:

@@ -99,6 +99,17 @@ def test_a_gpus_calls_are_made_on_the_right_stream(monkeypatch: pytest.MonkeyPat
     assert calls == [*copied, "computing waits for event", "kept for computing"]
 
 
+@pytest.mark.parametrize("tensor", [torch.tensor(0.5).expand(3), torch.arange(6.0).view(2, 3).T, torch.arange(4).unfold(0, 2, 1)])
+def test_what_does_not_lie_in_one_piece_is_pinned_too(tensor: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pinned(tensor: Tensor) -> Tensor:
+        """As torch does it: the same strides in other memory."""
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+    monkeypatch.setattr(Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: tensor)
+    assert torch.equal(copies.sent(tensor, torch.device("cuda", 0)), tensor)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_what_was_sent() -> None:
     lane = lane_of(torch.device("cuda", 0))

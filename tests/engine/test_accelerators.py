@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks import ClassAccuracy, FedProx
 from flcog.commands.cli import main
 from flcog.core.precision import float64_device
-from flcog.engine.executors.steps import ELEMENTWISE
+from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
 from flcog.hooks import Context, Method, Params
 from flcog.schedules import Exponential
 
@@ -39,6 +39,32 @@ def test_a_local_step_waits_for_nothing(name: str) -> None:
     case = CASES[name]
     few, many = (waits_of(case.method, case.module(case.optimizer), case.data(), local_steps=steps) for steps in (2, 5))
     assert few["copies"] and many == few
+
+
+OTHERS = [name for name in CASES if name not in (*STEPPING, "DENSE")]
+"""DENSE changes nothing at a client, and its server asks a generator of random numbers where it is, which is not there."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What servers do and what is prepared before the first round may wait."""
+    case, waited = CASES[name], list[Counter[str]]()
+    run, generator = PlainSteps.run, torch.Generator
+
+    def counted(*arguments: Any) -> Any:
+        before = waits.copy()
+        result = run(*arguments)
+        waited[-1].update(waits - before)
+        return result
+
+    monkeypatch.setattr(PlainSteps, "run", counted)
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())  # the device has none of its own
+    for steps in (2, 5):
+        waited.append(Counter())
+        options = case.options | {"local_epochs": None, "local_steps": steps}
+        waits_of(case.method, case.module(case.optimizer), case.data(), **options)
+    assert waited[0]["copies"] and waited[0] == waited[1]
 
 
 @pytest.mark.parametrize("chunk_size", [2, None])
