@@ -328,8 +328,11 @@ def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
         "Not finished, and left out wherever another seed has: B · seed 1 (round 1)" in note for note in notes(given, "std")
     )
     assert [row[1] for row in summarise(given)[1]] == ["56.25 ± 8.84", "50.00 (n = 1)"]
+    assert r"B & \underline{50.00} \\" in latex(given, "std")
     (runs[-2].folder / "finished").unlink()  # now B has none that has finished: it shows how far both have come
     assert summarise(filled(plan, runs))[1][1][1] == "56.25 ± 8.84"
+    # But not in a paper.
+    assert r"B & -- \\" in latex(filled(plan, runs), "std") and "mean over 2 seeds" in latex(filled(plan, runs), "std")
 
 
 def test_latex_has_the_best_bold_and_the_second_underlined(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def _bounds(table: Table) -> list[str]:
 
 
 def _mean(filled: Filled, row: str, column: str) -> str:
-    values = list(filled.scores(row, column, filled.table.summary_of(column)).values())
+    """Of finished runs: what the others have come to is no figure for a paper."""
+    values = list(filled.scores(row, column, filled.table.summary_of(column), finished=True).values())
     return number(statistics.fmean(values)) if values else ""
 
 
@@ -110,7 +111,8 @@ def _explained(filled: Filled, spread: Spread) -> str:
     """What the caption says of the figures."""
     over_rounds = filled.table.summary == "mean" and filled.table.over_rounds
     words = {"std": "standard deviation", "sem": "standard error", "interval": f"{percent(filled.table.confidence)} interval"}
-    seeds = sorted({len(filled.of(row, column)) for row in filled.table.rows for column in filled.columns} - {0})
+    cells = [filled.of(row, column) for row in filled.table.rows for column in filled.columns]
+    seeds = sorted({sum(result.finished for result in cell) for cell in cells} - {0})
     many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "no"
     over = f"mean over {many} seed{'s' * (seeds != [1])}"
     after = "standard deviation over the last evaluations" if over_rounds else words[spread]
