@@ -13,7 +13,7 @@ from harness import ROOT
 
 import flcog
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import Cell, cells
+from flcog.commands.compare.plan import Cell, cells, select
 from flcog.commands.compare.resolved import identity, resolve
 from flcog.commands.compare.reuse import SAME_RUN
 from flcog.commands.compare.table_file import read_table
@@ -131,6 +131,25 @@ def test_what_makes_a_run_the_same(tmp_path: Path) -> None:
     assert len({plain, *found}) == 5
     rows = {"FedProx": {"configs": [FEDPROX]}}
     assert identities(tmp_path, rows=rows) == [prox] != identities(tmp_path, "--trainer.callbacks.mu", "0.5", rows=rows)
+
+
+SHARED = (
+    (("feddisco", "FedDyn", "CIFAR-10 NIID-1"), ("feddisco-settings", "FedDyn", "K=10")),
+    (("feddisco-settings", "FedDyn", "rho=10"), ("feddisco-imbalanced", "FedDyn", "")),
+    (("fedcog", "FedCOG", "CIFAR-10 NIID-1"), ("fedcog-settings", "FedCOG", "tau=400"), ("fedcog-steps", "100 steps", "")),
+    (("fedssyn", "FedAvg", "N=10, 0.1"), ("fedssyn-methods", "FedAvg", "CIFAR-10, 0.1"), ("fedssyn-grid", "FedAvg", "p=0.5")),
+    (("fedwalk-heterogeneity", "FedAvg", "Dir(10)"), ("fedwalk-leashes", "FedAvg", "IID")),
+)
+
+
+@pytest.mark.parametrize("arms", SHARED, ids=lambda arms: arms[0][0])
+def test_tables_of_a_paper_share_what_they_have_in_common(arms: tuple[tuple[str, str, str], ...], tmp_path: Path) -> None:
+    found = set()
+    for name, row, column in arms:
+        table = select(read_table(ROOT / f"configs/tables/{name}.yaml"), [row, *([column] if column else [])])
+        cell = cells(table, tmp_path, [])[0]
+        found.add(identity(resolve([cell])[cell.name]))
+    assert len(found) == 1
 
 
 def test_seeds_and_what_they_draw(tmp_path: Path) -> None:
