@@ -5,6 +5,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.client import ClientModule
+from flcog.core.precision import float64_device
 from flcog.core.randomness import fold
 from flcog.core.types import Params
 from flcog.data import Partition, Samples
@@ -42,7 +43,7 @@ def evaluate_personal(
         if _is_mine(engine, clients, client):
             own, buffers = personal_model(engine, server, clients, method, params, client)
             scores[client] = _score(engine, own, buffers, client, parts)
-    scores = engine.processes.total(scores.to(engine.processes.device)).cpu()
+    scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
     scores[torch.from_numpy(~tested)] = torch.nan
     return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
 

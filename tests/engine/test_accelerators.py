@@ -14,7 +14,7 @@ from harness import ODD_BATCHES, ROOT, TinyData, assert_close, classifier, dropo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from flcog.callbacks import ClassAccuracy, FedProx
+from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.commands.cli import main
 from flcog.core.precision import float64_device
 from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
@@ -116,13 +116,17 @@ def everything() -> TinyData:
     return TinyData(client_test=0.2)
 
 
+WATCHING = (ClassAccuracy(), ClientFairness(), TrainingScores())
+
+
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_a_device_without_float64_gives_the_cpus_figures(executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("methods", [[FedProx(mu=0.1), *WATCHING], [FineTune(steps=2)]], ids=["observed", "personal"])
+def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], executor: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": executor, "precision": "32-true", "eval_every": 1, "rounds": 2}
-    here = make_trainer(tmp_path / "here", FedProx(mu=0.1), ClassAccuracy(), **options)
+    here = make_trainer(tmp_path / "here", *methods, **options)
     here.fit(classifier(), everything())
     with computing_there():
-        there = make_trainer(tmp_path / "there", FedProx(mu=0.1), ClassAccuracy(), **options)
+        there = make_trainer(tmp_path / "there", *methods, **options)
         there.fit(classifier(), everything())
         assert all(isinstance(value, OnDevice) for value in there.params.values())
     assert_close({name: value.here for name, value in there.params.items()}, here.params, 1e-5)
