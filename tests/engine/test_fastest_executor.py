@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,22 @@ def test_what_fails_is_not_taken_and_time_is_short(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fastest, "BUDGET", 0.0)
     trainer = train(executor="fastest", rounds=1)
     assert trainer.executor.choice == Choice("loop", 1) and "not tried" in trainer.notes[-1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0.1, 0.1 + 0.02 * 9), (0.3, 0.3 * 10)])
+def test_long_steps_are_tried_once_beyond_the_first_time(first: float, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a client's ten steps one is run; of short ones six more, of which each takes less than the first with all around it."""
+    tried: list[int] = []
+
+    def seconds(executor: Any, assignment: Assignment, clients: int, steps: int) -> float:
+        tried.append(steps)
+        return 9.0 if len(tried) == 1 else first + 0.02 * (steps - 1)
+
+    monkeypatch.setattr(fastest, "_time", seconds)
+    assignment: Any = SimpleNamespace(works=[SimpleNamespace(num_steps=10)])
+    executor: Any = SimpleNamespace(clients_at_once=1)
+    assert fastest._seconds_per_client(executor, assignment) == pytest.approx(expected)
+    assert tried == ([1, 1, fastest.TRIAL_STEPS] if first < fastest.LONG else [1, 1])
 
 
 def test_an_error_of_the_users_is_the_rounds_own() -> None:

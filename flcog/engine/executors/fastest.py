@@ -29,6 +29,9 @@ class Choice(NamedTuple):
         return f"{how}, {'CUDA graphs' if self.compiled == 'graphs' else 'compiled'}" if self.compiled else how
 
 
+LONG = 0.25
+"""Seconds of a trial's first step from which on it is mostly the step itself, and no further one is run."""
+
 Times = dict[Choice, float]
 """Seconds that a client takes."""
 
@@ -129,8 +132,9 @@ def _seconds_per_client(executor: Executor, assignment: Assignment) -> float:
     works = longest_first(assignment.works)[: executor.clients_at_once]
     steps = min(TRIAL_STEPS, works[0].num_steps)
     _time(executor, assignment, len(works), 1)  # the first time costs more: libraries choose kernels, memory is asked for
-    start = _time(executor, assignment, len(works), 1)
-    each = 0.0 if steps == 1 else max(0.0, _time(executor, assignment, len(works), steps) - start) / (steps - 1)
+    start = each = _time(executor, assignment, len(works), 1)
+    if start < LONG and steps > 1:
+        each = max(0.0, _time(executor, assignment, len(works), steps) - start) / (steps - 1)
     mean = sum(work.num_steps for work in assignment.works) / len(assignment.works)
     return (start + each * (mean - 1)) / len(works)
 
