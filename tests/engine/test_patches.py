@@ -49,6 +49,30 @@ def test_in_one_dimension_too() -> None:
         torch.testing.assert_close(ours, functional.conv1d(words, weight, **settings))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(
+    ("kernel", "settings", "taken"),
+    [
+        ((3, 3), {"padding": "same"}, True),
+        ((2, 3), {"padding": "same", "dilation": 2}, True),
+        ((2, 3), {"padding": "valid"}, True),
+        ((2, 3), {"padding": "same"}, False),
+        ((3, 3), {"groups": 2}, False),
+    ],
+)
+def test_padding_by_a_word(kernel: tuple[int, int], settings: Any, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, calls, unfold = torch.Generator().manual_seed(0), list[Any](), functional.unfold
+    monkeypatch.setattr(functional, "unfold", lambda *given: calls.append(given) or unfold(*given))
+    weight, images = (
+        torch.randn(6, 4 // settings.get("groups", 1), *kernel, generator=rng),
+        torch.randn(3, 4, 7, 9, generator=rng),
+    )
+    with ConvolutionsAsPatches():
+        ours = functional.conv2d(images, weight, **settings)
+    torch.testing.assert_close(ours, functional.conv2d(images, weight, **settings))
+    assert bool(calls) == taken
+
+
 class Pictures(flcog.FederatedDataModule):
     num_classes = 3
 

@@ -21,6 +21,7 @@ class ConvolutionsAsPatches(TorchFunctionMode):
         if dimensions is None:
             return function(*args, **(kwargs or {}))
         given = _Given(*args, **(kwargs or {}))
+        given.padding = _in_numbers(given, dimensions)
         if given.groups != 1 or isinstance(given.padding, str) or given.input.ndim != dimensions + 2:
             return function(*args, **(kwargs or {}))
         if dimensions == 2:
@@ -58,6 +59,17 @@ def _conv2d(given: _Given) -> Tensor:
     patches = functional.unfold(given.input, tuple(kernel), dilation, padding, stride)
     outputs = (given.weight.flatten(1) @ patches).unflatten(2, size)
     return outputs if given.bias is None else outputs + given.bias.view(-1, 1, 1)
+
+
+def _in_numbers(given: _Given, dimensions: int) -> Any:
+    """Padding that torch knows by a word; the word itself where one side would need more than the other."""
+    if given.padding == "valid":
+        return 0
+    if given.padding != "same":
+        return given.padding
+    dilation = _tuple(given.dilation, dimensions)
+    more = [dilation[d] * (given.weight.shape[2 + d] - 1) for d in range(dimensions)]
+    return "same" if any(pixels % 2 for pixels in more) else tuple(pixels // 2 for pixels in more)
 
 
 def _tuple(value: Any, length: int) -> tuple[int, ...]:
