@@ -94,6 +94,12 @@ def test_one_seed_is_said_to_have_no_test(tmp_path: Path) -> None:
     assert "Student's 95 % interval" in two and "one seed" not in two
 
 
+@pytest.mark.parametrize(("scores", "vary", "said"), [(A, ["seed"], 1), (A, ["seed", "partition_seed"], 0), ([0.5], ["seed"], 0)])
+def test_one_split_for_all_seeds_is_said(scores: list[float], vary: list[str], said: int, tmp_path: Path) -> None:
+    found = notes(fill(tmp_path, {"A": scores, "B": scores}, vary=vary), "std")
+    assert sum("All seeds share one split of the data" in note for note in found) == said
+
+
 def test_each_row_has_its_own_partner(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": A, "B": B, "A+": B, "B+": A}, against={"A+": "A", "B+": "B"})
     assert {row: found.against for row, found in given.comparisons("").items()} == {"B": "A", "A+": "A", "B+": "B"}
@@ -313,7 +319,7 @@ def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
     changed = [replace(result, outdated=True) for result in b]
     assert [verdict.mark for verdict in verdicts(Filled(judged, [*a, *changed]))] == ["yes", "other settings"]
     one = replace(given.of("B", "")[1], arguments="--model.lr 1")
-    (said,) = [note for note in notes(Filled(given.table, [*short, *given.of("B", "")[:1], one]), "std") if "other" in note]
+    (said,) = [note for note in notes(Filled(given.table, [*short, *given.of("B", "")[:1], one]), "std") if "Run with" in note]
     assert said.endswith("--trainer.rounds 5 (A · seed 0; A · seed 1; A · seed 2), and --model.lr 1 (B · seed 1).")
 
 

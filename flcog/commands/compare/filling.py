@@ -28,7 +28,7 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
     for cell in runs:
         claim(cell)
     done = sum(cell.finished for cell in runs)
-    print(f"{len(runs)} runs, {done} of them finished before", flush=True)
+    print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
     known, rounds = _prepare(runs, root, trunks) if done < len(runs) else ({}, {})
     todo, runner = [cell for cell in runs if not cell.finished], Runner(jobs, known)
     before = signals.answer(runner.stop)

@@ -123,6 +123,10 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
             f"Rows are compared by the {what}, paired by seed and split, finished runs only: the mean difference, Student's "
             f"{percent(table.confidence)} interval and two-sided paired t-test, and p adjusted by Holm over the rows of a setting."
         )
+    if not table.varies_split and any(filled.estimate(result.row, result.column).count > 1 for result in results):
+        said.append(
+            "All seeds share one split of the data: an interval is of what else a seed draws, and says nothing of other splits."
+        )
     if paper_table(filled):
         said.append(
             f"Reproduced: the published figure lies in our {percent(table.confidence)} interval of the mean over seeds (widened by the "
