@@ -131,8 +131,9 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
         said.append(
             f"Reproduced: the published figure lies in our {percent(table.confidence)} interval of the mean over seeds (widened by the "
             "paper's rounding), and the published gain over the row compared with lies in our interval of the paired difference, whose "
-            "mean has its sign. A wide interval holds much: look at it too. One seed has no interval and no mark; bytes are the "
-            "paper's within one per cent; seconds are another machine's and not judged, nor are runs with other settings than the table's."
+            "mean has its sign. A wide interval holds many figures, so look at its width, too. One seed has no interval and no mark; "
+            "bytes are the paper's within one per cent; seconds are another machine's and not judged, nor are runs with other settings "
+            "than the table's."
         )
     if any(result.seconds > 0 for result in results):
         said.append(

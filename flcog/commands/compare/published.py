@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 Quantity = Literal["score", "rounds", "seconds", "bytes", "saved"]
-"""The compared metric (in percent where it is a share), the rounds to a target, a run's whole time, what it sends both ways, and the per
-cent of the bytes to the target that it saves beside the row that it is compared with."""
+"""The compared metric (in percent where it is a share), the rounds to a target, a run's whole time, what it sends both ways, and how many
+per cent fewer bytes it takes to the target than the row that it is compared with."""
 
 MAY_BE_BEYOND = ("rounds", "saved")
 """Of these a paper may say no more than that they are larger: the target was not reached."""

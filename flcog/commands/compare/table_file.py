@@ -32,7 +32,7 @@ KEYS = {
     "against": "the row that the others are compared with, or {row: row it is compared with}; the first by default",
     "confidence": "0.95 for 95 % intervals",
     "published": "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., "
-    'bytes: ..., saved: per cent of the bytes to a target beside the row compared with}; "> 100" where a target was not reached',
+    'bytes: ..., saved: how many per cent fewer bytes to a target than the row compared with}; "> 100" where a target was not reached',
     "reproduces": '["PAPER, Table 1"], what of which paper the table fills',
     "deviations": "a sentence for each thing that is not as in the paper, or not said there; [] where nothing is",
     "trunks": "false where every run trains all of its rounds itself, so that times can be compared, as with --no-trunks",

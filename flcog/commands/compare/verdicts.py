@@ -1,11 +1,11 @@
 """Whether a paper's figures are reproduced.
 
-A published score is reproduced if it lies in our interval: the confidence interval of the mean over our seeds, with half a unit of the
-last digit that the paper prints (0.005 for 73.07, half a round). A published *gain*, the difference of two published scores,
-is reproduced if our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval
-holds much, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced
-within one per cent; of the bytes to a target that a row saves, the per cent is judged as scores are. Seconds are another machine's, and
-are shown without a mark. Runs with other settings than the table's are shown and not judged.
+A published score is reproduced if it lies in our interval: the confidence interval of the mean over our seeds, with half a unit of the last
+digit that the paper prints (0.005 for 73.07, half a round). A published *gain*, the difference of two published scores, is reproduced if
+our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval holds many
+figures, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced within
+one per cent; of the bytes to a target that a row saves, the per cent is judged as scores are. Seconds are another machine's, and are shown
+without a mark. Runs with other settings than the table's are shown and not judged.
 """
 
 import math
