@@ -5,7 +5,7 @@ Here programs are recorded as they are for ``torch.compile``, and run as recorde
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,16 @@ EXECUTORS: list[dict[str, Any]] = [
 ]
 
 
-def recorded(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
-    graph: Callable[..., None] = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-    return graph
+def as_recorded(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """In the place of ``torch.compile``, whose code may change nothing that it is given (see :func:`compiled.compiled`)."""
+
+    def run(*tensors: Tensor) -> Any:
+        versions = [tensor._version for tensor in tensors]
+        made = graph(*tensors)
+        assert versions == [tensor._version for tensor in tensors]
+        return made
+
+    return run
 
 
 @pytest.fixture
@@ -55,17 +62,17 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The calls of each program that is made."""
     calls: list[int] = []
 
-    def counted(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
-        program, number = recorded(function, examples), len(calls)
+    def counted(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        program, number = as_recorded(graph), len(calls)
         calls.append(0)
 
-        def run(*tensors: Tensor) -> None:
+        def run(*tensors: Tensor) -> Any:
             calls[number] += 1
-            program(*tensors)
+            return program(*tensors)
 
         return run
 
-    monkeypatch.setattr(compiled, "compiled", counted)
+    monkeypatch.setattr(torch, "compile", counted)
     yield calls
 
 
@@ -273,7 +280,7 @@ def test_a_cpu_run_is_not_told_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatc
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     monkeypatch.setattr(log, "handlers", [handler])
     monkeypatch.setattr(log, "filters", [])
-    monkeypatch.setattr(torch, "compile", lambda graph, **options: graph)
+    monkeypatch.setattr(torch, "compile", as_recorded)
     compiled.compiled(Tensor.zero_, [torch.zeros(1)])
     log.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
     log.warning("The compiler is %s", "too old")

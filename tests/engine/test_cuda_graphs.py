@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.test_compile import recorded
+from engine.test_compile import as_recorded
 from flcog.engine.executors import compiled, cuda_graphs, making
 from flcog.engine.executors.cuda_graphs import Cuda
 
@@ -111,7 +111,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     device = StandIn()
     monkeypatch.setattr(making, "_captures", lambda device: True)
     monkeypatch.setattr(cuda_graphs, "Cuda", lambda: device)
-    monkeypatch.setattr(compiled, "compiled", recorded)
+    monkeypatch.setattr(torch, "compile", as_recorded)
     return device
 
 

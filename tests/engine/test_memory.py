@@ -11,12 +11,12 @@ from harness import TinyData, assert_close, classifier, fit, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
-from engine.test_compile import recorded
+from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
 from flcog.callbacks import SCAFFOLD
 from flcog.core.allocations import peak_memory
 from flcog.engine import setup
-from flcog.engine.executors import choice, compiled
+from flcog.engine.executors import choice
 from flcog.engine.executors.activations import activation_bytes
 from flcog.engine.executors.fastest import Choice
 from flcog.engine.executors.job import Job
@@ -54,7 +54,7 @@ def test_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are padded to the number of clients for which the program was made."""
-    monkeypatch.setattr(compiled, "compiled", recorded)
+    monkeypatch.setattr(torch, "compile", as_recorded)
     options: dict[str, Any] = {"executor": "vmap", "compile": True, "clients_per_round": 4}
     small = train(SCAFFOLD(), chunk_size=2, **options)
     begun = VmapExecutor._begun

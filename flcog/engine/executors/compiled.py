@@ -143,15 +143,30 @@ which must not overflow, and this one does, on purpose. A C++ compiler that trus
 
 
 def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
-    """``torch.compile`` of all operations of a function.
+    """``torch.compile`` of all operations of a function, which changes tensors that it is given.
 
     They are recorded once, on tensors without numbers, so that torch gets a list of operations and none of the Python around them:
-    methods, modules and their attributes, of which it would ask at every call whether they have changed.
+    methods, modules and their attributes, of which it would ask at every call whether they have changed. What is compiled changes
+    nothing but makes the tensors' new contents, which are copied afterwards: torch 2.11 may put an operation that changes a
+    parameter before another that reads it (https://github.com/pytorch/pytorch/pull/177816), and the gradient is wrong.
     """
+    changed: list[int] = []
+
+    def contents(*tensors: Tensor) -> list[Tensor]:
+        copies = [tensor.clone() for tensor in tensors]
+        before = [copy._version for copy in copies]
+        function(*copies)
+        changed[:] = [place for place, copy in enumerate(copies) if copy._version > before[place]]
+        return [copies[place] for place in changed]
+
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_news)
-    graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-    program: Callable[..., None] = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
-    return program
+    graph = make_fx(contents, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+    program: Callable[..., list[Tensor]] = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
+
+    def change(*tensors: Tensor) -> None:
+        torch._foreach_copy_([tensors[place] for place in changed], program(*tensors))
+
+    return change
 
 
 def _is_news(record: logging.LogRecord) -> bool:
