@@ -1,6 +1,7 @@
 """Memory that runs out is answered once by fewer clients at a time, and a run says what it took."""
 
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from flcog.engine.executors import choice
 from flcog.engine.executors.activations import activation_bytes
 from flcog.engine.executors.fastest import Choice
 from flcog.engine.executors.job import Job
+from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.vmap import VmapExecutor
 
 
@@ -80,6 +82,25 @@ def test_the_fastest_is_chosen_with_as_many_clients_as_fit(monkeypatch: pytest.M
     assert sum("do not fit" in str(warning.message) for warning in caught) == 1
     assert trainer.executor.choice == Choice("vmap", 2)  # type: ignore[attr-defined]
     assert "vmap, 2 clients at a time: " in trainer.notes[-1] and "5 clients" not in trainer.notes[-1]
+
+
+def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    client = LoopExecutor._client
+
+    def fails(self: Any, assignment: Any, works: Any) -> Any:
+        chunk = torch.zeros(len(works))
+        held.append(weakref.ref(chunk))
+        raise RuntimeError(f"no batching rule for {len(chunk)}")
+
+    def looked(*arguments: Any) -> Any:
+        assert held[0]() is None
+        return client(*arguments)
+
+    monkeypatch.setattr(VmapExecutor, "_chunk", fails)
+    monkeypatch.setattr(LoopExecutor, "_client", looked)
+    with pytest.warns(UserWarning, match="falls back to loop: .*no batching rule"):
+        train(executor="vmap", rounds=1)
 
 
 def test_the_summary_says_what_memory_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

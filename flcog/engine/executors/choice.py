@@ -184,13 +184,15 @@ class VmapOrLoop:
         return self._executor.compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        results, first = self._executor.run(assignment), None
+        results, first, reason = self._executor.run(assignment), None, ""
         try:
             first = next(results, None)
         except RuntimeError as error:
             if self._has_run:
                 raise
-            results, first = self._fall_back(assignment, (str(error).strip() or type(error).__name__).splitlines()[0])
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if reason:  # not from the above: until the error is gone, it holds the memory of the chunk
+            results, first = self._fall_back(assignment, reason)
         self._has_run = True
         if first is not None:
             yield first
