@@ -62,9 +62,17 @@ def lane_of(device: torch.device) -> Lane | None:
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on the device. A GPU is not waited for: torch holds on to the pinned memory until the copy is done.
 
-    Torch pins memory as it lies, and so nothing whose elements share their place, as those of ``expand`` do.
+    Torch pins memory as it lies, and so nothing whose elements share their place, as those of ``expand`` do. Apple's ``mps`` is waited
+    for: it would read memory that has been let go of meanwhile (https://github.com/pytorch/pytorch/issues/189690).
     """
-    return (tensor.contiguous().pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    if pins(device) and tensor.device.type == "cpu":
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def pins(device: torch.device) -> bool:
+    """Whether the device reads pinned memory by itself, while the CPU goes on."""
+    return device.type == "cuda"
 
 
 class Arriving:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.copies import sent
 from flcog.core.described import Described
 from flcog.core.source import Source
 from flcog.core.trees import Tree, map_leaves
@@ -78,7 +79,7 @@ class Federation(Described):
         self, samples: Samples, gathered: Tree, indices: Tensor, device: torch.device, keys: np.ndarray | None = None
     ) -> tuple[Tree, Tree]:
         """The same where the inputs have been gathered."""
-        inputs = map_leaves(lambda leaf: leaf.to(device, non_blocking=True), gathered)
+        inputs = map_leaves(lambda leaf: sent(leaf, device), gathered)
         if self.augment is not None and keys is not None:
             inputs = self.augment(inputs, keys)
         targets = map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)).to(device), samples.targets)

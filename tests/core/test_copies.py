@@ -110,6 +110,14 @@ def test_what_does_not_lie_in_one_piece_is_pinned_too(tensor: Tensor, monkeypatc
     assert torch.equal(copies.sent(tensor, torch.device("cuda", 0)), tensor)
 
 
+def test_apples_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the CPU's memory later, when that may be another tensor's."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(Tensor, "to", lambda tensor, device, **options: calls.append(options) or tensor)
+    copies.sent(torch.ones(2), torch.device("mps", 0))
+    assert calls == [{}]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_what_was_sent() -> None:
     lane = lane_of(torch.device("cuda", 0))

@@ -14,8 +14,11 @@ from harness import ODD_BATCHES, ROOT, TinyData, assert_close, classifier, dropo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from engine.test_sources import Announced
+from flcog import reading
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.commands.cli import main
+from flcog.core import copies
 from flcog.core.precision import float64_device
 from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
 from flcog.hooks import Context, Method, Params
@@ -192,3 +195,45 @@ def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
     (run,) = tmp_path.iterdir()
     assert "val/accuracy" in (run / "metrics.csv").read_text()
     assert "executor: vmap" in (run / "run.yaml").read_text()
+
+
+class Queue:
+    """A second queue whose copies are done at once."""
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, OnDevice) else copies.sent(tensor, torch.device(NAME, 0))
+
+    def mark(self) -> None: ...
+
+    def wait(self, mark: None) -> None: ...
+
+    def keep(self, copy: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("data", [TinyData, Announced])
+@pytest.mark.parametrize("name", ["SCAFFOLD", "GradientNoise"])
+def test_what_goes_to_a_gpu_is_pinned_where_it_can_be(
+    name: str, data: type[TinyData], executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch pins dense tensors on the CPU alone, and a run's numbers are those of one that pins nothing."""
+    pinned: list[torch.Size] = []
+
+    def pin_memory(tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+        pinned.append(tensor.shape)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+    def trained() -> Any:
+        options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}
+        options |= {"chunk_size": 2} if executor == "vmap" else {}
+        with computing_there():
+            return train(CASES[name].method, data=data(batch_size=5), **options).params
+
+    plain = trained()
+    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(copies, "pins", lambda device: device.type == NAME)
+    monkeypatch.setattr(reading, "lane_of", lambda device: Queue())
+    assert_close({n: v.here for n, v in trained().items()}, {n: v.here for n, v in plain.items()}, 0)
+    assert pinned

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.core.copies import sent
 from flcog.core.trees import Tree, map_leaves, rows, unlike_shapes
 from flcog.engine.batching import ClientWork, samples_per_block, stacked_positions
 from flcog.reading import Reader
@@ -32,7 +33,7 @@ def stacked_batches(
     positions, mask = stacked_positions(works, 0, num_steps, width)
     if num_rows is not None and mask is None:
         mask = np.ones(positions.shape, bool)
-    masks = None if mask is None else torch.from_numpy(mask).to(reader.device, non_blocking=True)
+    masks = None if mask is None else sent(torch.from_numpy(mask), reader.device)
     firsts = _firsts(works, reader, width)
     per_block = firsts.step
     loaded = _stacked(reader, _requests(works, positions, reader, firsts))
