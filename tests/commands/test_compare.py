@@ -275,6 +275,7 @@ def test_what_was_refused_at_its_start_may_be_put_right(tmp_path: Path) -> None:
     assert yaml.safe_load((right.folder / "arguments.yaml").read_text()) == right.arguments
     fake_run(right, [0.5])
     claim(right)
+    claim(cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds=7"])[0])
     # The option is named though it was given before, with another value.
     with pytest.raises(ValueError, match=r"holds this arm with other settings \(now: --trainer.rounds 2\)"):
         claim(other)

@@ -17,7 +17,7 @@ import yaml
 from flcog.commands.compare.carried import options_to_carry
 from flcog.commands.compare.plan import OUT_REMEDY, Cell
 from flcog.commands.compare.reuse import FINISHED, SAME_RUN, forget, note
-from flcog.commands.compare.settings_of_runs import options_of
+from flcog.commands.compare.settings_of_runs import Option, options_of
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
@@ -148,8 +148,7 @@ def claim(cell: Cell) -> None:
         earlier = _earlier_arguments(given)
         then, now = _settings(earlier), _settings(cell.arguments)
         if then != now:
-            added = [option for option in options_of(now) if option not in options_of(then)]
-            changed = shlex.join([word for option in added for word in option]) or "fewer arguments"
+            changed = shlex.join([word for option in now if option not in then for word in option]) or "fewer arguments"
             raise ValueError(
                 f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
             )
@@ -177,8 +176,6 @@ def _earlier_arguments(note: Path) -> list[str]:
     return earlier
 
 
-def _settings(arguments: Sequence[str]) -> list[str]:
+def _settings(arguments: Sequence[str]) -> list[Option]:
     """What makes the run: not where its folder and the configs lie, so that a clone or a folder that was moved goes on."""
-    pairs = list(zip(["", *arguments], arguments, strict=False))
-    kept = [pair for pair in pairs if "--trainer.default_root_dir" not in pair]
-    return [Path(word).name if before == "-c" else word for before, word in kept]
+    return [option for option in options_of(arguments) if option[0] != "--trainer.default_root_dir"]
