@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import flcog.run.opening
+from flcog import reading
+from flcog.core import copies, precision
 from flcog.core.processes import Processes
 
 NAME = "fake"
@@ -39,7 +41,7 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, here: Tensor) -> "OnDevice":
-        if here.dtype == torch.float64:
+        if here.dtype == torch.float64 and not _has_float64:
             raise TypeError("the device has no float64")
         made = torch.Tensor._make_wrapper_subclass(
             cls, here.size(), strides=here.stride(), dtype=here.dtype, device=torch.device(NAME, 0)
@@ -135,11 +137,50 @@ def register() -> torch.library.Library:
     return library
 
 
+class Queue:
+    """A second queue, whose copies are done at once."""
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, OnDevice) else copies.sent(tensor, torch.device(NAME, 0))
+
+    def mark(self) -> None: ...
+
+    def wait(self, mark: None) -> None: ...
+
+    def keep(self, copy: Tensor) -> None: ...
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """As torch pins: what is on the CPU, with its own strides."""
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+    waits["pinned"] += 1
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+_has_float64 = False
+
+
 @contextmanager
-def computing_there() -> Iterator[torch.device]:
-    """Runs that are opened inside compute on the device."""
+def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
+    """Runs that are opened inside compute on the device.
+
+    Args:
+        like_cuda: whether it has float64, and a second queue fed from pinned memory.
+    """
+    global _has_float64
     register()
     device = torch.device(NAME, 0)
     with _FromPython(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flcog.run.opening, "processes_of", lambda fabric: Processes(0, 1, device))
-        yield device
+        if like_cuda:
+            patch.setattr(copies, "pins", lambda device: device.type == NAME)
+            patch.setattr(reading, "lane_of", lambda device: Queue())
+            patch.setattr(Tensor, "pin_memory", _pinned)
+        precision._has_float64.cache_clear()
+        _has_float64 = like_cuda
+        try:
+            yield device
+        finally:
+            _has_float64 = False
+            precision._has_float64.cache_clear()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.precision import float64_device, number_dtype, to_float64_device
+from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.engine.executors.base import Result
@@ -82,7 +82,8 @@ class Aggregate:
         self.dropped += bad
         if self.dropped:
             return
-        weights = torch.tensor([work.weight for work in result.works], dtype=torch.float64, device=float64_device(self._device))
+        home = float64_device(self._device)
+        weights = torch.tensor([work.weight for work in result.works], dtype=torch.float64, device=home)
         terms = Sums(
             delta=updates,
             buffers={name: value - global_buffers[name] for name, value in result.buffers.items()},
@@ -94,7 +95,7 @@ class Aggregate:
             clients=torch.ones_like(weights),
             norm=norms,
         )
-        terms = pytree.tree_map(to_float64_device, terms)
+        terms = pytree.tree_map(lambda term: term.to(home), terms)  # numbers that methods send lie on the CPU
         self._accumulate(terms, weights, 1 / terms.norm.double().clamp(min=1e-30))
         for i, method in enumerate(self._methods):
             if method.individual_uploads:

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from engine.test_sources import Announced
-from flcog import reading
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.commands.cli import main
-from flcog.core import copies
 from flcog.core.precision import float64_device
 from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
-from flcog.hooks import Context, Method, Params
+from flcog.hooks import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
@@ -197,43 +195,54 @@ def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
     assert "executor: vmap" in (run / "run.yaml").read_text()
 
 
-class Queue:
-    """A second queue whose copies are done at once."""
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, OnDevice) else copies.sent(tensor, torch.device(NAME, 0))
-
-    def mark(self) -> None: ...
-
-    def wait(self, mark: None) -> None: ...
-
-    def keep(self, copy: Tensor) -> None: ...
-
-
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("data", [TinyData, Announced])
-@pytest.mark.parametrize("name", ["SCAFFOLD", "GradientNoise"])
-def test_what_goes_to_a_gpu_is_pinned_where_it_can_be(
-    name: str, data: type[TinyData], executor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch pins dense tensors on the CPU alone, and a run's numbers are those of one that pins nothing."""
-    pinned: list[torch.Size] = []
+@pytest.mark.parametrize("name", ["SCAFFOLD", "GradientNoise", "FedNova"])
+def test_a_run_as_on_cuda(name: str, data: type[TinyData], executor: str) -> None:
+    """What goes there is pinned where torch can pin it and comes by a second queue, sums are float64 there: the numbers are the CPU's."""
+    options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}
+    options |= {"chunk_size": 2} if executor == "vmap" else {}
+    here = train(CASES[name].method, data=data(batch_size=5), **options)
+    with computing_there(like_cuda=True):
+        waits.clear()
+        there = train(CASES[name].method, data=data(batch_size=5), **options)
+        assert waits["pinned"] and there.executor.name == executor
+    assert_close({n: v.here for n, v in there.params.items()}, here.params, 1e-5)
 
-    def pin_memory(tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":
-            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
-        pinned.append(tensor.shape)
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "DENSE"])
+def test_every_method_runs_as_on_cuda(name: str, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, generator = CASES[name], torch.Generator
 
     def trained() -> Any:
-        options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}
-        options |= {"chunk_size": 2} if executor == "vmap" else {}
-        with computing_there():
-            return train(CASES[name].method, data=data(batch_size=5), **options).params
+        options = {"data": case.data(), "precision": "32-true", **case.options, "executor": executor, "rounds": 2}
+        return train(case.method, module=case.module(case.optimizer), **options)
 
-    plain = trained()
-    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(copies, "pins", lambda device: device.type == NAME)
-    monkeypatch.setattr(reading, "lane_of", lambda device: Queue())
-    assert_close({n: v.here for n, v in trained().items()}, {n: v.here for n, v in plain.items()}, 0)
-    assert pinned
+    here = trained()
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
+    with computing_there(like_cuda=True):
+        there = trained()
+    assert there.executor.name == executor
+    assert_close({n: v.here for n, v in there.params.items()}, here.params, 1e-4)
+
+
+@dataclass(frozen=True)
+class Counts(Method):
+    """Sends Python's numbers."""
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, ctx.client, mean={"two": 2.0}, sum={"one": 1})
+
+    def server_step(self, server: Any, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> Any:
+        assert (float(messages.mean["two"]), float(messages.sum["one"])) == (2.0, len(cohort.clients))
+        assert {value.device.type for value in (messages.mean["two"], messages.sum["one"])} == {NAME}
+        return delta, server
+
+
+@pytest.mark.parametrize("like_cuda", [True, False])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_numbers_that_methods_send_are_added_up_there(executor: str, like_cuda: bool) -> None:
+    with computing_there(like_cuda):
+        assert train(Counts(), executor=executor, precision="32-true").executor.name == executor
