@@ -116,6 +116,9 @@ class _FromPython(TorchFunctionMode):
             waits["copies"] += 1
             return OnDevice(args[0].here.new_tensor(*args[1:], **kwargs))
         device = kwargs.get("device")
+        if function is torch.arange:  # torch enlarges an empty tensor for it, of which the wrapper does not know
+            made = function(*args, **kwargs)
+            return OnDevice(made.here) if type(made) is OnDevice and made.shape != made.here.shape else made
         if function not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type != NAME:
             return function(*args, **kwargs)
         if isinstance(args[0], Tensor):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from contracts.registry import CASES, client_states, run
-from harness import ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, train
+from fake_device import computing_there, waits
+from harness import MOMENTUM, ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, train
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -237,3 +238,29 @@ def test_what_goes_wrong_while_capturing_leaves_no_stream_behind(monkeypatch: py
 def test_a_graph_reads_no_number_from_the_cpu() -> None:
     made = compiled._tensors([{"a": torch.tensor(1.0), "b": 2, "c": 3.0}], torch.device("meta"))
     assert {value.device.type for value in made[0].values()} == {"meta"}
+
+
+@pytest.mark.parametrize("compile", [True, "graphs"])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_away_from_the_cpu_steps_wait_for_nothing(executor: str, compile: Any, device: StandIn) -> None:
+    """Clients with unlike numbers of steps, and batches that are padded."""
+    work: dict[str, Any] = {
+        "executor": executor,
+        "precision": "32-true",
+        "chunk_size": 2 if executor == "vmap" else 1,
+        "rounds": 2,
+    }
+
+    def trained(epochs: int, **options: Any) -> Any:
+        case = CASES["SCAFFOLD-momentum"]
+        waits.clear()
+        return train(case.method, module=classifier(MOMENTUM), data=ODD_BATCHES(), local_epochs=epochs, **work, **options)
+
+    here, waited = trained(3), list[Any]()
+    for epochs in (1, 3):
+        with computing_there(like_cuda=True):
+            there = trained(epochs, compile=compile)
+        waited.append(waits.copy())
+    assert (there.executor.name, there.executor.compiled) == (executor, compile)
+    assert_close({name: value.here for name, value in there.params.items()}, here.params, 1e-5)
+    assert waited[0]["copies"] and waited[0] == waited[1]
