@@ -32,7 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import flcog
 from flcog.callbacks import SCAFFOLD, FedProx, FedReg
-from flcog.engine.executors import compiled
+from flcog.engine.executors import compiler
 from flcog.engine.executors.fastest import Choice
 from flcog.engine.executors.tensor_optimizer import TensorOptimizer
 from flcog.schedules import Piecewise
@@ -46,7 +46,7 @@ EXECUTORS: list[dict[str, Any]] = [
 
 
 def as_recorded(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """In the place of ``torch.compile``, whose code may change nothing that it is given (see :func:`compiled.compiled`)."""
+    """In the place of ``torch.compile``, whose code may change nothing that it is given (see :func:`compiler.compiled`)."""
 
     def run(*tensors: Tensor) -> Any:
         versions = [tensor._version for tensor in tensors]
@@ -281,7 +281,7 @@ def test_a_cpu_run_is_not_told_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(log, "handlers", [handler])
     monkeypatch.setattr(log, "filters", [])
     monkeypatch.setattr(torch, "compile", as_recorded)
-    compiled.compiled(Tensor.zero_, [torch.zeros(1)])
+    compiler.compiled(Tensor.zero_, [torch.zeros(1)])
     log.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
     log.warning("The compiler is %s", "too old")
     assert said == ["The compiler is too old"]

@@ -1,7 +1,6 @@
 """Local steps compiled by ``torch.compile``: one program for all steps, chunks and rounds."""
 
 import dataclasses
-import logging
 import threading
 import time
 import warnings
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
@@ -21,6 +19,7 @@ from flcog.core.text import seconds
 from flcog.core.types import Slot
 from flcog.engine.batching import ClientWork
 from flcog.engine.executors.base import Assignment, Stopped
+from flcog.engine.executors.compiler import compiled
 from flcog.engine.executors.lane import Lane, Layout, first_of, layout_of
 from flcog.engine.executors.local_step import Given, Held, LocalStep, Shared
 from flcog.engine.executors.stacking import announce_chunk, stacked_batches
@@ -135,43 +134,6 @@ def on_tensors(step: LocalStep, tree: Any) -> Callable[..., None]:
             raise SlotsGrow
 
     return function
-
-
-OPTIONS: dict[str, Any] = {"constant_and_index_propagation": False}
-"""With it torch's compiler takes ``arange(n) * constant``, where keyed noise begins, for an address: a product of signed numbers in C++,
-which must not overflow, and this one does, on purpose. A C++ compiler that trusts it has written beyond the noise's end."""
-
-
-def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
-    """``torch.compile`` of all operations of a function, which changes tensors that it is given.
-
-    They are recorded once, on tensors without numbers, so that torch gets a list of operations and none of the Python around them:
-    methods, modules and their attributes, of which it would ask at every call whether they have changed. What is compiled changes
-    nothing but makes the tensors' new contents, which are copied afterwards: torch 2.11 may put an operation that changes a
-    parameter before another that reads it (https://github.com/pytorch/pytorch/pull/177816), and the gradient is wrong.
-    """
-    changed: list[int] = []
-
-    def contents(*tensors: Tensor) -> list[Tensor]:
-        copies = [tensor.clone() for tensor in tensors]
-        before = [copy._version for copy in copies]
-        function(*copies)
-        changed[:] = [place for place, copy in enumerate(copies) if copy._version > before[place]]
-        return [copies[place] for place in changed]
-
-    logging.getLogger("torch.utils.cpp_extension").addFilter(_is_news)
-    graph = make_fx(contents, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-    program: Callable[..., list[Tensor]] = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
-
-    def change(*tensors: Tensor) -> None:
-        torch._foreach_copy_([tensors[place] for place in changed], program(*tensors))
-
-    return change
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """All but torch's line, as its C++ compiler is looked for, that a machine with CUDA's toolkit has no GPU: the run is on its CPU."""
-    return not str(record.msg).startswith("No CUDA runtime is found")
 
 
 class CompiledSteps:
