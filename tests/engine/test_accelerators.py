@@ -79,9 +79,13 @@ def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk
     assert short["copies"] and long == short
 
 
-@pytest.mark.parametrize("optimizer", [kind for kind in ELEMENTWISE if kind is not torch.optim.ASGD])
+WAITING = (torch.optim.ASGD, torch.optim.Rprop)
+"""torch's own, which read numbers from the device in every step, Rprop in torch 2.11 and not in 2.15. With ``capturable``, which needs a
+GPU, they do not."""
+
+
+@pytest.mark.parametrize("optimizer", [kind for kind in ELEMENTWISE if kind not in WAITING])
 def test_nor_for_an_optimisers_state_and_rates(optimizer: type[torch.optim.Optimizer]) -> None:
-    """torch's own ASGD reads numbers from the device in every step, unless it is made with ``capturable``, which needs a GPU."""
 
     def module() -> Any:
         made = classifier(partial(optimizer, lr=0.01))
