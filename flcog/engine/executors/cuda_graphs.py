@@ -67,8 +67,8 @@ class Cuda:
         finally:  # where memory runs out, tensors are let go of that steps under way still use
             self.wait(self.current(), stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may read data meanwhile, with copies of their own to the device. The outer context is for captures that fail,
-        # after which torch up to 2.14 or so stays on the stream.
+        # Other threads may read data meanwhile, with copies of their own to the device. The outer context leaves the stream where a
+        # capture fails, which torch 2.11 does not.
         with self.on(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function()
         replay: Callable[[], None] = graph.replay
