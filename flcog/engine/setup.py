@@ -24,6 +24,7 @@ from flcog.engine.client_model import ClientModel
 from flcog.engine.executors.base import Executor
 from flcog.engine.executors.choice import choose_executor
 from flcog.engine.executors.job import Job
+from flcog.engine.executors.memory import chunk_bytes
 from flcog.engine.output_check import check_outputs
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
@@ -162,11 +163,11 @@ def set_up(
         largest_client=int(federation.partition.sizes.max()),
         clients=-(-_cohort_size(settings, federation) // processes.count),
         chunk_size=settings.chunk_size,
+        memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
         compile=settings.compile,
         reads_whole_batches=reader.whole_batches,
         unlike_batches=_unlike_batches(reader, batching.batch_size),
         draws_here=reader.source is not None and reader.source.draws_here,
-        per_device=processes.per_device,
     )
     engine = Engine(
         settings=settings,

@@ -14,6 +14,7 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
 from flcog.engine.evaluating import evaluated_params
+from flcog.engine.executors.choice import VmapOrLoop
 from flcog.engine.executors.fastest import Choice, FastestExecutor
 from flcog.engine.personal import only_personal
 from flcog.engine.setup import Engine
@@ -187,8 +188,9 @@ class Session:
         return {"executor": executor.name, "clients_at_once": executor.clients_at_once, "compile": executor.compiled}
 
     @property
-    def _fastest(self) -> FastestExecutor | None:
-        return self.engine.executor if isinstance(self.engine.executor, FastestExecutor) else None
+    def _chosen(self) -> FastestExecutor | VmapOrLoop | None:
+        """The executor, where it made a choice that a run which goes on must share."""
+        return self.engine.executor if isinstance(self.engine.executor, FastestExecutor | VmapOrLoop) else None
 
     def record_executor(self) -> None:
         """Write which executor runs the clients, if that was decided in the round that was just run."""
@@ -215,7 +217,8 @@ class Session:
             "exchanged": checkpoint.digests(self.engine.exchanges),
             "until": methods_until(self.methods, server.round),
             "branch": self.branch,
-            "executor": list(choice) if (choice := self._fastest and self._fastest.choice) else None,
+            "executor": list(choice) if (choice := self._chosen and self._chosen.choice) else None,
+            "device": self.processes.device.type,
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -271,8 +274,9 @@ class Session:
             if saved["methods"] == names and saved["resumable"]:
                 self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
             return
-        if self._fastest is not None and saved.get("executor"):
-            self._fastest.settle(Choice(*saved["executor"]), "as the checkpoint says")
+        here = self.processes.device.type
+        if self._chosen is not None and saved.get("executor") and saved.get("device", here) == here:
+            self._chosen.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.ledger = Ledger.from_state(saved["ledger"])
         self.clients.load(saved["clients"], self.processes.count)

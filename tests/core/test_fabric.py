@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 
 from flcog.core.fabric import SharedDevices, device_of, make_fabric, processes_of
 from flcog.core.processes import Processes
-from flcog.engine.executors.choice import _chunk_bytes
 from flcog.hooks import Note
 
 
@@ -66,12 +64,6 @@ def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyP
     processes = Processes(0, 2, torch.device("meta", 1))
     assert processes.gather(own) == [own, {"x": own[0]}]
     assert moved == [torch.device("meta", 1)] * 2, "and what lies on the CPU stays there"
-
-
-def test_each_has_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
-    assert [_chunk_bytes(torch.device("cuda", 0), count) for count in (1, 4)] == [40 * 2**30, 10 * 2**30]
-    assert _chunk_bytes(torch.device("cpu"), 4) == _chunk_bytes(torch.device("cpu"), 1), "each core has caches of its own"
 
 
 def test_a_run_says_how_many_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

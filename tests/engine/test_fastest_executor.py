@@ -96,6 +96,22 @@ def test_what_fails_is_not_taken_and_time_is_short(monkeypatch: pytest.MonkeyPat
     assert trainer.executor.choice == Choice("loop", 1) and "not tried" in trainer.notes[-1]  # type: ignore[attr-defined]
 
 
+def test_what_a_devices_libraries_take_to_load_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or, on an accelerator, the time would be up after the loop."""
+    monkeypatch.setattr(fastest, "BUDGET", 1.0)
+    run, loaded = LoopExecutor.run, list[bool]()
+
+    def loads_first(self: Any, assignment: Assignment) -> Generator[Result, None, None]:
+        if not loaded:
+            loaded.append(True)
+            time.sleep(1.1)
+        yield from run(self, assignment)
+
+    monkeypatch.setattr(LoopExecutor, "run", loads_first)
+    trainer = train(executor="fastest", rounds=1)
+    assert loaded and "not tried" not in trainer.notes[-1] and "vmap, 5 clients at a time: " in trainer.notes[-1]
+
+
 @pytest.mark.parametrize(("first", "expected"), [(0.1, 0.1 + 0.02 * 9), (0.3, 0.3 * 10)])
 def test_long_steps_are_tried_once_beyond_the_first_time(first: float, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a client's ten steps one is run; of short ones six more, of which each takes less than the first with all around it."""
@@ -108,7 +124,7 @@ def test_long_steps_are_tried_once_beyond_the_first_time(first: float, expected:
     monkeypatch.setattr(fastest, "_time", seconds)
     assignment: Any = SimpleNamespace(works=[SimpleNamespace(num_steps=10)])
     executor: Any = SimpleNamespace(clients_at_once=1)
-    assert fastest._seconds_per_client(executor, assignment) == pytest.approx(expected)
+    assert fastest._seconds_per_client(executor, assignment, is_warm=False) == pytest.approx(expected)
     assert tried == ([1, 1, fastest.TRIAL_STEPS] if first < fastest.LONG else [1, 1])
 
 

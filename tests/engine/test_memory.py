@@ -16,13 +16,16 @@ from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
 from flcog.callbacks import SCAFFOLD
 from flcog.core.allocations import peak_memory
+from flcog.core.processes import Processes
 from flcog.engine import setup
-from flcog.engine.executors import choice
+from flcog.engine.executors import choice, memory
 from flcog.engine.executors.activations import activation_bytes
 from flcog.engine.executors.fastest import Choice
 from flcog.engine.executors.job import Job
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.vmap import VmapExecutor
+from flcog.hooks import Note
+from flcog.run.session import Session
 
 
 def let_memory_run_out(patch: pytest.MonkeyPatch, most: int) -> None:
@@ -125,7 +128,7 @@ class Wide(nn.Module):
 
 
 def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(choice.CHUNK_BYTES, False, 10 * 4 * 12_000)  # ten batches of four
+    monkeypatch.setitem(memory.CHUNK_BYTES, False, 10 * 4 * 12_000)  # ten batches of four
     with computing_there():
         trainer = make_trainer(None, executor="vmap", precision="32-true")
         trainer.prepare(classifier(network=Wide), TinyData(4))
@@ -142,3 +145,78 @@ def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.Monke
     pixels, filters, rows = 28 * 28, 2, 5
     counted = activation_bytes(jobs[0], patches) / (4 * rows)
     assert counted == pytest.approx((9 if patches else 1) * pixels + filters * pixels, rel=0.02)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("taken", "per_device", "expected"),
+    [
+        (0, 1, 40),
+        (0, 4, 10),
+        (9 * GIB, 1, 40),
+        (20 * GIB - 1, 1, 30),
+        (20 * GIB - 2**20, 1, 30),
+        (20 * GIB, 3, 20 / 2),
+        (79.5 * GIB, 1, 0),
+    ],
+)
+def test_what_others_have_taken_of_a_gpu_is_left_to_them(
+    taken: int, per_device: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the card, or of what is left of it, in equal parts; a few MiB more or less change nothing."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - int(taken), 80 * GIB))
+    notes: list[Note] = []
+    assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
+    assert [note.text.partition(":")[0] for note in notes] == (
+        [f"{-(-int(taken) // GIB)}.0 GiB of the GPU's 80.0 GiB are taken"] if taken > 10 * GIB else []
+    )
+
+
+def test_processes_have_as_many_clients_at_a_time_as_the_one_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
+    asked: list[int] = []
+
+    def largest(self: Processes, number: int) -> int:
+        asked.append(number)
+        return max(number, -10 * GIB)  # another process's
+
+    monkeypatch.setattr(Processes, "largest", largest)
+    assert memory.chunk_bytes(Processes(0, 2, torch.device("cuda", 0)), []) == 10 * GIB
+    assert asked == [0, -40 * GIB], "all have come before one asks"
+
+
+def test_on_a_cpu_each_core_has_caches_of_its_own() -> None:
+    assert len({memory.chunk_bytes(Processes(per_device=count), []) for count in (1, 4)}) == 1
+
+
+def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, chunk_size: int | None = None) -> Session:
+    trainer = flcog.FederatedTrainer(
+        rounds=rounds,
+        clients_per_round=4,
+        local_steps=2,
+        executor="vmap",
+        chunk_size=chunk_size,
+        callbacks=[SCAFFOLD()],
+        logger=False,
+        eval_every=0,
+        accelerator="cpu",
+        default_root_dir=str(root),
+    )
+    trainer.fit(classifier(), TinyData(), ckpt_path and str(ckpt_path))
+    return trainer.run
+
+
+def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU has left may be more or less by then, and another number would round otherwise."""
+    with computing_there():
+        with monkeypatch.context() as patch:
+            let_memory_run_out(patch, 3)
+            with pytest.warns(UserWarning, match="4 clients at a time do not fit into memory, 2 are tried"):
+                half = fitted(tmp_path, 1)
+        resumed = fitted(tmp_path, 2, half.directory)
+        assert half.engine.executor.clients_at_once == resumed.engine.executor.clients_at_once == 2
+        assert Note("memory", "2 clients at a time, as the checkpoint says") in resumed.description
+        assert fitted(tmp_path, 3, half.directory, chunk_size=3).engine.executor.clients_at_once == 3, "the user's word counts"
+    assert fitted(tmp_path, 4, half.directory).engine.executor.clients_at_once > 4, "a CPU has other reasons"

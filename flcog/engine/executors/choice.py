@@ -28,14 +28,6 @@ MOST_AT_ONCE = 8
 STREAMS = 4
 """Clients side by side on a GPU, each a graph on a stream of its own: a guess, for no GPU has been measured yet."""
 
-CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
-"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has,
-where activations count too."""
-
-CHUNK_SHARE = 0.5
-"""The same as a share of a GPU's memory, or of a process's part of it: what a backward pass makes, and the further passes of some
-methods, need the rest. Not of what is free, which would make runs of one configuration differ."""
-
 
 def choose_executor(
     job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"], notes: list[Note], processes: Processes
@@ -72,14 +64,7 @@ def _chunk(job: Job, patches: bool) -> int:
     bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.sample) * job.batch_size
     if not job.on_cpu:
         bytes_per_client += activation_bytes(job, patches)
-    return max(1, min(256, _chunk_bytes(job.device, job.per_device) // max(1, bytes_per_client)))
-
-
-def _chunk_bytes(device: torch.device, per_device: int) -> int:
-    """What one of a device's processes may take. On a CPU these are caches, of which each core has its own."""
-    if device.type == "cuda":
-        return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory) // per_device
-    return CHUNK_BYTES[True] if device.type == "cpu" else CHUNK_BYTES[False] // per_device
+    return max(1, min(256, job.memory // max(1, bytes_per_client)))
 
 
 def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:
@@ -182,6 +167,20 @@ class VmapOrLoop:
     @property
     def compiled(self) -> Compile:
         return self._executor.compiled
+
+    @property
+    def choice(self) -> Choice | None:
+        """What another run of the same configuration might not choose: as many clients as a GPU's memory has left room for."""
+        if self._job.on_cpu or self._job.chunk_size is not None:
+            return None
+        return Choice(self.name, self.clients_at_once, self.compiled)
+
+    def settle(self, choice: Choice, why: str) -> None:
+        """Take over how many clients a checkpoint's run had at a time."""
+        if self.choice is None or choice.name != self.name or choice == self.choice:
+            return
+        self._notes.append(Note("memory", f"{choice.clients_at_once} clients at a time, {why}"))
+        self._executor = make_batched(self._job, choice.clients_at_once, choice.name == "vmap-patches", self._notes)
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         results, first, reason = self._executor.run(assignment), None, ""

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from flcog.core.text import seconds
@@ -11,7 +12,7 @@ from flcog.hooks import Note
 from flcog.settings import Compile
 
 BUDGET = 2.0
-"""Seconds after which no further executor is tried."""
+"""Seconds after the first step of all, after which no further executor is tried."""
 
 TRIAL_STEPS = 6
 """Local steps of a trial; what the others take is worked out."""
@@ -98,23 +99,27 @@ class FastestExecutor:
         """The fastest, and the figures."""
         if not assignment.works:
             return self._choices[0], "no client to measure with"
+        loop, *_ = self._choices
+        with suppress(Exception):  # it fails again below, which is told
+            _time(self._make(loop), assignment, 1, 1)
+        # Not before: a device's libraries, which the first step of all loads, may take longer than all trials together.
         began, times, figures = time.perf_counter(), Times(), list[str]()
         for choice in self._choices:
             if times and time.perf_counter() - began > BUDGET:
                 figures.append(f"{choice}: not tried, {BUDGET:.0f} s were up")
             else:
-                figures.append(self._tried(choice, assignment, times))
+                figures.append(self._tried(choice, assignment, times, is_warm=choice is loop))
         for choice in self._compiled(times):
             figures.append(self._tried(choice, assignment, times))
         # Where not even the loop runs, it does so again in the round itself, and its error is the user's.
         best = min(times, key=lambda choice: times[choice], default=self._choices[0])
         return best, f"time of a client: {'; '.join(figures)}"
 
-    def _tried(self, choice: Choice, assignment: Assignment, times: Times) -> str:
-        """What a client takes in words, and in ``times`` if it can be run so."""
+    def _tried(self, choice: Choice, assignment: Assignment, times: Times, is_warm: bool = False) -> str:
+        """What a client takes in words, and in ``times`` if it can be run so; ``is_warm`` if a step has been run so already."""
         try:
             executor = self._make(choice)
-            taken = _seconds_per_client(executor, assignment)
+            taken = _seconds_per_client(executor, assignment, is_warm)
         except Exception as error:  # memory that ran out, or a program that cannot be batched
             return f"{choice}: fails ({(str(error) or type(error).__name__).splitlines()[0]})"
         if executor.compiled != choice.compiled:
@@ -127,11 +132,12 @@ class FastestExecutor:
         return f"{choice}: {seconds(taken)}"
 
 
-def _seconds_per_client(executor: Executor, assignment: Assignment) -> float:
+def _seconds_per_client(executor: Executor, assignment: Assignment, is_warm: bool) -> float:
     """What a client of mean length takes, worked out from a short trial's seconds at the beginning and for each step."""
     works = longest_first(assignment.works)[: executor.clients_at_once]
     steps = min(TRIAL_STEPS, works[0].num_steps)
-    _time(executor, assignment, len(works), 1)  # the first time costs more: libraries choose kernels, memory is asked for
+    if not is_warm:  # the first time costs more: libraries choose kernels, memory is asked for
+        _time(executor, assignment, len(works), 1)
     start = each = _time(executor, assignment, len(works), 1)
     if start < LONG and steps > 1:
         each = max(0.0, _time(executor, assignment, len(works), steps) - start) / (steps - 1)

@@ -27,11 +27,11 @@ class Job:
         largest_client: the most samples that a client has.
         clients: how many one process trains in a round.
         chunk_size: how many of them at a time, if the user says so.
+        memory: bytes that those in one batched program may take, if not.
         compile: whether local steps are to be compiled, or captured as CUDA graphs.
         reads_whole_batches: whether every batch is read by itself, so that batches may differ in shape.
         unlike_batches: in what batches of the first clients differ, if they do.
         draws_here: whether samples are read in this process, by code that draws from its random streams.
-        per_device: how many processes share the device's memory.
     """
 
     model: ModelFunction
@@ -43,11 +43,11 @@ class Job:
     largest_client: int
     clients: int
     chunk_size: int | None
+    memory: int
     compile: Compile = False
     reads_whole_batches: bool = False
     unlike_batches: str = ""
     draws_here: bool = False
-    per_device: int = 1
 
     @property
     def on_cpu(self) -> bool:
