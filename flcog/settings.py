@@ -1,11 +1,13 @@
 """What the user asks of a training, checked: rounds, clients of a round, local work, executor, precision, seed."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from flcog.core import checks
-from flcog.core.precision import DTYPES
+from flcog.core.precision import DTYPES, default_dtype, tensor_cores
 
 Compile = bool | Literal["graphs"]
 """Whether local steps are compiled, or captured as CUDA graphs."""
@@ -24,6 +26,7 @@ class Settings:
     compile: Compile
     eval_every: int
     precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"]
+    tf32: bool | None
     seed: int
     on_bad_update: Literal["raise", "drop"]
 
@@ -42,12 +45,20 @@ class Settings:
             raise ValueError(f"compile must be false, true or graphs; got {self.compile!r}")
         require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
         require_one_of("precision", self.precision, *DTYPES)
+        if self.tf32 not in (None, True, False):
+            raise ValueError(f"tf32 must be true, false or null; got {self.tf32!r}")
         clients = self.clients_per_round
         if not clients > 0 or (isinstance(clients, float) and clients > 1):
             raise ValueError(
                 f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients!r}: a count has no decimal point"
             )
         checks.seed(self, "seed")
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """torch computes as the run does: new tensors have its precision, and products."""
+        with default_dtype(DTYPES[self.precision]), tensor_cores(self.tf32):
+            yield
 
     def cohort_size(self, population: int) -> int:
         """How many of so many clients are sampled in a round."""

@@ -17,7 +17,6 @@ from flcog.core.allocations import keep_allocations
 from flcog.core.described import Described
 from flcog.core.fabric import launch, make_fabric
 from flcog.core.files import short
-from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.data import FederatedDataModule
 from flcog.engine import rounds as engine_rounds
@@ -45,11 +44,11 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _in_precision(verb: Verb) -> Verb:
-    """New tensors inside ``verb`` have the run's precision, and a process that dies meanwhile is named by the others."""
+    """What is computed inside ``verb`` has the run's precision, and a process that dies meanwhile is named by the others."""
 
     @functools.wraps(verb)
     def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
-        with default_dtype(DTYPES[self.settings.precision]), lost_processes.watched(self._how_to_go_on):
+        with self.settings.in_force(), lost_processes.watched(self._how_to_go_on):
             return verb(self, *args, **kwargs)
 
     return cast(Verb, wrapped)
@@ -75,6 +74,8 @@ class FederatedTrainer(Described):
         eval_every: rounds between evaluations, the last round included in any case; 0 for no evaluation at all.
         default_root_dir: where runs get their directories.
         accelerator, strategy, devices, num_nodes, precision: as Fabric has them; processes share out the clients of a round.
+        tf32: whether GPUs multiply float32 on their tensor cores, with factors rounded to 11 binary digits: ``true`` in all products,
+            ``false`` in none. None leaves it to torch, which does so in convolutions alone, or to what a script has set.
         processes_per_device: how many of them compute on each device, for a GPU that one does not fill. Each holds a copy of the data.
         seed: fixes cohorts, batches, noise: the same at any executor and number of processes.
         on_bad_update: what to do about a client of which something that it sends or keeps is NaN or infinite: ``raise``, or ``drop``
@@ -106,6 +107,7 @@ class FederatedTrainer(Described):
         num_nodes: int = 1,
         processes_per_device: int = 1,
         precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"] = "32-true",
+        tf32: bool | None = None,
         seed: int = 0,
         on_bad_update: Literal["raise", "drop"] = "raise",
         resume_changed: bool = False,
@@ -120,6 +122,7 @@ class FederatedTrainer(Described):
             compile=compile,
             eval_every=eval_every,
             precision=precision,
+            tf32=tf32,
             seed=seed,
             on_bad_update=on_bad_update,
         )

@@ -14,7 +14,6 @@ from torch import Tensor
 from flcog.callbacks.feddisco.feddisco import discrepancy
 from flcog.core.checks import at_least
 from flcog.core.files import make_folder, write_figure, write_table
-from flcog.core.precision import DTYPES, default_dtype
 from flcog.core.text import markdown
 from flcog.core.types import Params
 from flcog.hooks import Method, Run
@@ -84,7 +83,7 @@ def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str
     if run.federation.task != "classification" or run.federation.test is None:
         raise ValueError("feddisco-exploration needs classes and a test set: give a config of a classification with both")
     uploads = sorted(trainer.collect().individual[-1], key=lambda upload: upload.client)
-    with default_dtype(DTYPES[trainer.settings.precision]):
+    with trainer.settings.in_force():
         models = _local_models(run, uploads)
         pairs = similar_pairs([model.size for model in models], trials)
         mixed = [_mix(run, *sorted((models[one], models[other]), key=lambda model: model.accuracy)) for one, other in pairs]

@@ -8,7 +8,6 @@ import torch
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
-from flcog.core.precision import DTYPES, default_dtype
 from flcog.engine import rounds
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.run import checkpoint
@@ -53,7 +52,7 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
     print(_way_there(start, round, path))
     while trainer.run.round < round:
         trainer.train_round()
-    with default_dtype(DTYPES[trainer.settings.precision]):
+    with trainer.settings.in_force():
         _train(trainer, sampled, client)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,32 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def tensor_cores(tf32: bool | None) -> Iterator[None]:
+    """Whether GPUs round the factors of float32 products to TF32's 11 binary digits; what torch was set to is put back afterwards.
+
+    torch's own settings differ: convolutions do, matrix products do not. ``None`` leaves them as they are.
+    """
+    if tf32 is None:
+        yield
+        return
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    try:
+        before = [place.allow_tf32 for place in places]
+    except RuntimeError as error:  # torch.backends.*.fp32_precision was set, of which these are the older names
+        raise ValueError(
+            f"tf32={tf32}: torch.backends has fp32_precision set in a way for which torch has no allow_tf32: leave trainer.tf32 out, or "
+            "leave fp32_precision as it is"
+        ) from error
+    for place in places:
+        place.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
 
 
 def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:

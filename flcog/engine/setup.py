@@ -136,6 +136,8 @@ def set_up(
     """
     function, optimizer = client.function, client.optimizer
     notes = [*client.notes, *(Note("note", text) for text in datamodule.notes)]
+    if settings.tf32 is not None and processes.device.type != "cuda":
+        notes.append(Note("note", f"tf32={settings.tf32} plays no part here: {processes.device.type} has no TF32"))
     server = ServerState(
         params={name: value.detach().clone() for name, value in function.params.items()},
         buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
