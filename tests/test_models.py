@@ -21,6 +21,7 @@ from flcog.models import (
     FedDynCNN,
     FedRepCNN,
     LeNet,
+    PflCNN,
     ResNet18,
     SimpleCNN,
     SoftmaxRegression,
@@ -40,6 +41,8 @@ MODELS: dict[str, tuple[Callable[[], FeatureModel], tuple[int, ...], int]] = {
     ),
     "FedDynCNN": (FedDynCNN, (3, 32, 32), 76 * 64 + 1601 * 64 + 1601 * 384 + 385 * 192 + 193 * 10),
     "FedRepCNN": (FedRepCNN, (3, 32, 32), 76 * 64 + 1601 * 64 + 1601 * 120 + 121 * 64 + 65 * 10),
+    "PflCNN": (PflCNN, (3, 32, 32), 28 * 32 + 289 * 64 + 12_545 * 128 + 129 * 10),
+    "PflCNN-grey": (lambda: PflCNN(in_channels=1, image_size=7), (1, 7, 7), 10 * 32 + 289 * 64 + 65 * 128 + 129 * 10),
     "VGG11": (VGG11, (3, 32, 32), 9_750_922),
     "VGG11-large": (lambda: VGG11(image_size=70), (3, 70, 70), 9_750_922 + 3 * 512 * 512),
     "ResNet18": (ResNet18, (3, 32, 32), RESNET + 513 * 10),
@@ -122,6 +125,26 @@ def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
     y = F.relu(F.linear(y.reshape(4, 400), f1.weight, f1.bias))
     y = F.relu(F.linear(y, f2.weight, f2.bias))
     torch.testing.assert_close(model.features(x), y)
+
+
+def test_pfl_cnn_against_its_layers() -> None:
+    """In the order that pfl-research has them, without dropout; weights are uniform within Glorot's bounds, and reach them."""
+    model = PflCNN(dropout=(0.0, 0.0))
+    c1, c2, (dense, head) = model.convolutions[0], model.convolutions[2], (model.hidden[1], model.head)
+    x = inputs((3, 32, 32), 4)
+    y = F.max_pool2d(F.relu(F.conv2d(F.relu(F.conv2d(x, c1.weight, c1.bias)), c2.weight, c2.bias)), 2)
+    y = F.relu(F.linear(y.reshape(4, 12_544), dense.weight, dense.bias))
+    torch.testing.assert_close(model(x), F.linear(y, head.weight, head.bias))
+    for layer, fan_in, fan_out in ((c1, 27, 288), (c2, 288, 576), (dense, 12_544, 128), (head, 128, 10)):
+        assert layer.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (fan_in + fan_out)), rel=0.02)
+    dropped = PflCNN().train()
+    assert (dropped.features(x) == 0).double().mean() > (model.features(x) == 0).double().mean() + 0.1
+    for wrong, message in (
+        ({"image_size": 5}, "image_size must be at least 6"),
+        ({"dropout": (0.5,)}, "dropout is two probabilities"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PflCNN(**wrong)
 
 
 def test_text_cnn_against_sums() -> None:

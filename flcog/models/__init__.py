@@ -4,6 +4,7 @@ from flcog.models.base import Dropout, FeatureModel
 from flcog.models.hugging_face import HuggingFace
 from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet, ResNet18, SimpleCNN
 from flcog.models.lora import LoRA
+from flcog.models.pfl_cnn import PflCNN
 from flcog.models.timm import Timm
 from flcog.models.vectors import MLP, SoftmaxRegression, TextCNN
 
@@ -18,6 +19,7 @@ __all__ = [
     "HuggingFace",
     "LeNet",
     "LoRA",
+    "PflCNN",
     "ResNet18",
     "SimpleCNN",
     "SoftmaxRegression",
