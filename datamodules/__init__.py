@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         class_labels,
     )
     from flcog.datamodules.quadratics import LeastSquares, Quadratics
+    from flcog.datamodules.random_data import RandomData
     from flcog.datamodules.table import Table
     from flcog.datamodules.torch_dataset import TorchDataset
 else:
@@ -73,6 +74,7 @@ __all__ = [
     "Partitioner",
     "Quadratics",
     "Quantity",
+    "RandomData",
     "Saved",
     "Shuffled",
     "Table",

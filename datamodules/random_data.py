@@ -1,0 +1,109 @@
+"""RandomData: inputs and labels drawn at random, to time and to try things out before there is a data set."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flcog.core import checks
+from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, augmentation
+
+
+class RandomData(FederatedDataModule):
+    """Inputs and labels drawn at random, for timing and for trying out: nothing can be learnt from them.
+
+    A model, a cluster or a configuration can be timed before any data set is there. Labels have nothing to do with inputs, so
+    that accuracies say nothing.
+
+    Images are kept as other data sets' are, one byte per value, and reach the model with mean 0 and standard deviation 1, their
+    channels first. Rows of features are standard normal. Token ids lie from 1 to ``vocab_size`` - 1, as 0 is padding. Every class
+    has as many samples as another, up to one, and so has every user: ``Natural`` makes ``num_clients`` clients of these.
+
+    Args:
+        shape: of one input: height, width and channels of an image; or the number of features, or of tokens.
+        vocab_size: how many token ids there are, padding included, as in the model; None for images and features.
+        num_samples: of the training set.
+        num_test_samples: of the test set; 0 for none.
+        num_classes: the number of labels.
+        augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; they take time, too.
+        seed: fixes the samples.
+
+    Example:
+        >>> data = RandomData(shape=[28, 28, 1], num_samples=600)
+        >>> data.federation.train.inputs.shape
+        torch.Size([600, 28, 28, 1])
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] = (32, 32, 3),
+        vocab_size: int | None = None,
+        num_samples: int = 10_000,
+        num_test_samples: int = 1_000,
+        num_classes: int = 10,
+        augmentation: Augmentation = "none",
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        checks.at_least(self, 1, num_samples=num_samples, num_classes=num_classes)
+        checks.at_least(self, 0, num_test_samples=num_test_samples)
+        checks.at_least(self, 2, vocab_size=vocab_size, hint="id 0 is padding")
+        self.shape, self.vocab_size, self.augmentation = _checked(shape), vocab_size, augmentation
+        self.num_samples, self.num_test_samples, self.num_classes, self.seed = num_samples, num_test_samples, num_classes, seed
+        checks.seed(self, "seed")
+        if self._are_images and vocab_size is not None:
+            raise ValueError(
+                f"RandomData: token ids have shape=[length], and with vocab_size={vocab_size} it is {list(shape)}: change one of them"
+            )
+        if not self._are_images and augmentation != "none":
+            raise ValueError(
+                f"RandomData: augmentation={augmentation} changes images, and shape={list(shape)} is none: leave it out"
+            )
+
+    def load(self) -> Splits:
+        return Splits(self._drawn(self.num_samples, 0), self._drawn(self.num_test_samples, 1) if self.num_test_samples else None)
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        return Preprocess((0.5,), (0.2898,)) if self._are_images else Preprocess()  # the moments of bytes over 255
+
+    def augment(self) -> Augment | None:
+        return augmentation(self.augmentation)
+
+    @property
+    def _are_images(self) -> bool:
+        return len(self.shape) == 3
+
+    def _drawn(self, count: int, part: int) -> Samples:
+        rng = np.random.default_rng([self.seed, part])
+        targets = rng.permutation(np.arange(count) % self.num_classes)
+        users = np.arange(count) * self.num_clients // count
+        try:
+            inputs = self._inputs(rng, count)
+        except MemoryError as error:
+            raise ValueError(f"RandomData: fewer samples or a smaller shape would fit into memory; {error}") from error
+        return Samples(torch.from_numpy(inputs), torch.from_numpy(targets), users)
+
+    def _inputs(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Drawn in the type in which they are kept, so that nothing takes more memory than they do."""
+        size = (count, *self.shape)
+        if self._are_images:
+            return rng.integers(0, 256, size, dtype=np.uint8)
+        if self.vocab_size is not None:
+            return rng.integers(1, self.vocab_size, size, dtype=np.int32)
+        return rng.standard_normal(size, dtype=np.float32)
+
+
+def _checked(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape, if it is that of an image or of a row."""
+    given = list(shape)
+    if len(given) not in (1, 3) or min(given) < 1:
+        raise ValueError(
+            f"RandomData: shape must be [height, width, channels] of an image, 1 channel if it is grey, or [length] of a row; got {given}"
+        )
+    if len(given) == 3 and given[0] in (1, 3) and given[2] not in (1, 3):
+        raise ValueError(f"RandomData: an image's channels come last in shape; got {given}: write {[*given[1:], given[0]]}")
+    return tuple(given)

@@ -1,0 +1,139 @@
+"""RandomData: shapes, types and ranges, classes in balance, the same for one seed; it is split and trains like a data set."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from datamodules.common import everything, one_line, parse
+from flcog.commands.cli import main
+from flcog.data import Samples
+from flcog.datamodules import ByClass, Natural, RandomData
+
+
+def parts(data: RandomData) -> tuple[Samples, Samples]:
+    federation = data.federation
+    assert federation.test is not None
+    return federation.train, federation.test
+
+
+def test_images() -> None:
+    data = RandomData(shape=(16, 12, 3), num_samples=2000, num_test_samples=300, num_classes=10)
+    train, test = parts(data)
+    assert train.inputs.shape == (2000, 16, 12, 3) and test.inputs.shape == (300, 16, 12, 3) and train.inputs.dtype == torch.uint8
+    assert train.inputs.unique().tolist() == list(range(256))
+    inputs, targets = everything(data.federation, train)
+    assert inputs.shape == (2000, 3, 16, 12) and inputs.is_contiguous(memory_format=torch.channels_last)
+    assert abs(inputs.mean()) < 0.01 and abs(inputs.std() - 1) < 0.01
+    assert (
+        targets.dtype == torch.int64
+        and targets.bincount().tolist() == [200] * 10
+        and test.targets.bincount().tolist() == [30] * 10
+    )
+
+
+def test_features() -> None:
+    train, _ = parts(RandomData(shape=[784], num_samples=1003, num_classes=4))
+    assert train.inputs.shape == (1003, 784) and train.inputs.dtype == torch.float32
+    assert abs(train.inputs.mean()) < 0.01 and abs(train.inputs.std() - 1) < 0.01
+    assert sorted(train.targets.bincount().tolist()) == [250, 251, 251, 251]
+
+
+def test_token_ids() -> None:
+    data = RandomData(shape=[20], vocab_size=30, num_samples=500, num_classes=4)
+    inputs, _ = everything(data.federation, data.federation.train)
+    assert inputs.shape == (500, 20) and not inputs.is_floating_point()
+    assert inputs.unique().tolist() == list(range(1, 30)), "0 is padding"
+
+
+@pytest.mark.parametrize("kind", [{"shape": (4, 4, 1)}, {"shape": (6,)}, {"shape": (6,), "vocab_size": 50}], ids=str)
+def test_a_seed_fixes_the_samples(kind: dict) -> None:
+    def drawn(**options: int) -> tuple[Tensor, ...]:
+        train, test = parts(RandomData(**kind, num_samples=200, num_test_samples=options.pop("num_test_samples", 200), **options))
+        return train.inputs, train.targets, test.inputs, test.targets
+
+    first = drawn(seed=3)
+    torch.manual_seed(17)
+    assert all(map(torch.equal, first, drawn(seed=3)))
+    assert not any(map(torch.equal, first, drawn(seed=4)))
+    assert all(map(torch.equal, first[:2], drawn(seed=3, num_test_samples=7)[:2])), "the test set's size moves no training sample"
+    assert not torch.equal(first[0], first[2]), "the test set is another draw"
+
+
+def test_labels_say_nothing_of_inputs() -> None:
+    """The mean image of a class lies as far from the mean of all as chance has it."""
+    data = RandomData(shape=(8, 8, 1), num_samples=4000, num_classes=4)
+    inputs, targets = everything(data.federation, data.federation.train)
+    means = torch.stack([inputs[targets == label].mean(0) for label in range(4)])
+    assert means.std() == pytest.approx(1 / math.sqrt(1000), rel=0.15)
+
+
+def test_it_is_split_like_any_data_set() -> None:
+    common = {"shape": (4,), "num_samples": 1000, "num_classes": 5}
+    assert RandomData(**common, num_clients=8).federation.partition.sizes.tolist() == [125] * 8
+    natural = RandomData(**common, num_clients=8, partitioner=Natural()).federation
+    assert natural.partition.sizes.tolist() == [125] * 8, "num_clients users"
+    by_class = RandomData(**common, num_clients=5, partitioner=ByClass(), client_test=0.2, client_val=0.1).federation
+    assert by_class.client_test is not None and by_class.client_val is not None
+    for k in range(5):
+        assert by_class.label_counts(k)[k] == 140 and by_class.label_counts(k).sum() == 140
+    assert by_class.client_test.sizes.tolist() == [40] * 5 and by_class.client_val.sizes.tolist() == [20] * 5
+    assert RandomData(**common, num_test_samples=0).federation.test is None
+    augmented = RandomData(shape=(8, 8, 3), augmentation="crop-flip", num_samples=20).federation
+    assert augmented.augment is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"shape": (28, 28)},
+            r"shape must be \[height, width, channels\] of an image, 1 channel if it is grey, .*got \[28, 28\]",
+        ),
+        ({"shape": ()}, r"or \[length\] of a row; got \[\]"),
+        ({"shape": (8, 0, 3)}, r"got \[8, 0, 3\]"),
+        ({"shape": (3, 32, 32)}, r"channels come last in shape; got \[3, 32, 32\]: write \[32, 32, 3\]"),
+        ({"vocab_size": 100}, r"token ids have shape=\[length\], and with vocab_size=100 it is \[32, 32, 3\]"),
+        ({"shape": (9,), "vocab_size": 1}, "vocab_size must be at least 2; got 1: id 0 is padding"),
+        ({"shape": (9,), "augmentation": "flip"}, r"augmentation=flip changes images, and shape=\[9\] is none: leave it out"),
+        ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
+        ({"num_test_samples": -1}, "num_test_samples must be at least 0; got -1"),
+        ({"num_classes": 0}, "num_classes must be at least 1; got 0"),
+        ({"seed": -1}, "seed must lie in"),
+        ({"num_samples": 5}, "10 clients cannot share 5 samples"),
+        ({"shape": (10**6, 10**6, 3)}, "fewer samples or a smaller shape would fit into memory; Unable to allocate"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_drawn(options: dict, message: str) -> None:
+    with one_line(ValueError, message):
+        _ = RandomData(**options).federation
+
+
+def test_the_command_line_takes_a_shape() -> None:
+    data = parse("--data", "RandomData", "--data.shape", "[200]", "--data.vocab_size", "50", "--data.num_samples", "20")
+    assert isinstance(data, RandomData) and data.shape == (200,) and data.federation.train.inputs.shape == (20, 200)
+
+
+RUN = """
+trainer: {rounds: 1, local_steps: 2, logger: false, executor: EXECUTOR}
+model: {class_path: flcog.Classifier, init_args: {model: {class_path: flcog.models.SoftmaxRegression, init_args: {in_features: 48}}}}
+data:
+  class_path: flcog.datamodules.RandomData
+  init_args: {shape: [4, 4, 3], num_samples: 100, num_test_samples: 40, num_clients: 5, batch_size: 8, augmentation: flip}
+"""
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_run_from_yaml(executor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "random.yaml"
+    config.write_text(RUN.replace("EXECUTOR", executor))
+    main(["fit", "-c", str(config), "--trainer.default_root_dir", str(tmp_path / "runs")])
+    assert "1 of 1" in capsys.readouterr().out
+    (run,) = (tmp_path / "runs").glob("*/config.yaml")
+    assert yaml.safe_load(run.read_text())["data"]["init_args"]["shape"] == [4, 4, 3]
+    assert len((run.parent / "metrics.csv").read_text().splitlines()) >= 2
