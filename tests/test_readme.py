@@ -71,7 +71,11 @@ def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path,
     assert (alone - vmapped).abs().max() < 1e-6 < (alone - without).abs().max()
 
 
-@pytest.mark.parametrize("block", [blocks(README)[2], *blocks(PAGES["your-data"])], ids=lambda block: block.splitlines()[2])
+@pytest.mark.parametrize(
+    "block",
+    [blocks(README)[2], *blocks(PAGES["your-data"]), *blocks(PAGES["scaling"])],
+    ids=lambda block: block.splitlines()[2],
+)
 def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
