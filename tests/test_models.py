@@ -1,6 +1,8 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 from urllib.error import URLError
 
 import jsonargparse
@@ -12,6 +14,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
+from flcog import Classifier, FederatedTrainer
+from flcog.datamodules import RandomData
 from flcog.models import (
     CIFAR100CNN,
     MLP,
@@ -125,6 +129,22 @@ def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
     y = F.relu(F.linear(y.reshape(4, 400), f1.weight, f1.bias))
     y = F.relu(F.linear(y, f2.weight, f2.bias))
     torch.testing.assert_close(model.features(x), y)
+
+
+@pytest.mark.filterwarnings("ignore:executor=vmap falls back")
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_resnet_is_batched_in_full(norm: Literal["group", "batch"], tmp_path: Path) -> None:
+    """No layer is computed client by client: torch would do so with one that it cannot batch, and is told not to."""
+    trainer = FederatedTrainer(rounds=1, local_steps=1, executor="vmap", logger=False, default_root_dir=str(tmp_path))
+    data = RandomData(shape=(8, 8, 3), num_samples=8, num_test_samples=0, num_clients=2, batch_size=2)
+    trainer.prepare(Classifier(ResNet18(stem="3x3", norm=norm)), data)
+    enabled = torch._C._functorch._is_vmap_fallback_enabled()
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        trainer.train_round()
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(enabled)
+    assert trainer.run.engine.executor.name == "vmap"
 
 
 def test_pfl_cnn_against_its_layers() -> None:

@@ -221,6 +221,7 @@ class ResNet18(FeatureModel):
             nn.init.kaiming_normal_(layers["conv1"].weight, mode="fan_out", nonlinearity="relu")
         if stem == "3x3":
             del layers["maxpool"]
+        del layers["avgpool"]  # a mean, which features() takes: torch's own layer would take it client by client under vmap
         head = layers.pop("fc")
         self.in_channels = in_channels
         self.body = nn.Sequential()
@@ -233,7 +234,7 @@ class ResNet18(FeatureModel):
 
     def features(self, x: Tensor) -> Tensor:
         self._check_input(x, self.in_channels, *x.shape[2:], fix="set in_channels to that of the data")
-        return self.body(x).flatten(1)
+        return self.body(x).mean((-2, -1))
 
     def _load(self, weights: str | Path) -> None:
         state = _imagenet_state() if weights == "imagenet" else _read_state(weights)
