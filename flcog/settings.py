@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from flcog.core import checks
 from flcog.core.precision import DTYPES, default_dtype, tensor_cores
@@ -59,6 +61,12 @@ class Settings:
         """torch computes as the run does: new tensors have its precision, and products."""
         with default_dtype(DTYPES[self.precision]), tensor_cores(self.tf32):
             yield
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """The context of forward passes, as Lightning's precision plugins have it; theirs takes every accelerator for CUDA's."""
+        if not self.precision.endswith("mixed"):
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
 
     def cohort_size(self, population: int) -> int:
         """How many of so many clients are sampled in a round."""

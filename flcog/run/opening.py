@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -186,8 +185,9 @@ class Opening:
 
     def _describe(self) -> tuple[ClientModel, dict[str, Any]]:
         """The clients' model, and what makes this experiment: all that is known before methods exchange data."""
-        autocast = self.fabric.autocast if self.settings.precision.endswith("mixed") else nullcontext
-        client = make_client_model(self.settings, self.methods, self.model, self.datamodule, processes_of(self.fabric), autocast)
+        processes = processes_of(self.fabric)
+        autocast = functools.partial(self.settings.autocast, processes.device)
+        client = make_client_model(self.settings, self.methods, self.model, self.datamodule, processes, autocast)
         module, optimizer = client.function.module, client.optimizer
         return client, experiment.describe(self.settings, self.methods, module, optimizer, self.datamodule, self.config)
 

@@ -14,7 +14,7 @@ import yaml
 from harness import ROOT
 
 import flcog
-from flcog.commands.bench.command import uncertainty
+from flcog.commands.bench.results import uncertainty
 from flcog.commands.cli import main
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")

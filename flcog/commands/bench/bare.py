@@ -41,7 +41,7 @@ class BareLoop:
 
     def __init__(self, trainer: Any, batches: Batches, structure: Any) -> None:
         self.device, self.batches, self.structure = trainer.run.processes.device, batches, structure
-        self.server = copy.deepcopy(trainer.run.model.module)
+        self.server, self._settings = copy.deepcopy(trainer.run.model.module), trainer.settings
         if trains_itself(self.server):
             raise ValueError(
                 f"bench: {type(self.server).__name__} has a training_step of its own, of which there is no bare loop: give a "
@@ -68,7 +68,9 @@ class BareLoop:
             for leaves in self.batches.of(number, client):
                 inputs, targets = self._batch(leaves)
                 optimizer.zero_grad()
-                masked_mean(model.per_example_loss(model(inputs), targets), None).backward()
+                with self._settings.autocast(self.device):
+                    loss = masked_mean(model.per_example_loss(model(inputs), targets), None)
+                loss.backward()
                 optimizer.step()
             share = self.batches.num_samples(client) / samples
             for name, value in model.state_dict().items():

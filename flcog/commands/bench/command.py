@@ -1,7 +1,6 @@
 """The command ``flcog bench``: seconds per round of a config's run, against a bare PyTorch loop and other frameworks."""
 
-import math
-import statistics
+import copy
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from flcog.commands.bench.against import Contender, apart, interpreters, job_of, left_out, started
@@ -18,6 +16,8 @@ from flcog.commands.bench.contenders.job import save
 from flcog.commands.bench.profile import check_folder, profile_round
 from flcog.commands.bench.program import program_of
 from flcog.commands.bench.reading import bench_reading
+from flcog.commands.bench.results import print_ratios, print_table, settled
+from flcog.commands.bench.variations import Contestant, variations, warmed_up
 from flcog.commands.bench.waiting import synchronise
 
 
@@ -29,6 +29,7 @@ def bench(
     seconds: float = 60.0,
     profile: str | None = None,
     against: str | None = None,
+    vary: dict[str, Any] | None = None,
 ) -> None:
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps, and against other frameworks.
 
@@ -48,27 +49,38 @@ def bench(
             many processes as flcog), flower (its simulation on Ray, an actor for each core), or both as pfl,flower. One that another
             Python has is pfl=/path/to/python. As in the bare loop, methods, augmentation and schedules play no part. A framework that
             is not installed is left out, with the line that installs it.
+        vary: lists of values of the trainer's executor, chunk_size, compile, precision or tf32, as in ``--vary.executor "[loop, vmap]"
+            --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
+            bare loop of the config as it is.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")
     if profile is not None:
         check_folder(profile)
     wanted = {} if against is None else interpreters(against)
-    trainer.prepare(model, datamodule)
+    contestants = [Contestant(trainer)] if vary is None else variations(trainer, vary)
+    trainer.prepare(model if vary is None else copy.deepcopy(model), datamodule)
     processes = trainer.run.processes
-    with _rivals(trainer, wanted) as rivals:
-        _time_round(trainer, [], 0)  # to warm up
+    with trainer.settings.in_force(), _rivals(trainer, wanted) as rivals:
+        if vary is None:
+            contestants[0].warm_up()
+        else:
+            contestants = warmed_up(contestants, model, datamodule)
         rounds: list[list[float]] = []
         began, going_on = time.perf_counter(), True
         while going_on:
-            rounds.append(_time_round(trainer, rivals, 1 + len(rounds)))
+            rounds.append(_time_round(contestants, rivals, 1 + len(rounds)))
             time_is_up = time.perf_counter() - began >= seconds
-            going_on = processes.agree(len(rounds) < repeats or not (time_is_up or _settled(rounds)))
+            going_on = processes.agree(len(rounds) < repeats or not (time_is_up or settled(rounds, len(contestants))))
     if processes.is_first:
-        _print(trainer, [rival.name for rival in rivals], rounds)
+        names = [rival.name for rival in rivals]
+        if vary is None:
+            print_ratios(trainer, names, rounds)
+        else:
+            print_table(contestants, names, rounds)
         bench_reading(trainer, repeats)
     if profile is not None:
-        profile_round(trainer, profile)
+        profile_round(contestants[0].trainer, profile)
 
 
 @contextmanager
@@ -125,52 +137,10 @@ SAME_MODEL = 0.01
 """How far apart rounding may take two models in a round, in terms of how far they go."""
 
 
-def _time_round(trainer: Any, rivals: Sequence[BareLoop | Contender], repeat: int) -> list[float]:
-    """Seconds of one round of ours, and of each rival's."""
-    began = time.perf_counter()
-    trainer.train_round()
-    synchronise(trainer)
-    times = [time.perf_counter() - began]
+def _time_round(contestants: Sequence[Contestant], rivals: Sequence[BareLoop | Contender], repeat: int) -> list[float]:
+    """Seconds of one round of each of ours, and of each rival's."""
+    trainer = contestants[0].trainer
+    times = [contestant.round() for contestant in contestants]
     times += [rival.round(repeat, trainer.sample(repeat)) for rival in rivals]
     synchronise(trainer)
     return times
-
-
-STABLE = 0.05
-"""How well the median of a ratio is to be known."""
-
-
-def uncertainty(values: Sequence[float]) -> float:
-    """Half of the interval within which the median lies, relative to it, by McGill, Tukey and Larsen, 1978: 1.57 times the quartiles'
-    distance, over the root of their number."""
-    if len(values) < 2:
-        return math.inf
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return float(1.57 * (high - low) / middle / len(values) ** 0.5)
-
-
-def _ratios(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Of our time to each rival's, by rival, in every round."""
-    ours, *others = zip(*rounds, strict=True)
-    return [[own / other for own, other in zip(ours, theirs, strict=True)] for theirs in others]
-
-
-def _settled(rounds: Sequence[Sequence[float]]) -> bool:
-    return all(uncertainty(ratios) <= STABLE for ratios in _ratios(rounds))
-
-
-def _print(trainer: Any, names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
-    engine, threads = trainer.run.engine, torch.get_num_threads()
-    print(
-        f"executor {engine.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(rounds)} rounds"
-    )
-    if trainer.methods:
-        print(f"{' + '.join(type(method).__name__ for method in trainer.methods)}: in flcog's rounds alone")
-    ours, *others = (statistics.median(times) for times in zip(*rounds, strict=True))
-    print(f"flcog  {ours:.4f} s a round")
-    for name, theirs, ratios in zip(names, others, _ratios(rounds), strict=True):
-        ratio, doubt = statistics.median(ratios), uncertainty(ratios)
-        print(f"{name:<6} {theirs:.4f} s a round, ratio {ratio:.3f} +- {doubt * ratio:.3f}")
-        if doubt > STABLE:
-            spread = f"{len(ratios)} rounds lie between {min(ratios):.3f} and {max(ratios):.3f}"
-            print(f"this machine is noisy: {spread}; free it, or give more --seconds")

@@ -1,0 +1,103 @@
+"""What ``flcog bench`` makes of its times: ratios with their uncertainty, in lines or as a table."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from flcog.commands.bench.variations import Contestant, as_yaml
+from flcog.core.ledger import human
+from flcog.core.text import markdown, seconds
+
+STABLE = 0.05
+"""How well the median of a ratio is to be known."""
+
+
+def uncertainty(values: Sequence[float]) -> float:
+    """Half of the interval within which the median lies, relative to it, by McGill, Tukey and Larsen, 1978: 1.57 times the quartiles'
+    distance, over the root of their number."""
+    if len(values) < 2:
+        return math.inf
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(1.57 * (high - low) / middle / len(values) ** 0.5)
+
+
+def _ratios(rounds: Sequence[Sequence[float]], ours: int = 0, count: int = 1) -> list[list[float]]:
+    """Of one of our times to each rival's, by rival, in every round.
+
+    Args:
+        rounds: the times of a round, ours before those of rivals.
+        ours: which of ours.
+        count: how many of ours there are.
+    """
+    times = list(zip(*rounds, strict=True))
+    return [[own / other for own, other in zip(times[ours], theirs, strict=True)] for theirs in times[count:]]
+
+
+def settled(rounds: Sequence[Sequence[float]], count: int) -> bool:
+    """Whether the median of each ratio is known well enough; ``count`` of the times are ours."""
+    return all(uncertainty(ratios) <= STABLE for ours in range(count) for ratios in _ratios(rounds, ours, count))
+
+
+def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
+    """The table of what was varied: a line for each combination of values, and for each rival."""
+    first, count, doubt = contestants[0].trainer, len(contestants), 0.0
+    on_gpu = first.run.processes.device.type == "cuda"
+    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    rows = []
+    for place, contestant in enumerate(contestants):
+        ratios = _ratios(rounds, place, count)
+        doubt = max([doubt, *map(uncertainty, ratios)])
+        rows.append(
+            [
+                *map(as_yaml, contestant.values.values()),
+                contestant.ran_as,
+                seconds(medians[place]),
+                *(
+                    f"{statistics.median(values):.3f} +- {uncertainty(values) * statistics.median(values):.3f}"
+                    for values in ratios
+                ),
+                seconds(contestant.first_round),
+                *([human(contestant.memory)] if on_gpu else []),
+            ]
+        )
+    for name, median in zip(names, medians[count:], strict=True):
+        rows.append([name, *[""] * (len(contestants[0].values) - 1), "", seconds(median), *[""] * (len(names) + 1 + on_gpu)])
+    header = [*contestants[0].values, "ran as", "a round", *(f"of {name}" for name in names), "first round", *["memory"] * on_gpu]
+    print(
+        f"{first.run.engine.processes.count} process(es), {torch.get_num_threads()} thread(s) each, {len(rounds)} rounds in turn"
+    )
+    _print_methods(first)
+    print(markdown(header, rows))
+    if STABLE < doubt < math.inf:
+        print(f"this machine is noisy: a ratio is known to {doubt:.0%} only; free it, or give more --seconds")
+
+
+def _ratio(values: Sequence[float]) -> str:
+    median, doubt = statistics.median(values), uncertainty(values)
+    return f"{median:.3f} +- {doubt * median:.3f}" if doubt < math.inf else f"{median:.3f}"
+
+
+def _print_methods(trainer: Any) -> None:
+    if trainer.methods:
+        print(f"{' + '.join(type(method).__name__ for method in trainer.methods)}: in flcog's rounds alone")
+
+
+def print_ratios(trainer: Any, names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
+    """Our time, and each rival's with the ratio."""
+    engine, threads = trainer.run.engine, torch.get_num_threads()
+    print(
+        f"executor {engine.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(rounds)} rounds"
+    )
+    _print_methods(trainer)
+    ours, *others = (statistics.median(times) for times in zip(*rounds, strict=True))
+    print(f"flcog  {ours:.4f} s a round")
+    for name, theirs, ratios in zip(names, others, _ratios(rounds), strict=True):
+        ratio, doubt = statistics.median(ratios), uncertainty(ratios)
+        print(f"{name:<6} {theirs:.4f} s a round, ratio {ratio:.3f} +- {doubt * ratio:.3f}")
+        if doubt > STABLE:
+            spread = f"{len(ratios)} rounds lie between {min(ratios):.3f} and {max(ratios):.3f}"
+            print(f"this machine is noisy: {spread}; free it, or give more --seconds")

@@ -1,0 +1,133 @@
+"""``flcog bench --vary``: one configuration's rounds, computed in several ways and timed in turn."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from harness import TinyData, classifier, make_trainer
+
+from flcog.callbacks import FedProx
+from flcog.commands.bench import variations
+from flcog.commands.bench.command import bench
+from flcog.commands.bench.results import print_table, settled
+from flcog.commands.bench.variations import Contestant, warmed_up
+from flcog.commands.cli import main
+from flcog.engine.executors.vmap import VmapExecutor
+
+ROOT = Path(__file__).parents[2]
+
+
+def table(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_every_combination_is_timed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(None, FedProx(mu=0.1), precision="32-true")
+    vary = {"executor": ["loop", "vmap"], "chunk_size": [1, 2], "tf32": [None, False]}
+    bench(trainer, classifier(), TinyData(), repeats=2, seconds=0, vary=vary)
+    printed = capsys.readouterr().out
+    header, _, *rows, bare = table(printed)
+    assert header == ["executor", "chunk_size", "tf32", "ran as", "a round", "of bare", "first round"]
+    clients = {"1": "1 client at a time", "2": "2 clients at a time"}
+    for executor in ("loop", "vmap"):
+        for chunk_size in ("1", "2"):
+            for tf32 in ("null", "false"):
+                assert [executor, chunk_size, tf32, f"{executor}, {clients[chunk_size]}"] in [row[:4] for row in rows]
+    assert len(rows) == 8 and bare[0] == "bare" and "2 rounds in turn" in printed
+    assert "FedProx: in flcog's rounds alone" in printed
+
+
+def test_rounds_are_those_of_the_configuration() -> None:
+    """Each trains the same model on the same samples, whatever was trained before it."""
+    trainer = make_trainer(None, FedProx(mu=0.1))
+    contestants = variations.variations(trainer, {"executor": ["loop", "vmap"], "precision": ["64-true", "bf16-mixed"]})
+    ready = warmed_up(contestants, classifier(), TinyData())
+    alone = make_trainer(None, FedProx(mu=0.1), executor="loop", precision="64-true")
+    alone.prepare(classifier(), TinyData())
+    alone.train_round()
+    distances = [
+        max(float((contestant.trainer.run.params[name].double() - value).abs().max()) for name, value in alone.run.params.items())
+        for contestant in ready
+    ]
+    assert distances[0] == 0 and distances[2] < 1e-12, "loop and vmap"
+    assert 1e-5 < distances[1] < 0.1 and 1e-5 < distances[3] < 0.1, "forward passes of 8 binary digits"
+
+
+def test_what_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(self: Any, assignment: Any) -> Any:
+        raise MemoryError("none is left\nby far")
+        yield
+
+    monkeypatch.setattr(VmapExecutor, "run", fails)
+    bench(make_trainer(None), classifier(), TinyData(), repeats=1, seconds=0, vary={"executor": ["vmap", "loop"]})
+    printed = capsys.readouterr().out
+    assert "executor vmap is left out: none is left\n" in printed
+    assert [row[0] for row in table(printed)[2:]] == ["loop", "bare"]
+    with pytest.raises(MemoryError):
+        bench(make_trainer(None), classifier(), TinyData(), repeats=1, seconds=0, vary={"executor": ["vmap"]})
+
+
+def test_all_ratios_are_to_be_known() -> None:
+    steady, shaky = [1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 1.0, 3.0]
+    assert settled(list(zip(steady, steady, [2.0] * 4, strict=True)), 2)
+    assert not settled(list(zip(steady, shaky, [2.0] * 4, strict=True)), 2)
+    assert not settled(list(zip(shaky, steady, [2.0] * 4, strict=True)), 2)
+
+
+def test_ratios_and_memory_are_each_ones_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A round's memory is what it takes beyond what is held anyway, also by the others."""
+    held, peaks = 3 * 2**30, iter([4 * 2**30, 5 * 2**30, 3.5 * 2**30])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    monkeypatch.setattr(variations, "synchronise", lambda trainer: None)
+    processes = SimpleNamespace(device=torch.device("cuda"), count=1)
+    executor = SimpleNamespace(name="vmap", clients_at_once=1, compiled="graphs")
+    engine = SimpleNamespace(executor=executor, processes=processes)
+    trainer = SimpleNamespace(
+        run=SimpleNamespace(processes=processes, engine=engine), train_round=lambda: None, methods=[], settings=None
+    )
+    one, other = (Contestant(trainer, {"chunk_size": size}) for size in (1, 2))
+    for contestant in (one, one, other):
+        contestant.round()
+    print_table([one, other], ["bare", "pfl"], [[1.0, 2.0, 4.0, 8.0]] * 2)
+    header, _, *rows = table(capsys.readouterr().out)
+    assert header == ["chunk_size", "ran as", "a round", "of bare", "of pfl", "first round", "memory"]
+    assert [(row[2], row[3], row[4], row[6]) for row in rows[:2]] == [
+        ("1.00 s", "0.250 +- 0.000", "0.125 +- 0.000", "2.0 GiB"),
+        ("2.00 s", "0.500 +- 0.000", "0.250 +- 0.000", "512.0 MiB"),
+    ]
+    assert rows[0][1] == "vmap, 1 client at a time, CUDA graphs"
+    assert [row[:3] for row in rows[2:]] == [["bare", "", "4.00 s"], ["pfl", "", "8.00 s"]] and {len(row) for row in rows} == {7}
+
+
+@pytest.mark.usefixtures("command_line")
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "vary.yaml"
+    config.write_text("vary:\n  executor: [loop, vmap]\n")
+    few = ["--trainer.local_steps", "1", "--trainer.clients_per_round", "2", "--repeats", "1", "--seconds", "0"]
+    main(["bench", "-c", str(ROOT / "configs" / "quickstart.yaml"), "-c", str(config), "--vary.compile", "[false]", *few])
+    header, _, *rows = table(capsys.readouterr().out)
+    assert header[:2] == ["executor", "compile"] and [row[:2] for row in rows] == [
+        ["loop", "false"],
+        ["vmap", "false"],
+        ["bare", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"rounds": [1, 2]}, "vary: rounds cannot be varied; what changes only how a round is computed is executor, chunk_size"),
+        ({"executor": "loop"}, r"vary\.executor is a list of values, as in --vary\.executor '\[loop, vmap, vmap-patches\]'; got 'loop'"),
+        ({"precision": []}, r"vary\.precision is a list of values"),
+        ({"executor": ["loop", "threads"]}, "executor must be one of auto, loop, .*; got 'threads'"),
+        ({}, "vary has nothing to vary"),
+    ],
+)  # fmt: skip
+def test_bad_words(vary: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        bench(make_trainer(None), classifier(), TinyData(), vary=vary)
+    assert len(str(caught.value).splitlines()) == 1
