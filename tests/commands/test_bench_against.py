@@ -21,9 +21,9 @@ from harness import MOMENTUM, TinyData, assert_close, classifier, distance, make
 
 from commands.bench_jobs import prepared, reference
 from flcog.callbacks import FedProx
-from flcog.commands.bench import command
+from flcog.commands.bench import bare, command
 from flcog.commands.bench.against import CONTENDERS, PEERS, Contender, apart, environment, interpreters, job_of, left_out, started
-from flcog.commands.bench.bare import BareLoop
+from flcog.commands.bench.bare import BareLoop, OneModel
 from flcog.commands.bench.command import bench
 from flcog.commands.bench.contenders.contend import Turns
 from flcog.commands.bench.contenders.job import Batches, Job, load, save
@@ -32,9 +32,11 @@ from flcog.commands.bench.program import program_of
 
 def test_peers_are_named() -> None:
     assert interpreters("pfl, flower=python3") == {"pfl": sys.executable, "flower": "python3"}
+    assert list(interpreters("pfl,batched")) == ["pfl", "batched"]
     for wrong, message in {
-        "tff": "there is no 'tff'; give pfl or flower",
-        "": "there is no ''; give pfl or flower",
+        "tff": "there is no 'tff'; give pfl, flower or batched",
+        "": "there is no ''; give pfl, flower or batched",
+        "batched=python3": "there is no 'batched=python3'; give pfl",
         "pfl=/no/such/python": "there is no program /no/such/python to run pfl by",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -134,6 +136,31 @@ def test_other_steps_are_noticed(tmp_path: Path) -> None:
             assert contender.heard() == {"ready": "plain torch"}
             assert contender.round(0, clients, keep=tmp_path / "model.pt") > 0
         assert ("elsewhere" in command._compared(tmp_path / "model.pt", bare, before)) == far
+
+
+def test_one_model_is_trained_on_as_much_in_large_batches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, batches, structure = prepared()
+    clients = trainer.sample(0)
+    all_of_them = [torch.cat(leaf) for leaf in zip(*(b for k in clients for b in batches.of(0, k)), strict=True)]
+    monkeypatch.setattr(bare, "LARGE", len(all_of_them[0]) // 2 - 1)
+    one = OneModel(trainer, batches, structure)
+    large = list(one._large_batches(0, clients))
+    assert len(large) == 2 + (sum(len(b[0]) for b in large[:2]) < len(all_of_them[0]))
+    for place, expected in enumerate(all_of_them):
+        assert torch.equal(torch.cat([leaves[place] for leaves in large]), expected)
+    network = copy.deepcopy(one.server.model)
+    optimizer = MOMENTUM(network.parameters())
+    for inputs, targets in large:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+        optimizer.step()
+    assert one.round(0, clients) > 0
+    assert_close(dict(one.server.model.state_dict()), dict(network.state_dict()), 1e-6)
+    bench(trainer, classifier(MOMENTUM), TinyData(), repeats=1, seconds=0, against="batched")
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " s a round" in line]
+    assert lines == ["flcog", "bare", "batched"]
 
 
 def test_a_contender_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ PEERS = {
     "flower": Peer("flower_simulation", "'flwr[simulation]' torch"),
 }
 
+BATCHED = "batched"
+"""Not a framework, but one model trained in this process on the same samples."""
+
 CONTENDERS = Path(__file__).parent / "contenders"
 
 GRACE = 20.0
@@ -50,21 +53,21 @@ def interpreters(against: str) -> dict[str, str]:
     """Each peer's Python, by the peer's name.
 
     Args:
-        against: as it is typed: ``pfl,flower``, or ``pfl=/path/to/python``.
+        against: as it is typed: ``pfl,flower,batched``, or ``pfl=/path/to/python``.
 
     >>> interpreters("pfl") == {"pfl": sys.executable}
     True
-    >>> interpreters("pfl,tff")
+    >>> interpreters("pfl,tff")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: against: there is no 'tff'; give pfl or flower, or both with a comma, each as NAME=PYTHON where another Python has it
+    ValueError: against: there is no 'tff'; give pfl, flower or batched, several with commas, a framework as NAME=PYTHON where ...
     """
     chosen: dict[str, str] = {}
     for part in against.split(","):
         name, _, python = (word.strip() for word in part.partition("="))
-        if name not in PEERS:
+        if name not in PEERS and part.strip() != BATCHED:
             raise ValueError(
-                f"against: there is no {name!r}; give {' or '.join(PEERS)}, or both with a comma, each as NAME=PYTHON where another "
-                "Python has it"
+                f"against: there is no {part.strip()!r}; give {', '.join(PEERS)} or {BATCHED}, several with commas, a framework as "
+                "NAME=PYTHON where another Python has it"
             )
         if python and shutil.which(python) is None:
             raise ValueError(f"against: there is no program {python} to run {name} by: give the path of a Python that has it")

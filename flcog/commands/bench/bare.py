@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -64,20 +65,48 @@ class BareLoop:
         total = {name: torch.zeros_like(value) for name, value in self.server.state_dict().items()}
         for client in clients:
             model = copy.deepcopy(self.server)
-            optimizer = model.configure_optimizers()
-            for leaves in self.batches.of(number, client):
-                inputs, targets = self._batch(leaves)
-                optimizer.zero_grad()
-                with self._settings.autocast(self.device):
-                    loss = masked_mean(model.per_example_loss(model(inputs), targets), None)
-                loss.backward()
-                optimizer.step()
+            self._steps(model, self.batches.of(number, client))
             share = self.batches.num_samples(client) / samples
             for name, value in model.state_dict().items():
                 total[name] += (value * share).to(value.dtype)
         self.server.load_state_dict(total)
 
+    def _steps(self, model: Any, batches: Iterable[list[Tensor]]) -> None:
+        optimizer = model.configure_optimizers()
+        for leaves in batches:
+            inputs, targets = self._batch(leaves)
+            optimizer.zero_grad()
+            with self._settings.autocast(self.device):
+                loss = masked_mean(model.per_example_loss(model(inputs), targets), None)
+            loss.backward()
+            optimizer.step()
+
     def _batch(self, leaves: list[Tensor]) -> tuple[Tree, Tree]:
         # Taking a tree apart and together costs microseconds, which a loop written for two tensors does not have.
         inputs, targets = leaves if len(leaves) == 2 else pytree.tree_unflatten(leaves, self.structure)
         return inputs, targets
+
+
+class OneModel(BareLoop):
+    """Trains one model on the samples of a round's clients together, in large batches: what the device can do at most, without clients."""
+
+    name = "batched"
+
+    def _train(self, number: int, clients: list[int]) -> None:
+        self._steps(self.server, self._large_batches(number, clients))
+
+    def _large_batches(self, number: int, clients: list[int]) -> Iterator[list[Tensor]]:
+        parts, rows = list[list[Tensor]](), 0
+        for client in clients:
+            for leaves in self.batches.of(number, client):
+                parts.append(leaves)
+                rows += len(leaves[0])
+                if rows >= LARGE:
+                    yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
+                    parts, rows = [], 0
+        if parts:
+            yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
+
+
+LARGE = 512
+"""Samples of a large batch."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from flcog.commands.bench.against import Contender, apart, interpreters, job_of, left_out, started
-from flcog.commands.bench.bare import BareLoop, batches_of
+from flcog.commands.bench.against import BATCHED, Contender, apart, interpreters, job_of, left_out, started
+from flcog.commands.bench.bare import BareLoop, OneModel, batches_of
 from flcog.commands.bench.contenders.job import save
 from flcog.commands.bench.profile import check_folder, profile_round
 from flcog.commands.bench.program import program_of
@@ -48,7 +48,8 @@ def bench(
         against: other frameworks that train the same clients, batches, model and optimiser in turn: pfl (Apple's pfl-research, in as
             many processes as flcog), flower (its simulation on Ray, an actor for each core), or both as pfl,flower. One that another
             Python has is pfl=/path/to/python. As in the bare loop, methods, augmentation and schedules play no part. A framework that
-            is not installed is left out, with the line that installs it.
+            is not installed is left out, with the line that installs it. batched is one model that is trained on as many samples in
+            batches of 512: what the device could do if there were no clients.
         vary: lists of values of the trainer's executor, chunk_size, compile, precision or tf32, as in ``--vary.executor "[loop, vmap]"
             --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
             bare loop of the config as it is.
@@ -89,7 +90,7 @@ def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop |
 
     Args:
         trainer: prepared.
-        wanted: frameworks, with the Python of each.
+        wanted: frameworks, with the Python of each, and what needs none.
     """
     with ExitStack() as stack:
         rivals: list[BareLoop | Contender] = []
@@ -97,12 +98,16 @@ def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop |
             batches, structure = batches_of(trainer)
             bare, clients = BareLoop(trainer, batches, structure), trainer.sample(0)
             rivals.append(bare)
-            if wanted:
+            if BATCHED in wanted:
+                rivals.append(OneModel(trainer, batches, structure))
+            frameworks = {name: python for name, python in wanted.items() if name != BATCHED}
+            if frameworks:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flcog-bench-", ignore_cleanup_errors=True)))
                 job, before = job_of(trainer, batches), _parameters(bare)
                 save(folder, job, program_of(bare.server, next(batches.of(0, clients[0])), structure))
-            bare.round(0, clients)
-            for name, python in wanted.items():
+            for rival in rivals:
+                rival.round(0, clients)
+            for name, python in frameworks.items():
                 contender = stack.enter_context(started(name, python, folder, job))
                 answer = contender.heard()
                 if "missing" in answer:
