@@ -97,8 +97,7 @@ def print_ratios(trainer: Any, names: Sequence[str], rounds: Sequence[Sequence[f
     width = max(map(len, ["flcog", *names]))
     print(f"{'flcog':<{width}} {ours:.4f} s a round")
     for name, theirs, ratios in zip(names, others, _ratios(rounds), strict=True):
-        ratio, doubt = statistics.median(ratios), uncertainty(ratios)
-        print(f"{name:<{width}} {theirs:.4f} s a round, ratio {ratio:.3f} +- {doubt * ratio:.3f}")
-        if doubt > STABLE:
+        print(f"{name:<{width}} {theirs:.4f} s a round, ratio {_ratio(ratios)}")
+        if STABLE < uncertainty(ratios) < math.inf:
             spread = f"{len(ratios)} rounds lie between {min(ratios):.3f} and {max(ratios):.3f}"
             print(f"this machine is noisy: {spread}; free it, or give more --seconds")
