@@ -8,9 +8,11 @@ import torch
 from harness import assert_close, train
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flcog
 from flcog.data import Samples, Splits
+from flcog.engine.executors import patches
 from flcog.engine.executors.patches import ConvolutionsAsPatches
 
 SETTINGS = [
@@ -61,8 +63,8 @@ def test_in_one_dimension_too() -> None:
     ],
 )
 def test_padding_by_a_word(kernel: tuple[int, int], settings: Any, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, calls, unfold = torch.Generator().manual_seed(0), list[Any](), functional.unfold
-    monkeypatch.setattr(functional, "unfold", lambda *given: calls.append(given) or unfold(*given))
+    rng, calls, convolve = torch.Generator().manual_seed(0), list[Any](), patches._conv2d
+    monkeypatch.setattr(patches, "_conv2d", lambda given: calls.append(given) or convolve(given))
     weight, images = (
         torch.randn(6, 4 // settings.get("groups", 1), *kernel, generator=rng),
         torch.randn(3, 4, 7, 9, generator=rng),
@@ -71,6 +73,42 @@ def test_padding_by_a_word(kernel: tuple[int, int], settings: Any, taken: bool, 
         ours = functional.conv2d(images, weight, **settings)
     torch.testing.assert_close(ours, functional.conv2d(images, weight, **settings))
     assert bool(calls) == taken
+
+
+class Seen(TorchDispatchMode):
+    """Remembers operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(op.name())
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dilation", [(1, 1), (1, 2)])
+@pytest.mark.parametrize(("padding", "stride"), [((0, 0), (1, 1)), ((1, 2), (2, 1))])
+def test_patches_are_torchs_to_the_bit(dilation: Any, padding: Any, stride: Any) -> None:
+    """Gradients and theirs too; without ``im2col``, for which a GPU is handed one image of one client after another."""
+    rng = torch.Generator().manual_seed(0)
+    images, layout = torch.randn(4, 3, 2, 9, 8, generator=rng), ((3, 2), dilation, padding, stride)
+
+    def results(unfold: Any) -> Any:
+        def loss(images: Tensor) -> tuple[Tensor, Tensor]:
+            patches = unfold(images, *layout)
+            return patches.pow(3).sum(), patches
+
+        def again(images: Tensor) -> Tensor:
+            return torch.func.grad(loss, has_aux=True)(images)[0].sin().sum()
+
+        with Seen() as seen:
+            first = torch.func.vmap(torch.func.grad(loss, has_aux=True))(images)
+        return [*first, torch.func.vmap(torch.func.grad(again))(images)], seen.names
+
+    (ours, used), (theirs, _) = results(patches._Patches.apply), results(functional.unfold)
+    assert all(map(torch.equal, ours, theirs))
+    assert "aten::im2col" not in used and "aten::col2im" in used
 
 
 class Pictures(flcog.FederatedDataModule):
@@ -91,9 +129,9 @@ def test_a_run_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
     loop = train(module=module(), **options)
     products: list[int] = []
-    monkeypatch.setattr(functional, "unfold", lambda *args, unfold=functional.unfold: products.append(1) or unfold(*args))
-    patches = train(module=module(), executor="vmap-patches", **options)
-    assert patches.executor.name == "vmap-patches" and len(products) == 2 * 2  # steps, convolutions
-    assert_close(patches.params, loop.params, 1e-9)
+    monkeypatch.setattr(patches, "_conv2d", lambda given, convolve=patches._conv2d: products.append(1) or convolve(given))
+    trainer = train(module=module(), executor="vmap-patches", **options)
+    assert trainer.executor.name == "vmap-patches" and len(products) == 2 * 2  # steps, convolutions
+    assert_close(trainer.params, loop.params, 1e-9)
     timed = train(module=module(), executor="fastest", **options)
     assert "vmap-patches, 4 clients at a time" in timed.notes[-1]

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+_Pair = tuple[int, ...]
+
 
 class ConvolutionsAsPatches(TorchFunctionMode):
     """Inside, ``conv1d`` and ``conv2d`` are products of the weights with the inputs' patches; users' models stay as they are.
@@ -56,9 +58,34 @@ def _conv2d(given: _Given) -> Tensor:
     stride, padding, dilation = (_tuple(value, 2) for value in (given.stride, given.padding, given.dilation))
     kernel = given.weight.shape[2:]
     size = [(given.input.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
-    patches = functional.unfold(given.input, tuple(kernel), dilation, padding, stride)
+    patches: Tensor = _Patches.apply(given.input, tuple(kernel), dilation, padding, stride)  # type: ignore[no-untyped-call]
     outputs = (given.weight.flatten(1) @ patches).unflatten(2, size)
     return outputs if given.bias is None else outputs + given.bias.view(-1, 1, 1)
+
+
+class _Patches(torch.autograd.Function):
+    """The numbers of ``functional.unfold``, copied at once: on a GPU torch launches a kernel for each image of each client.
+
+    Its gradient, which torch has for all images at once, is that of ``functional.unfold`` to the bit.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, kernel: _Pair, dilation: _Pair, padding: _Pair, stride: _Pair) -> Tensor:
+        images = functional.pad(images, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else images
+        for d in range(2):
+            images = images.unfold(2 + d, dilation[d] * (kernel[d] - 1) + 1, stride[d])[..., :: dilation[d]]
+        return images.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        images, *ctx.layout = inputs
+        ctx.size = images.shape[2:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return functional.fold(gradient, ctx.size, *ctx.layout), None, None, None, None
 
 
 def _in_numbers(given: _Given, dimensions: int) -> Any:
