@@ -15,6 +15,9 @@ from flcog.core.types import Params
 State = dict[str, dict[str, Tensor]]
 """What the optimiser keeps of each parameter."""
 
+READ_RATES = (torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop)
+"""Torch's own that, parameter by parameter, read the learning rate from its tensor, which no CUDA graph may; for lists they do not."""
+
 
 class TensorOptimizer:
     """The user's optimiser on parameters, gradients, states and learning rates that are handed to it.
@@ -83,7 +86,7 @@ class TensorOptimizer:
         """The same optimiser on other tensors."""
         kind: Callable[..., torch.optim.Optimizer] = type(self._optimizer)
         accepted = inspect.signature(kind).parameters
-        apart = {"foreach": False, "fused": False, "capturable": True}
+        apart = {"foreach": kind in READ_RATES, "fused": False, "capturable": True}
         own = {name: value for name, value in apart.items() if name in accepted}
         groups = [
             {name: value for name, value in group.items() if name != "params"}
