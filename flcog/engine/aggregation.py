@@ -239,7 +239,15 @@ def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
         else:
             # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
             value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
-            total.add_(torch.tensordot(factors.to(value.dtype), value, 1))
+            total.add_(_weighted(factors.to(value.dtype), value))
+
+
+def _weighted(factors: Tensor, values: Tensor) -> Tensor:
+    """The sum of values [K, ...], each times its factor [K]. Away from the CPU this is no product of matrices: GPUs may round what
+    goes into one to 11 binary digits, where the user allows that for training (``torch.set_float32_matmul_precision``)."""
+    if values.device.type == "cpu":
+        return torch.tensordot(factors, values, 1)
+    return (factors.view(-1, *[1] * (values.ndim - 1)) * values).sum(0, dtype=torch.float64)
 
 
 def _is_shape(value: Any) -> bool:

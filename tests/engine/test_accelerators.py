@@ -14,10 +14,12 @@ from harness import ODD_BATCHES, ROOT, TinyData, assert_close, classifier, dropo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from engine.test_patches import Seen
 from engine.test_sources import Announced
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.commands.cli import main
 from flcog.core.precision import float64_device
+from flcog.engine.aggregation import _add
 from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
 from flcog.hooks import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
@@ -250,3 +252,18 @@ class Counts(Method):
 def test_numbers_that_methods_send_are_added_up_there(executor: str, like_cuda: bool) -> None:
     with computing_there(like_cuda):
         assert train(Counts(), executor=executor, precision="32-true").executor.name == executor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_means_are_no_products_of_matrices_there(dtype: torch.dtype) -> None:
+    """Which GPUs round to TF32 where training may, or to bfloat16 on the way."""
+    rng = torch.Generator().manual_seed(0)
+    values, weights = (10 * torch.randn(4, 3, 2, generator=rng)).to(dtype), torch.rand(4, generator=rng, dtype=torch.float64)
+    here, there = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)
+    _add([here], [values], weights)
+    with computing_there(like_cuda=True) as device:
+        total = there.to(device)
+        with Seen() as seen:
+            _add([total], [values.to(device)], weights.to(device))
+    torch.testing.assert_close(total.here, here, rtol=1e-6, atol=1e-6)
+    assert seen.names and not seen.names & {"aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm"}
