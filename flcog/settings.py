@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from flcog.core import checks
-from flcog.core.precision import DTYPES, default_dtype, tensor_cores
+from flcog.core.precision import DTYPES, default_dtype, repeatable_convolutions, tensor_cores
 
 Compile = bool | Literal["graphs"]
 """Whether local steps are compiled, or captured as CUDA graphs."""
@@ -58,8 +58,8 @@ class Settings:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """torch computes as the run does: new tensors have its precision, and products."""
-        with default_dtype(DTYPES[self.precision]), tensor_cores(self.tf32):
+        """torch computes as the run does: new tensors have its precision, and products; the same run gives the same bits."""
+        with default_dtype(DTYPES[self.precision]), tensor_cores(self.tf32), repeatable_convolutions():
             yield
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:

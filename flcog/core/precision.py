@@ -49,6 +49,19 @@ def tensor_cores(tf32: bool | None) -> Iterator[None]:
             place.allow_tf32 = allowed
 
 
+@contextmanager
+def repeatable_convolutions() -> Iterator[None]:
+    """Convolutions on a GPU give the same bits every time: else cuDNN may choose some whose sums are added up in any order.
+
+    What torch was set to is put back afterwards.
+    """
+    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
 def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
     """What a number is kept in beside tensors of ``dtype`` (by default the run's): the same, but float32 at least.
 

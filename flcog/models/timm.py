@@ -92,7 +92,7 @@ def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments:
     outputs = len(state[key]) if key in state else 0
     overlay = {"state_dict": state, "num_classes": outputs}
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):  # networks are made on the CPU
             loaded: nn.Module = timm.create_model(
                 name, pretrained=True, num_classes=outputs, pretrained_cfg_overlay=overlay, **arguments
             )
