@@ -149,7 +149,7 @@ class CompiledSteps:
         programs: what is compiled already.
         clients: of a chunk.
         rows: of a batch.
-        convolutions: how convolutions are computed.
+        layers: the context in which they are computed.
         lanes: on how many lanes, in turn.
     """
 
@@ -160,12 +160,12 @@ class CompiledSteps:
         programs: Programs,
         clients: int,
         rows: int,
-        convolutions: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        layers: Callable[[], AbstractContextManager[Any]] = nullcontext,
         lanes: int = 1,
     ) -> None:
         self._model, self._programs, self._clients, self._rows = model, programs, clients, rows
-        self._optimizer, self._convolutions = TensorOptimizer(optimizer, model.params), convolutions
-        self._plain = PlainSteps(model, optimizer, convolutions)
+        self._optimizer, self._layers = TensorOptimizer(optimizer, model.params), layers
+        self._plain = PlainSteps(model, optimizer, layers)
         self._num_lanes, self._lanes, self._turn = lanes, dict[Any, list[Lane]](), 0
 
     @property
@@ -210,7 +210,7 @@ class CompiledSteps:
         program, device = assignment.program, chunk.total.device
         # What is compiled or captured outlives the round, and shall not keep the round's model.
         bare = dataclasses.replace(program, global_params={}, global_buffers={}, broadcasts=[])
-        step = LocalStep(bare, self._optimizer, self._convolutions)
+        step = LocalStep(bare, self._optimizer, self._layers)
         held = Held(*chunk, self._optimizer.fresh_state(chunk.params))
         shared = Shared(
             program.global_params,

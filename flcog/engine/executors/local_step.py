@@ -57,19 +57,19 @@ class LocalStep:
     Args:
         program: the round's client side, of which the methods and the model count here.
         optimizer: steps the parameters.
-        convolutions: how convolutions are computed.
+        layers: the context in which they are computed.
     """
 
     program: Program
     optimizer: TensorOptimizer
-    convolutions: Callable[[], AbstractContextManager[Any]]
+    layers: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
     def __call__(self, held: Held, shared: Shared, given: Given) -> Held:
         """Changes ``held`` in place and returns it; with other slots where a method's have another structure after its first step."""
         program, model = self._program(shared, given), self.program.model
         # A module with a training_step of its own may ask for the round, whose number would else be a constant of the program.
-        with among_rounds(model.module, shared.round) if model.trains_itself else nullcontext(), self.convolutions():  # type: ignore[arg-type]
+        with among_rounds(model.module, shared.round) if model.trains_itself else nullcontext(), self.layers():  # type: ignore[arg-type]
             return self._step(program, held, shared, given)
 
     def _program(self, shared: Shared, given: Given) -> Program:

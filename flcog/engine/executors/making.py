@@ -2,18 +2,17 @@
 
 import dataclasses
 import warnings
-from contextlib import nullcontext
 
 import torch
 
 from flcog.apply import ModelFunction
 from flcog.engine.executors.base import Executor
+from flcog.engine.executors.batched_layers import batched_layers
 from flcog.engine.executors.compiled import CompiledSteps, Programs
 from flcog.engine.executors.compiled_loop import CompiledLoop
 from flcog.engine.executors.cuda_graphs import GraphLoop, Graphs
 from flcog.engine.executors.job import Job, obstacles_to_compiling
 from flcog.engine.executors.loop import LoopExecutor
-from flcog.engine.executors.patches import ConvolutionsAsPatches
 from flcog.engine.executors.threads import ThreadedLoop
 from flcog.engine.executors.vmap import VmapExecutor
 from flcog.hooks import Note
@@ -63,7 +62,6 @@ def make_batched(job: Job, chunk: int, patches: bool, notes: list[Note]) -> Vmap
     if not job.compile:
         return VmapExecutor(job.model, job.optimizer, chunk, patches)
     at_once = -(-job.clients // -(-job.clients // chunk))
-    convolutions = ConvolutionsAsPatches if patches else nullcontext
     programs = Graphs(notes) if job.compile == "graphs" else Programs(notes)
-    steps = CompiledSteps(job.model, job.optimizer, programs, at_once, job.rows, convolutions)
+    steps = CompiledSteps(job.model, job.optimizer, programs, at_once, job.rows, batched_layers(job.model, patches))
     return VmapExecutor(job.model, job.optimizer, at_once, patches, steps)

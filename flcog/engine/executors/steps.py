@@ -63,7 +63,7 @@ class PlainSteps:
     Args:
         model: the client's model.
         optimizer: the module's own optimiser, whose settings are copied.
-        convolutions: how convolutions are computed.
+        layers: the context in which they are computed.
     """
 
     compiled: Compile = False
@@ -72,9 +72,9 @@ class PlainSteps:
         self,
         model: ModelFunction,
         optimizer: torch.optim.Optimizer,
-        convolutions: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        layers: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._model, self._optimizer, self._convolutions = model, optimizer, convolutions
+        self._model, self._optimizer, self._layers = model, optimizer, layers
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
         announce_chunk(works, assignment.reader)
@@ -92,7 +92,7 @@ class PlainSteps:
         optimizer = optimizer_like(self._optimizer, dict(zip(map(id, self._model.params.values()), params.values(), strict=True)))
         advance = stepper(optimizer, list(params.values()))
         alive_at = torch.arange(works[0].num_steps, device=total.device)[:, None] < tensors.num_steps
-        with self._convolutions():
+        with self._layers():
             for step, (inputs, targets, mask) in enumerate(stacked_batches(works, assignment.reader)):
                 alive = alive_at[step]
                 ragged = works[-1].num_steps <= step

@@ -1,8 +1,8 @@
 """Many clients as one batched program: stacked parameters, one forward and backward pass, one optimiser step for all."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ from flcog.engine.executors.base import (
     set_rates,
     torch_seed,
 )
+from flcog.engine.executors.batched_layers import batched_layers
 from flcog.engine.executors.loop import _widened
 from flcog.engine.executors.own_steps import OwnSteps
-from flcog.engine.executors.patches import ConvolutionsAsPatches
 from flcog.engine.executors.stacking import by_client
 from flcog.engine.executors.steps import Chunk, PlainSteps, Steps
 from flcog.engine.program import ClientTensors, left_out
@@ -59,9 +59,9 @@ class VmapExecutor:
         seeds_torch: bool = True,
     ) -> None:
         self.name = "vmap-patches" if patches else "vmap"
-        self._convolutions: Callable[[], AbstractContextManager[Any]] = ConvolutionsAsPatches if patches else nullcontext
+        self._layers = batched_layers(model, patches)
         self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
-        self._steps = steps or PlainSteps(model, optimizer, self._convolutions)
+        self._steps = steps or PlainSteps(model, optimizer, self._layers)
         self.own_steps, self._dropout_keys, self._backed_off = OwnSteps(), dropout_keys(model), False
         self._seeds_torch = seeds_torch
 
@@ -151,7 +151,7 @@ class VmapExecutor:
             num_samples=torch.tensor([work.num_samples for work in works], device=device),
             weight=torch.tensor([work.weight for work in works], device=device, dtype=number_dtype()),
         )
-        with self._convolutions():
+        with self._layers():
             if program.makers:
                 tensors = torch.func.vmap(program.make_inputs, randomness="different")(tensors, buffers)
             if program.starters:
@@ -179,7 +179,7 @@ class VmapExecutor:
             return final or {}, slots, values, torch.as_tensor(left_out(messages))
 
         measured: list[Slot] = [{} for _ in program.methods]
-        with self._convolutions():
+        with self._layers():
             if program.measurers:
                 measured = self._measure(assignment, works, params, buffers, tensors)
             delta, slots, messages, unsent = torch.func.vmap(finish, randomness="different")(params, buffers, tensors, measured)
