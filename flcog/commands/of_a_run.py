@@ -3,7 +3,10 @@
 import warnings
 from pathlib import Path
 
+import yaml
+
 from flcog.commands.lightning_cli import FederatedCLI
+from flcog.core.fabric import make_fabric
 
 
 def open_run(run: Path, *options: str) -> FederatedCLI:
@@ -20,7 +23,22 @@ def open_run(run: Path, *options: str) -> FederatedCLI:
         warnings.filterwarnings(
             "ignore", "LightningCLI's args parameter"
         )  # it takes the words of our own command for its options
-        return FederatedCLI(["--config", str(config), "--trainer.logger", "false", *options])
+        return FederatedCLI(["--config", str(config), "--trainer.logger", "false", *_devices_here(config), *options])
+
+
+def _devices_here(config: Path) -> list[str]:
+    """Options that put a device of this machine in the place of those that a run had, where they are not here."""
+    try:
+        asked = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]
+        accelerator, devices = asked["accelerator"], asked["devices"]
+    except (yaml.YAMLError, KeyError, TypeError):
+        return []  # what is wrong with the file is told where all of it is read
+    try:
+        make_fabric(accelerator, "auto", devices, 1, "32-true", [])
+    except ValueError:
+        print(f"this machine lacks the run's accelerator={accelerator}, devices={devices}: one device of its own does instead")
+        return ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]
+    return []
 
 
 def checkpoint_of(run: Path, given: str | None) -> Path:

@@ -1,5 +1,6 @@
 """Lightning Fabric: made from a trainer's arguments, and its processes started."""
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_utilities.core import rank_zero
 
 from flcog.core import lost_processes
 from flcog.core.processes import Processes
@@ -78,11 +80,17 @@ def make_fabric(
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
     """Start the processes, which share out this machine's cores."""
+    rank_zero.log.addFilter(_is_news)
     lost_processes.launch(fabric, num_nodes, processes_per_device(fabric))
     if fabric.world_size > 1:
         # Processes that each take every core slow one another down a hundredfold.
         here = int(os.environ.get("LOCAL_WORLD_SIZE", fabric.world_size // num_nodes))
         torch.set_num_threads(max(1, num_cores() // max(1, here)))
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """All but Lightning's advice to call torch for the use of a GPU's tensor cores: there is ``trainer.tf32`` for it."""
+    return "set_float32_matmul_precision" not in str(record.msg)
 
 
 def processes_of(fabric: Fabric) -> Processes:

@@ -119,6 +119,17 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
         assert message in error and len(error.splitlines()) == 1
 
 
+def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """One with GPUs."""
+    assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "1") == 0
+    config, folder = the_run() / "config.yaml", str(the_run())
+    config.write_text(config.read_text().replace("accelerator: auto", "accelerator: cuda").replace("devices: 1", "devices: 4"))
+    capsys.readouterr()
+    for words in (("predict", folder), ("export", folder)):
+        assert run(*words) == 0
+        assert "this machine lacks the run's accelerator=cuda, devices=4: one device of its own does" in capsys.readouterr().out
+
+
 def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.local_steps", "3", "--trainer.clients_per_round", "2") == 0
     run_dir = str(the_run())

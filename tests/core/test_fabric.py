@@ -8,8 +8,10 @@ import pytest
 import torch
 from harness import fit
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.fabric.accelerators.cuda import _check_cuda_matmul_precision
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from flcog.core.fabric import SharedDevices, device_of, make_fabric, processes_of
+from flcog.core.fabric import SharedDevices, device_of, launch, make_fabric, processes_of
 from flcog.core.processes import Processes
 from flcog.hooks import Note
 
@@ -89,3 +91,15 @@ def test_apples_device_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ) as caught:
         fabric(1, 2, "auto")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_nobody_is_told_to_call_torch_for_tf32(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Which is ``trainer.tf32`` here."""
+    for name, value in {"is_available": True, "get_device_capability": (9, 0), "get_device_name": "H100"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    made = fabric(1, 1)
+    launch(made, 1)
+    with caplog.at_level("INFO"):
+        _check_cuda_matmul_precision.__wrapped__(torch.device("cuda", 0))
+        rank_zero_info("something else")
+    assert [record.message for record in caplog.records] == ["something else"]
