@@ -4,11 +4,13 @@ Its streams run late: what is put on one happens only when somebody waits for it
 real GPU none of this has run yet.
 """
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -57,6 +59,8 @@ class Late(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._foreach_copy_):
+            if op.overloadpacket is torch.ops.aten._foreach_copy_:  # what comes in
+                assert set(map(place_of, args[1])) <= self._stream.lent, "another tensor may have got this memory meanwhile"
             self._stream.append(partial(op, *args, **(kwargs or {})))
             return args[0] if op.overloadpacket is torch.ops.aten.copy_ else None
         if not any(r.alias_info for r in op._schema.returns) or op._schema.is_mutable:
@@ -64,7 +68,16 @@ class Late(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
+def place_of(tensor: Tensor) -> int:
+    return getattr(tensor, "here", tensor).untyped_storage().data_ptr()
+
+
 class Stream(deque[Callable[[], Any]]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: set[int] = set()
+        """Where others' tensors lie that may be read here."""
+
     def run(self) -> None:
         while self:
             self.popleft()()
@@ -92,6 +105,9 @@ class StandIn:
         if waiting is self.main:
             self.most_at_once = max(self.most_at_once, sum(map(bool, self.streams)))
             other.run()
+
+    def lend(self, tensor: Tensor, stream: Stream) -> None:
+        stream.lent.add(place_of(tensor))
 
     def capture(self, function: Callable[[], None], stream: Stream) -> Callable[[], None]:
         for _ in range(cuda_graphs.WARM_UPS):
@@ -135,6 +151,22 @@ def test_replaying_is_looping(name: str, lanes: int, device: StandIn) -> None:
     needed = min(lanes, len(graphs.recorded[0]))  # Centralized trains a single client
     assert (graphs.executor.name, graphs.executor.clients_at_once, graphs.executor.compiled) == ("loop", needed, "graphs")
     assert device.captured == device.most_at_once == needed
+
+
+def test_a_batch_is_let_go_of_once_it_was_read(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its client ends, which may take more batches than there is memory for."""
+    held, most, step = WeakSet[Tensor](), [0], cuda_graphs.GraphLane.step
+
+    def counted(self: Any, given: Any, uncompiled: Any) -> None:
+        step(self, given, uncompiled)
+        device.streams[-1].run()
+        gc.collect()
+        held.add(given.alive)
+        most[0] = max(most[0], len(held))
+
+    monkeypatch.setattr(cuda_graphs.GraphLane, "step", counted)
+    train(executor="loop", compile="graphs", chunk_size=1, local_steps=6, rounds=1, clients_per_round=2)
+    assert 1 <= most[0] <= 2
 
 
 def test_every_step_is_a_replay_where_batches_have_one_size(device: StandIn) -> None:

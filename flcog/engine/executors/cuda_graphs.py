@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
@@ -38,6 +39,9 @@ class Capturing(Protocol):
     def wait(self, waiting: Any, other: Any) -> None:
         """Let what comes on one queue wait for all that is on another; Python goes on."""
 
+    def lend(self, tensor: Tensor, stream: Any) -> None:
+        """Let no other tensor have this one's memory before all is done that the queue was given until this one is let go of."""
+
     def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
         """What runs a function's work again, on the same memory."""
 
@@ -57,6 +61,9 @@ class Cuda:
 
     def wait(self, waiting: Any, other: Any) -> None:
         waiting.wait_stream(other)
+
+    def lend(self, tensor: Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
 
     def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
         self.wait(stream, self.current())
@@ -79,12 +86,13 @@ class GraphLane(Lane):
     """A lane with a stream of its own, on which its graph is replayed.
 
     All that comes in was made on the current stream, where its memory would be handed to the next tensor as soon as Python forgets
-    it: so it is kept until the current stream has waited for this one. What goes out gets its memory there as well.
+    it: so it is lent to this one, for as long as it is read there, and no batch is held longer. What goes out gets its memory on the
+    current stream as well.
     """
 
     def __init__(self, device: Capturing, made: Made, held: Held, shared: Shared, given: Given) -> None:
         super().__init__(*made)
-        self._device, self._stream, self._kept = device, device.stream(), list[Any]()
+        self._device, self._stream = device, device.stream()
         super().load(held, shared)
         super().take(given)
         self._replay = device.capture(super().go, self._stream)
@@ -110,11 +118,11 @@ class GraphLane(Lane):
 
     def give_up(self) -> None:
         self._device.wait(self._device.current(), self._stream)
-        self._kept.clear()
 
-    def _after_what_came_in(self, *tensors: Any) -> AbstractContextManager[Any]:
+    def _after_what_came_in(self, *trees: Any) -> AbstractContextManager[Any]:
         """Inside, work goes to the lane's stream, behind what is on the current one."""
-        self._kept.extend(tensors)
+        for tensor in pytree.tree_leaves(trees):
+            self._device.lend(tensor, self._stream)
         self._device.wait(self._stream, self._device.current())
         return self._device.on(self._stream)
 
