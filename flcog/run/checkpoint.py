@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from flcog.core.files import RUN_REMEDY, replacing, short
 from flcog.data import Exchange
@@ -16,9 +17,25 @@ FORMAT = 1
 
 
 def write(path: Path, payload: dict[str, Any]) -> None:
-    """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one."""
+    """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one.
+
+    Tensors are written as the CPU's: else ``torch.load``, if not told otherwise, would look for the GPU where they were.
+    """
     with replacing(path, remedy=RUN_REMEDY) as file:
-        torch.save(payload, file)
+        torch.save(_on_cpu(payload), file)
+
+
+def _on_cpu(payload: dict[str, Any]) -> dict[str, Any]:
+    """The same with its tensors on the CPU; one that has several names is still one."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.cpu()
+        return copies[id(tensor)]
+
+    moved: dict[str, Any] = pytree.tree_map_only(torch.Tensor, copy, payload)
+    return moved
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -157,6 +157,20 @@ def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
 
 
+def test_its_checkpoints_are_read_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plain ``torch.load`` too, which looks for the device of what it reads."""
+    written, save = list[Any](), torch.save
+    monkeypatch.setattr(torch, "save", lambda content, *rest: written.append(content) or save(content, *rest))
+    with computing_there():
+        make_trainer(tmp_path, CASES["SCAFFOLD"].method, rounds=1, executor="vmap", precision="32-true").fit(
+            classifier(), TinyData()
+        )
+    tensors = [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, Tensor)]
+    assert len(tensors) > 20 and {tensor.device.type for tensor in tensors} == {"cpu"}
+    (whole,) = (content for content in written if content.get("resumable"))
+    assert all(whole["state_dict"][name] is value for name, value in whole["params"].items()), "written once"
+
+
 def drops(**options: Any) -> Any:
     return classifier(network=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), **options)
 
