@@ -1,11 +1,17 @@
 """The processes that share out a run's clients, and how they agree with one another."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+
+class _FromGPU(NamedTuple):
+    """A tensor that lay on its process's GPU, where unpickling would put it: in the memory of another's, if this machine has that one."""
+
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,21 @@ class Processes:
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(values, value)
-        return values if self.device.type == "cpu" else pytree.tree_map_only(Tensor, self._here, values)
+        if self.device.type == "cpu":
+            torch.distributed.all_gather_object(values, value)
+            return values
+        torch.distributed.all_gather_object(values, self._packed(value))
+        here: list[Any] = pytree.tree_map_only(_FromGPU, self._unpacked, values, is_leaf=lambda part: isinstance(part, _FromGPU))
+        return here
 
-    def _here(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device) if tensor.device.type == self.device.type else tensor
+    def _packed(self, value: Any) -> Any:
+        """For the way to other processes."""
+        return pytree.tree_map_only(
+            Tensor, lambda tensor: _FromGPU(tensor.cpu()) if tensor.device.type == self.device.type else tensor, value
+        )
+
+    def _unpacked(self, sent: "_FromGPU") -> Tensor:
+        return sent.tensor.to(self.device)
 
     def share_first(self, tree: Any) -> Any:
         """The first process's tensors for everybody: one message for each type of number."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import computing_there
 from harness import fit
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.accelerators.cuda import _check_cuda_matmul_precision
 from lightning.fabric.utilities.rank_zero import rank_zero_info
+from torch.utils import _pytree as pytree
 
 from flcog.core.fabric import SharedDevices, device_of, launch, make_fabric, processes_of
 from flcog.core.processes import Processes
@@ -56,16 +58,20 @@ def test_one_process_on_each_of_two_gpus(rank: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device ``meta`` stands in for GPUs, of which unpickling gives tensors where the other process had them."""
-    moved: list[torch.device] = []
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: moved.append(device) or tensor)
-    monkeypatch.setattr(
-        torch.distributed, "all_gather_object", lambda values, own: values.__setitem__(slice(None), [own, {"x": own[0]}])
-    )
-    own = [torch.zeros(2, device="meta"), torch.zeros(2), "text"]
-    processes = Processes(0, 2, torch.device("meta", 1))
-    assert processes.gather(own) == [own, {"x": own[0]}]
-    assert moved == [torch.device("meta", 1)] * 2, "and what lies on the CPU stays there"
+    """By way of the CPU: unpickled, it would lie on the other's GPU, which another machine need not have."""
+    travelled: list[torch.Tensor] = []
+
+    def gathered(values: list[Any], own: Any) -> None:
+        travelled.extend(leaf for leaf in pytree.tree_leaves(own) if isinstance(leaf, torch.Tensor))
+        values[:] = [own, {"x": own[0]}]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    with computing_there() as device:
+        own = [torch.arange(2.0).to(device), torch.ones(2), "text"]
+        ours, theirs = Processes(0, 2, device).gather(own)
+        assert {tensor.device.type for tensor in travelled} == {"cpu"}
+        assert [ours[0].device, theirs["x"].device, ours[1].device] == [device, device, torch.device("cpu")]
+        assert ours[0].tolist() == theirs["x"].tolist() == [0, 1] and ours[1].tolist() == [1, 1] and ours[2] == "text"
 
 
 def test_a_run_says_how_many_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
