@@ -22,7 +22,7 @@ def write(path: Path, payload: dict[str, Any]) -> None:
     Tensors are written as the CPU's: else ``torch.load``, if not told otherwise, would look for the GPU where they were.
     """
     with replacing(path, remedy=RUN_REMEDY) as file:
-        torch.save(_on_cpu(payload), file)
+        torch.save(_on_cpu(payload) if torch.accelerator.is_available() else payload, file)
 
 
 def _on_cpu(payload: dict[str, Any]) -> dict[str, Any]:
