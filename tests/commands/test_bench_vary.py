@@ -65,6 +65,7 @@ def test_what_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, capsys
     printed = capsys.readouterr().out
     assert "executor vmap is left out: none is left\n" in printed
     assert [row[0] for row in table(printed)[2:]] == ["loop", "bare"]
+    assert "+-" not in printed, "one round has no uncertainty"
     with pytest.raises(MemoryError):
         bench(make_trainer(None), classifier(), TinyData(), repeats=1, seconds=0, vary={"executor": ["vmap"]})
 

@@ -150,6 +150,12 @@ def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.Monke
 GIB = 2**30
 
 
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
+
+
 @pytest.mark.parametrize(
     ("taken", "per_device", "expected"),
     [
@@ -172,6 +178,14 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
     assert [note.text.partition(":")[0] for note in notes] == (
         [f"{-(-int(taken) // GIB)}.0 GiB of the GPU's 80.0 GiB are taken"] if taken > 10 * GIB else []
     )
+
+
+def test_what_torch_keeps_of_an_earlier_run_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a second fit of a notebook finds it, and every way but the first of flcog bench --vary."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 45 * GIB)
+    notes: list[Note] = []
+    assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0)), notes) == 40 * GIB and not notes
 
 
 def test_processes_have_as_many_clients_at_a_time_as_the_one_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:

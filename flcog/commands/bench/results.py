@@ -56,10 +56,7 @@ def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds:
                 *map(as_yaml, contestant.values.values()),
                 contestant.ran_as,
                 seconds(medians[place]),
-                *(
-                    f"{statistics.median(values):.3f} +- {uncertainty(values) * statistics.median(values):.3f}"
-                    for values in ratios
-                ),
+                *map(_ratio, ratios),
                 seconds(contestant.first_round),
                 *([human(contestant.memory)] if on_gpu else []),
             ]

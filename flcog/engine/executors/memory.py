@@ -34,7 +34,8 @@ def chunk_bytes(processes: Processes, notes: list[Note]) -> int:
         return CHUNK_BYTES[True] if device.type == "cpu" else CHUNK_BYTES[False] // processes.per_device
     processes.largest(0)  # until all have come, none asks what the others' data have left
     free, total = torch.cuda.mem_get_info(device)
-    taken = _counted(total - free, total)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, from an earlier run, for the next
+    taken = _counted(total - free - kept, total)
     if taken:
         notes.append(
             Note("memory", f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left")
