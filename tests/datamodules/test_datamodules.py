@@ -30,7 +30,7 @@ REQUIRED = {
 
 
 def test_all_data_sets_are_listed() -> None:
-    assert len(MODULES) == 18
+    assert len(MODULES) == 19
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
