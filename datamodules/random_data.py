@@ -79,9 +79,9 @@ class RandomData(FederatedDataModule):
 
     def _drawn(self, count: int, part: int) -> Samples:
         rng = np.random.default_rng([self.seed, part])
-        targets = rng.permutation(np.arange(count) % self.num_classes)
-        users = np.arange(count) * self.num_clients // count
         try:
+            targets = rng.permutation(np.arange(count) % self.num_classes)
+            users = np.arange(count) * self.num_clients // count
             inputs = self._inputs(rng, count)
         except MemoryError as error:
             raise ValueError(f"RandomData: fewer samples or a smaller shape would fit into memory; {error}") from error

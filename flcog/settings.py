@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,8 @@ class Settings:
             raise ValueError(f"set exactly one of local_steps and local_epochs; got {given}")
         for name, least in (("rounds", 1), ("local_steps", 1), ("chunk_size", 1), ("eval_every", 0)):
             value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+                raise ValueError(f"{name} must be a whole number; got {value!r}")
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}; got {value}")
         if self.local_epochs is not None and not 0 < self.local_epochs < math.inf:
@@ -47,7 +50,7 @@ class Settings:
             raise ValueError(f"compile must be false, true or graphs; got {self.compile!r}")
         require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
         require_one_of("precision", self.precision, *DTYPES)
-        if self.tf32 not in (None, True, False):
+        if not (self.tf32 is None or isinstance(self.tf32, bool)):  # torch refuses 1, which is equal to True
             raise ValueError(f"tf32 must be true, false or null; got {self.tf32!r}")
         clients = self.clients_per_round
         if not clients > 0 or (isinstance(clients, float) and clients > 1):

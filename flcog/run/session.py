@@ -218,7 +218,7 @@ class Session:
             "until": methods_until(self.methods, server.round),
             "branch": self.branch,
             "executor": list(choice) if (choice := self._chosen and self._chosen.choice) else None,
-            "device": self.processes.device.type,
+            "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -274,8 +274,8 @@ class Session:
             if saved["methods"] == names and saved["resumable"]:
                 self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
             return
-        here = self.processes.device.type
-        if self._chosen is not None and saved.get("executor") and saved.get("device", here) == here:
+        here = [self.settings.executor, self.processes.device.type]
+        if self._chosen is not None and saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
             self._chosen.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.ledger = Ledger.from_state(saved["ledger"])

@@ -125,6 +125,9 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"executor": "loop"}, r"vary\.executor is a list of values, as in --vary\.executor '\[loop, vmap, vmap-patches\]'; got 'loop'"),
         ({"precision": []}, r"vary\.precision is a list of values"),
         ({"executor": ["loop", "threads"]}, "executor must be one of auto, loop, .*; got 'threads'"),
+        ({"chunk_size": [1.5]}, "chunk_size must be a whole number; got 1.5"),
+        ({"chunk_size": ["a"]}, "chunk_size must be a whole number; got 'a'"),
+        ({"chunk_size": [True]}, "chunk_size must be a whole number; got True"),
         ({}, "vary has nothing to vary"),
     ],
 )  # fmt: skip

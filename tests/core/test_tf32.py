@@ -78,9 +78,10 @@ def test_it_is_a_setting_of_the_experiment(tmp_path: Path) -> None:
         fit(tmp_path, rounds=2, tf32=True, ckpt_path=str(half.run_dir))
 
 
-def test_bad_words() -> None:
-    with pytest.raises(ValueError, match="tf32 must be true, false or null; got 'high'"):
-        make_trainer(None, tf32="high")
+@pytest.mark.parametrize("word", ["high", 1])
+def test_bad_words(word: Any) -> None:
+    with pytest.raises(ValueError, match=f"tf32 must be true, false or null; got {word!r}"):
+        make_trainer(None, tf32=word)
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ def test_it_is_split_like_any_data_set() -> None:
         ({"num_classes": 0}, "num_classes must be at least 1; got 0"),
         ({"seed": -1}, "seed must lie in"),
         ({"num_samples": 5}, "10 clients cannot share 5 samples"),
+        ({"num_samples": 10**13}, "fewer samples or a smaller shape would fit into memory; Unable to allocate"),
         ({"shape": (10**6, 10**6, 3)}, "fewer samples or a smaller shape would fit into memory; Unable to allocate"),
     ],
     ids=str,

@@ -205,20 +205,16 @@ def test_on_a_cpu_each_core_has_caches_of_its_own() -> None:
     assert len({memory.chunk_bytes(Processes(per_device=count), []) for count in (1, 4)}) == 1
 
 
-def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, chunk_size: int | None = None) -> Session:
+def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, data: Any = None, **options: Any) -> Session:
     trainer = flcog.FederatedTrainer(
-        rounds=rounds,
-        clients_per_round=4,
-        local_steps=2,
-        executor="vmap",
-        chunk_size=chunk_size,
+        **{"rounds": rounds, "clients_per_round": 4, "local_steps": 2, "executor": "vmap"} | options,
         callbacks=[SCAFFOLD()],
         logger=False,
         eval_every=0,
         accelerator="cpu",
         default_root_dir=str(root),
     )
-    trainer.fit(classifier(), TinyData(), ckpt_path and str(ckpt_path))
+    trainer.fit(*(data or (classifier(), TinyData())), ckpt_path and str(ckpt_path))
     return trainer.run
 
 
@@ -234,3 +230,35 @@ def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatc
         assert Note("memory", "2 clients at a time, as the checkpoint says") in resumed.description
         assert fitted(tmp_path, 3, half.directory, chunk_size=3).engine.executor.clients_at_once == 3, "the user's word counts"
     assert fitted(tmp_path, 4, half.directory).engine.executor.clients_at_once > 4, "a CPU has other reasons"
+
+
+def nine_clients() -> tuple[flcog.Classifier, Pictures]:
+    torch.manual_seed(0)
+    return flcog.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))), Pictures(9, batch_size=4)
+
+
+def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of nine are four, which chunks of like sizes would not have: three times three would."""
+    monkeypatch.setattr(torch, "compile", as_recorded)
+    options: dict[str, Any] = {"compile": True, "clients_per_round": 9, "data": nine_clients()}
+    with computing_there():
+        with monkeypatch.context() as patch:
+            let_memory_run_out(patch, 4)
+            with pytest.warns(UserWarning, match="9 clients at a time do not fit into memory, 4 are tried"):
+                half = fitted(tmp_path, 1, **options)
+        resumed = fitted(tmp_path, 2, half.directory, **options)
+    assert half.engine.executor.clients_at_once == resumed.engine.executor.clients_at_once == 4
+    assert half.engine.executor.compiled and resumed.engine.executor.compiled
+
+
+def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is memory now; unless another executor is asked for."""
+    with computing_there():
+        with monkeypatch.context() as patch:
+            let_memory_run_out(patch, 1)
+            with pytest.warns(UserWarning, match="falls back to loop"):
+                half = fitted(tmp_path, 1)
+        resumed = fitted(tmp_path, 2, half.directory)
+        assert half.engine.executor.name == resumed.engine.executor.name == "loop"
+        assert Note("executor", "loop (as the checkpoint says)") in resumed.description
+        assert fitted(tmp_path, 3, half.directory, executor="vmap-patches").engine.executor.name == "vmap-patches"

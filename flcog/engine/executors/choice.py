@@ -48,7 +48,7 @@ def choose_executor(
     work = (job.num_params + constants) * job.rows
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
-    chunk = _chunk(job, patches=wanted == "vmap-patches")
+    chunk = _evenly(job, _chunk(job, patches=wanted == "vmap-patches"))
     if wanted == "auto":
         why = (
             "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
@@ -65,6 +65,14 @@ def _chunk(job: Job, patches: bool) -> int:
     if not job.on_cpu:
         bytes_per_client += activation_bytes(job, patches)
     return max(1, min(256, job.memory // max(1, bytes_per_client)))
+
+
+def _evenly(job: Job, most: int) -> int:
+    """As many clients in every chunk, as far as they go, where steps are compiled: a program is made for one number of clients.
+
+    Not where a checkpoint says how many: after memory ran out that may be any number.
+    """
+    return -(-job.clients // -(-job.clients // most)) if job.compile else most
 
 
 def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:
@@ -109,6 +117,10 @@ def _compiled_choices(job: Job, times: Times) -> list[Choice]:
     fastest = [min(some, key=lambda choice: times[choice]) for some in (loops, batched) if some]
     if job.compile == "graphs":
         fastest = [choice._replace(clients_at_once=_streams(job)) if choice.name == "loop" else choice for choice in fastest]
+    fastest = [
+        choice if choice.name == "loop" else choice._replace(clients_at_once=_evenly(job, choice.clients_at_once))
+        for choice in fastest
+    ]
     return [choice._replace(compiled=job.compile) for choice in fastest]
 
 
@@ -176,11 +188,15 @@ class VmapOrLoop:
         return Choice(self.name, self.clients_at_once, self.compiled)
 
     def settle(self, choice: Choice, why: str) -> None:
-        """Take over how many clients a checkpoint's run had at a time."""
-        if self.choice is None or choice.name != self.name or choice == self.choice:
+        """Take over how many clients a checkpoint's run had at a time, or that it went on in the loop."""
+        if self.choice is None or choice == self.choice:
             return
-        self._notes.append(Note("memory", f"{choice.clients_at_once} clients at a time, {why}"))
-        self._executor = make_batched(self._job, choice.clients_at_once, choice.name == "vmap-patches", self._notes)
+        if choice.name == "loop":  # for want of memory, maybe, of which there is more now
+            self._executor = loop(self._job, self._notes, why)
+            self._has_run = True
+        elif choice.name == self.name:
+            self._notes.append(Note("memory", f"{choice.clients_at_once} clients at a time, {why}"))
+            self._executor = make_batched(self._job, choice.clients_at_once, choice.name == "vmap-patches", self._notes)
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         results, first, reason = self._executor.run(assignment), None, ""

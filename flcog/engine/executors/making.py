@@ -58,10 +58,9 @@ def make_loop(job: Job, at_once: int, notes: list[Note], tries_one: bool = False
 
 
 def make_batched(job: Job, chunk: int, patches: bool, notes: list[Note]) -> VmapExecutor:
-    """Clients as one batched program. A compiled one is made for one number of clients: as many in every chunk, as far as they go."""
+    """So many clients as one batched program."""
     if not job.compile:
         return VmapExecutor(job.model, job.optimizer, chunk, patches)
-    at_once = -(-job.clients // -(-job.clients // chunk))
     programs = Graphs(notes) if job.compile == "graphs" else Programs(notes)
-    steps = CompiledSteps(job.model, job.optimizer, programs, at_once, job.rows, batched_layers(job.model, patches))
-    return VmapExecutor(job.model, job.optimizer, at_once, patches, steps)
+    steps = CompiledSteps(job.model, job.optimizer, programs, chunk, job.rows, batched_layers(job.model, patches))
+    return VmapExecutor(job.model, job.optimizer, chunk, patches, steps)
