@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from flcog.data import Exchange, Federation, Partition
-from flcog.hooks import Method
+from flcog.method import Method
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.checks import within
-from flcog.hooks import ClientView, Method, Plan
+from flcog.method import ClientView, Method, Plan
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 
 from flcog.core.checks import positive
 from flcog.core.types import Params
-from flcog.hooks import Context, Method
+from flcog.method import Context, Method
 
 
 def clip(gradient: Params, max_norm: float) -> Params:

@@ -13,7 +13,7 @@ from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.server_generators import batch_norm_distances, descend, example_of, input_generator, random_view
 from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Params, Slot
-from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 def synthesis_loss(

@@ -9,7 +9,7 @@ from flcog.apply import Apply
 from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Method, Personal
+from flcog.method import Context, Method, Personal
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.hooks import Cohort, Method
+from flcog.method import Cohort, Method
 
 
 @dataclass(frozen=True)

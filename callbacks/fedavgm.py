@@ -7,7 +7,7 @@ import torch
 
 from flcog.core.checks import one_of, positive, within
 from flcog.core.types import Params, Slot
-from flcog.hooks import Cohort, Messages, Method
+from flcog.method import Cohort, Messages, Method
 
 
 @dataclass(frozen=True)

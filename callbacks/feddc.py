@@ -12,7 +12,7 @@ from flcog.callbacks.fedprox import proximal_term
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import at_least, one_of
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params
-from flcog.hooks import Context, Method
+from flcog.method import Context, Method
 
 
 def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:

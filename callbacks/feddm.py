@@ -14,7 +14,7 @@ from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
 from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Upload
+from flcog.method import ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Upload
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

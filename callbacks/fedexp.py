@@ -8,7 +8,7 @@ import torch
 from flcog.core.checks import one_of, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Context, Messages, Method, Upload
 
 
 def square_norm(params: Params) -> torch.Tensor:

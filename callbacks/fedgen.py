@@ -17,7 +17,7 @@ from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:

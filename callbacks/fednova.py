@@ -9,7 +9,7 @@ from torch import Tensor
 from flcog.core.checks import at_least, one_of
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flcog.core.checks import positive, within
 from flcog.core.types import Params, Slot
-from flcog.hooks import Cohort, Messages, Method
+from flcog.method import Cohort, Messages, Method
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.types import Params, Slot
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Context, Messages, Method, Upload
 
 HEAD = r"(^|\.)head\."
 

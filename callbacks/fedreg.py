@@ -10,7 +10,7 @@ from flcog.apply import Apply, Frozen, masked_mean
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Gradient, GradientFunction, Method
+from flcog.method import Context, Gradient, GradientFunction, Method
 
 
 def mix(share: float, params: Params, anchor: Params) -> Params:

@@ -12,7 +12,7 @@ from flcog.apply import Apply
 from flcog.core.checks import within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Method, Personal, Upload
+from flcog.method import Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params
-from flcog.hooks import Context, Gradient, GradientFunction, Method
+from flcog.method import Context, Gradient, GradientFunction, Method
 
 
 def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: float) -> Params:

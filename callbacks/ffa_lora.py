@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flcog.client import ClientModule
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.models.lora import adapters
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from flcog.core.checks import all_at_least
 from flcog.core.precision import to_float64_device
 from flcog.core.types import Params, Slot
-from flcog.hooks import ClientUpload, ClientView, Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientUpload, ClientView, Cohort, Context, Messages, Method, Upload
 
 
 def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tuple[Tensor, Tensor]:

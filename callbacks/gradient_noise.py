@@ -7,7 +7,7 @@ import torch
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.core.checks import at_least
 from flcog.core.types import Params, Slot
-from flcog.hooks import ClientView, Context, Method
+from flcog.method import ClientView, Context, Method
 
 
 @dataclass(frozen=True, kw_only=True)

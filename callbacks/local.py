@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flcog.core.types import Params, Slot
-from flcog.hooks import Context, Method, Personal, Upload
+from flcog.method import Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)

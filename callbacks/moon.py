@@ -12,7 +12,7 @@ from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.trees import Tree, call
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import ClientView, Context, Method, Upload
+from flcog.method import ClientView, Context, Method, Upload
 from flcog.models import FeatureModel
 
 

@@ -7,7 +7,7 @@ import torch
 
 from flcog.core.checks import one_of
 from flcog.core.types import Params, Slot
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.hooks import ClientView, Method, Plan
+from flcog.method import ClientView, Method, Plan
 
 
 @dataclass(frozen=True)

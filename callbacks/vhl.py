@@ -19,7 +19,7 @@ from flcog.client import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
-from flcog.hooks import ClientView, Context, Method
+from flcog.method import ClientView, Context, Method
 
 
 @functools.lru_cache(maxsize=8)

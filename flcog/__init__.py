@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
     from flcog.core.types import Batch, Params, Slot
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
-    from flcog.hooks import (
+    from flcog.method import (
         Callback,
         ClientView,
         Cohort,

@@ -24,7 +24,7 @@ from flcog.engine.aggregation import Aggregate
 from flcog.engine.evaluating import evaluate
 from flcog.engine.lightning_hooks import check_hooks
 from flcog.engine.setup import data_modules
-from flcog.hooks import Callback, Method, check_methods
+from flcog.method import Callback, Method, check_methods
 from flcog.run.branching import check_branch_arguments
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command

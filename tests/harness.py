@@ -19,7 +19,7 @@ from flcog.data import Federation, Partition, Partitioner, Samples, Splits, Task
 from flcog.datamodules import Natural
 from flcog.engine.batching import ClientWork, batches
 from flcog.engine.executors.base import Assignment, Executor, Result
-from flcog.hooks import Callback, Params
+from flcog.method import Callback, Params
 from flcog.models import MLP, Dropout, FeatureModel, LoRA
 from flcog.models.lora import adapters
 from flcog.run.client_states import SavedClientStates

@@ -11,7 +11,7 @@ import yaml
 from harness import ROOT
 
 from flcog.commands.methods import all_methods
-from flcog.hooks import HOOKS, Method
+from flcog.method import HOOKS, Method
 
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness import ROOT
 
 import flcog.callbacks
-from flcog.hooks import OBSERVER_HOOKS, Method, Run
+from flcog.method import OBSERVER_HOOKS, Method, Run
 
 FOLDERS = {"flcog": ROOT / "flcog", "flcog.callbacks": ROOT / "callbacks", "flcog.datamodules": ROOT / "datamodules"}
 
@@ -20,7 +20,7 @@ LAYERS = (
     ("flcog.client", "flcog.apply", "flcog.own_steps", "flcog.reading", "flcog.label_statistics"),
     ("flcog.datamodules",),
     ("flcog.evaluation",),
-    ("flcog.hooks",),
+    ("flcog.method", "flcog.hooks"),
     ("flcog.engine",),
     ("flcog.run",),
     ("flcog.trainer",),
@@ -32,7 +32,7 @@ LAYERS = (
 
 CLOSED = {
     "flcog.evaluation": ("flcog.datamodules",),
-    "flcog.hooks": ("flcog.datamodules",),
+    "flcog.method": ("flcog.datamodules",),
     "flcog.engine": ("flcog.run", "flcog.datamodules"),
     "flcog.run": ("flcog.datamodules",),
     "flcog.callbacks": ("flcog.engine", "flcog.run", "flcog.trainer", "flcog", "flcog.datamodules"),

@@ -9,7 +9,7 @@ from harness import TinyData, distance, make_trainer
 from torch import nn
 
 import flcog
-from flcog.hooks import Params
+from flcog.method import Params
 
 
 def fresh() -> flcog.Classifier:

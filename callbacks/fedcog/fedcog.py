@@ -17,7 +17,7 @@ from flcog.core.checks import at_least, one_of, positive
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Federation
-from flcog.hooks import ClientView, Context, Method, Upload
+from flcog.method import ClientView, Context, Method, Upload
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from flcog.core.checks import all_at_least, at_least
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.data import Federation
-from flcog.hooks import Callback, ClientView, Run
+from flcog.method import Callback, ClientView, Run
 
 
 class GeneratedImages(Callback):

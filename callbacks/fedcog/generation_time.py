@@ -7,7 +7,7 @@ from flcog.callbacks.fedcog.fedcog import FedCOG
 from flcog.callbacks.fedcog.generated_images import fedcog_of, generate_as_client
 from flcog.core.checks import all_at_least, at_least
 from flcog.core.files import RUN_REMEDY, write_table
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 
 class GenerationTime(Callback):

@@ -16,7 +16,7 @@ from flcog.core.checks import at_least
 from flcog.core.files import make_folder, write_figure, write_table
 from flcog.core.text import markdown
 from flcog.core.types import Params
-from flcog.hooks import Method, Run
+from flcog.method import Method, Run
 
 REMEDY = "free space or choose another --out"
 SHARES = tuple(step / 10 for step in range(11))

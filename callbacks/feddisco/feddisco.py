@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
 from flcog.data import Exchange, Federation
-from flcog.hooks import ClientView, Cohort, Method
 from flcog.label_statistics import label_table
+from flcog.method import ClientView, Cohort, Method
 
 METRICS = ("kl", "l1", "l2", "cosine")
 

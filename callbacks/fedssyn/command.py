@@ -8,7 +8,7 @@ from flcog.callbacks.fedssyn.fedssyn import Fedssyn
 from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.callbacks.fedssyn.synthesis_cache import export_images
 from flcog.core.files import short
-from flcog.hooks import Run
+from flcog.method import Run
 
 
 def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:

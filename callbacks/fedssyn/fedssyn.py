@@ -18,7 +18,7 @@ from flcog.core.checks import at_least, one_of, within
 from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import fold
 from flcog.data import Exchange, Federation, Partition
-from flcog.hooks import Method, Run
+from flcog.method import Method, Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 
 class Moments(NamedTuple):

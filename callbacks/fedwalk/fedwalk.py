@@ -12,7 +12,7 @@ from flcog.core.checks import at_least, within
 from flcog.core.precision import number_dtype, to_float64_device
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import FederatedDataModule
-from flcog.hooks import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Context, Messages, Method, Upload
 from flcog.schedules import Schedule
 
 

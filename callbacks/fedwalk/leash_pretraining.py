@@ -13,7 +13,7 @@ from flcog.client import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import make_rng
 from flcog.data import FederatedDataModule
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.schedules import Schedule
 
 _log = logging.getLogger(__name__)

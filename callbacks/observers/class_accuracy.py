@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from flcog.client import ClientModule
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 GROUPS = ("head", "middle", "tail")
 

@@ -3,7 +3,7 @@
 import re
 
 from flcog.core.monitor import lower_is_better
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 
 def fairness(mean: float, std: float) -> tuple[float, float]:

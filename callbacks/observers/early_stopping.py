@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import Monitor, or_none
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 
 class EarlyStopping(Callback):

@@ -7,7 +7,7 @@ import torch
 from flcog.client import ClientModule
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.evaluation import reweighted, spread
-from flcog.hooks import Method, Run
+from flcog.method import Method, Run
 
 
 @dataclass(frozen=True)

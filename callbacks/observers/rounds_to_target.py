@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from flcog.core.ledger import human
 from flcog.core.monitor import Monitor
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 
 class RoundsToTarget(Callback):

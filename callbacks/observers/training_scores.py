@@ -4,7 +4,7 @@ import numpy as np
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 
 class TrainingScores(Callback):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.precision import number_dtype
-from flcog.hooks import ClientView
+from flcog.method import ClientView
 
 
 def relative_size(client: ClientView) -> Tensor:

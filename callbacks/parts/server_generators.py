@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.core.types import Params
-from flcog.hooks import ClientView
+from flcog.method import ClientView
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:

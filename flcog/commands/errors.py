@@ -17,7 +17,7 @@ from flcog.client import ClientModule
 from flcog.commands import shipped_configs
 from flcog.commands.complaint import guess
 from flcog.data import FederatedDataModule
-from flcog.hooks import Callback, Method
+from flcog.method import Callback, Method
 
 BASES = (Callback, Method, FederatedDataModule, ClientModule)
 """What users' classes derive from; nothing to run by themselves."""

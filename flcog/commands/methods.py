@@ -14,7 +14,7 @@ from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regress
 from flcog.core.commands import parser_of
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 

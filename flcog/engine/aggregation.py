@@ -11,7 +11,7 @@ from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.engine.executors.base import Result
-from flcog.hooks import ClientUpload, Method
+from flcog.method import ClientUpload, Method
 
 
 class BadUpdate(ValueError):

@@ -19,7 +19,7 @@ from flcog.core.randomness import fold, seeded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.engine.lightning_hooks import written_hooks
-from flcog.hooks import CLIENT_HOOKS, Method, Note
+from flcog.method import CLIENT_HOOKS, Method, Note
 from flcog.models.lora import adapters
 from flcog.schedules import Piecewise
 from flcog.settings import Settings

@@ -17,7 +17,7 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
-from flcog.hooks import Context, Gradient, Method, Note, Plan
+from flcog.method import Context, Gradient, Method, Note, Plan
 
 REPLACED = {
     "plan": "the number of local steps",

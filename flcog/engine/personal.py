@@ -17,7 +17,7 @@ from flcog.engine.rounds import give_slots
 from flcog.engine.setup import Engine
 from flcog.engine.state import ClientStates, ServerState
 from flcog.evaluation import reweighted, spread
-from flcog.hooks import Method
+from flcog.method import Method
 
 
 def evaluate_personal(

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, ModelFunction, apply_of
 from flcog.core.types import Batch, Params, Slot
-from flcog.hooks import Context, Gradient, GradientFunction, Method, Optimisation, Upload
+from flcog.method import Context, Gradient, GradientFunction, Method, Optimisation, Upload
 
 Differentiate = Callable[[Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], Params], tuple[Params, tuple[Params, Tensor]]]
 """``differentiate(f, params) -> (gradient of f's first result, f's second result)``."""

@@ -21,7 +21,7 @@ from flcog.engine.server_step import check_model, take_server_step
 from flcog.engine.setup import Engine
 from flcog.engine.sharing import share_out
 from flcog.engine.state import ClientStates, ServerState
-from flcog.hooks import OBSERVER_HOOKS, Cohort, Messages, Method, Plan, Uploads
+from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, Plan, Uploads
 
 Plans = dict[int, int]
 """The clients that take part, with their numbers of local steps."""

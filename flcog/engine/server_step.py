@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from flcog.core.types import Params, Slot
 from flcog.engine.aggregation import BadUpdate
 from flcog.engine.state import ServerState
-from flcog.hooks import Cohort, Messages, Method
+from flcog.method import Cohort, Messages, Method
 
 
 def _looking(name: str) -> Any:

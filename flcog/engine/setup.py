@@ -28,7 +28,7 @@ from flcog.engine.executors.memory import chunk_bytes
 from flcog.engine.output_check import check_outputs
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
-from flcog.hooks import ClientView, Method, Note, Optimisation
+from flcog.method import ClientView, Method, Note, Optimisation
 from flcog.reading import Reader
 from flcog.settings import Settings
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from flcog.core.ledger import Ledger
 from flcog.core.types import Params, Slot
 from flcog.engine.program import num_bytes
-from flcog.hooks import ClientView, Method, Uploads
+from flcog.method import ClientView, Method, Uploads
 
 
 @dataclass

@@ -9,7 +9,7 @@ from flcog.core.arguments import constructor_arguments
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.types import Slot
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.run import checkpoint, experiment
 from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.files import RUN_REMEDY, replacing, short
 from flcog.data import Exchange
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run.checkpoint_contents import check_frozen, check_run, check_states
 
 FORMAT = 1

@@ -10,7 +10,7 @@ from flcog.engine.batching import Batching
 from flcog.engine.client_model import describe_optimizer
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
-from flcog.hooks import Method, Note
+from flcog.method import Method, Note
 from flcog.settings import Settings
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from flcog.core.arguments import constructor_arguments, digest, flat, plain
 from flcog.core.trees import leaves
 from flcog.data import FederatedDataModule
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.settings import Settings
 
 HOW_IT_RUNS = (

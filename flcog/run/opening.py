@@ -17,7 +17,7 @@ from flcog.data import FederatedDataModule
 from flcog.engine.client_model import ClientModel, make_client_model
 from flcog.engine.order import notes_on_order
 from flcog.engine.setup import data_modules, set_up
-from flcog.hooks import Callback, Method, Note
+from flcog.method import Callback, Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.run.branching import check_branch, check_rows, take_over
 from flcog.run.directory import LAST, find_checkpoint, find_round, new_run_directory, run_of

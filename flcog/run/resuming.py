@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.core.types import Params
-from flcog.hooks import Method, Note
+from flcog.method import Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.settings import Settings
 

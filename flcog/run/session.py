@@ -20,7 +20,7 @@ from flcog.engine.personal import only_personal
 from flcog.engine.setup import Engine
 from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
-from flcog.hooks import Callback, Kept, Method, Note, Uploads
+from flcog.method import Callback, Kept, Method, Note, Uploads
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
@@ -34,7 +34,7 @@ from flcog.settings import Settings
 
 
 class Session:
-    """A run, as :class:`flcog.hooks.Run` describes it to observers.
+    """A run, as :class:`flcog.method.Run` describes it to observers.
 
     Args:
         engine: what is fixed before round 1.

@@ -13,7 +13,7 @@ import flcog.datamodules
 from flcog.commands.cite import ADDRESS, citations, entries
 from flcog.commands.cli import main
 from flcog.data import FederatedDataModule
-from flcog.hooks import Method
+from flcog.method import Method
 
 pytestmark = pytest.mark.usefixtures("command_line")
 

@@ -12,7 +12,7 @@ from flcog.callbacks import SCAFFOLD, FedAvgM, FedDisco, FedProx
 from flcog.commands import methods as tables
 from flcog.commands.cli import main
 from flcog.data import Exchange, Federation
-from flcog.hooks import Method, Params, Slot, Upload
+from flcog.method import Method, Params, Slot, Upload
 
 METHODS = {name: value for name in flcog.callbacks.__all__ if issubclass(value := getattr(flcog.callbacks, name), Method)}
 

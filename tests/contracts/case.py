@@ -9,7 +9,7 @@ from harness import SGD, TinyData, classifier
 from reference.common import Problem, State
 
 import flcog
-from flcog.hooks import Method
+from flcog.method import Method
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from harness import TESTS, RecordingTrainer, train
 
 import flcog
 from contracts.case import Case, Refusals
-from flcog.hooks import Params
+from flcog.method import Params
 
 
 def files() -> Iterator[ModuleType]:

@@ -22,7 +22,7 @@ import flcog
 from contracts.registry import CASES, client_states
 from contracts.test_methods import METHODS
 from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
-from flcog.hooks import Method, Params, check_methods
+from flcog.method import Method, Params, check_methods
 
 FORMS: dict[str, Method] = {}
 """Every method once, with the settings of its first case: what a tiny model and a few steps can carry."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedDisco, FedDyn, FedNova, FedSAM
 from flcog.engine.aggregation import BadUpdate
-from flcog.hooks import Cohort, Method
+from flcog.method import Cohort, Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -22,7 +22,7 @@ from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.moon import MOON
 from flcog.callbacks.vhl import VHL
 from flcog.data import Samples, Splits
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -23,7 +23,7 @@ import flcog.datamodules
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
 from flcog.engine.executors.threads import ThreadedLoop
-from flcog.hooks import Method
+from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -15,7 +15,7 @@ from contracts.case import Case
 from contracts.registry import CASES
 from flcog.callbacks import FedCOG, FedDisco, FedGen, FedNova, Stragglers
 from flcog.callbacks.parts.noise import normal, uniform
-from flcog.hooks import ClientView, Cohort, Context, Messages, Method, Optimisation, Params, Slot, Upload
+from flcog.method import ClientView, Cohort, Context, Messages, Method, Optimisation, Params, Slot, Upload
 from flcog.metrics import multilabel_scores
 
 EXECUTORS = pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -20,7 +20,7 @@ import flcog
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAvgM, FedDisco, FedDyn, FedNova, FedProx
 from flcog.callbacks.feddisco.feddisco import discrepancy
 from flcog.data import Partition, Partitioner, Samples, Splits
-from flcog.hooks import Method
+from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 

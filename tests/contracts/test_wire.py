@@ -6,7 +6,7 @@ import pytest
 from harness import classifier, train
 
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAdam, FedAvgM, FedDisco, FedDyn, FedNova, FedProx, FedSAM
-from flcog.hooks import Method
+from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.fabric import SharedDevices, device_of, launch, make_fabric, processes_of
 from flcog.core.processes import Processes
-from flcog.hooks import Note
+from flcog.method import Note
 
 
 def fabric(devices: int, per_device: int, accelerator: str = "cpu", strategy: str = "auto") -> Any:

@@ -24,7 +24,7 @@ from flcog.commands.compare.table_file import read_table
 from flcog.core import files
 from flcog.core.files import write_yaml
 from flcog.data import Partition
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run import checkpoint
 from flcog.run.directory import MetricsTable
 

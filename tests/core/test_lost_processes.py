@@ -18,7 +18,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 import flcog
 from flcog.core import lost_processes
 from flcog.core.lost_processes import WITHOUT_A_WORD, Death, ProcessDied
-from flcog.hooks import Callback, Context, Method, Params, Slot, Upload
+from flcog.method import Callback, Context, Method, Params, Slot, Upload
 from flcog.run import checkpoint
 
 

@@ -21,7 +21,7 @@ from flcog.commands.cli import main
 from flcog.core.precision import float64_device
 from flcog.engine.aggregation import _add
 from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
-from flcog.hooks import Cohort, Context, Messages, Method, Params, Upload
+from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")

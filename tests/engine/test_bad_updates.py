@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
 from flcog.engine.aggregation import BadUpdate
-from flcog.hooks import Context, Method, Params, Plan, Slot, Upload
+from flcog.method import Context, Method, Params, Plan, Slot, Upload
 
 pytestmark = pytest.mark.filterwarnings("error")
 

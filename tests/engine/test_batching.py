@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from harness import NUM_FEATURES, SIZES, TinyData, classifier
 
-from flcog.hooks import Batch
+from flcog.method import Batch
 
 
 def test_batches_are_the_same_for_any_cohort_and_process() -> None:

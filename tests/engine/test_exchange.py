@@ -9,7 +9,7 @@ import torch
 from harness import TinyData, classifier, make_trainer, train
 
 from flcog.data import Exchange, Federation, Partition
-from flcog.hooks import ClientView, Method
+from flcog.method import ClientView, Method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make
 from torch import Tensor
 
 import flcog
-from flcog.hooks import Method, Upload
+from flcog.method import Method, Upload
 
 
 class Broken(flcog.Classifier):

@@ -9,7 +9,7 @@ from harness import TinyData, fit
 
 from flcog.callbacks import FedAvgM
 from flcog.evaluation import spread
-from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.method import Cohort, Messages, Method, Params, Slot
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])

@@ -11,7 +11,7 @@ import torch
 from harness import TinyData, classifier, make_trainer
 
 import flcog
-from flcog.hooks import HOOKS, OBSERVER_HOOKS, Callback, Method
+from flcog.method import HOOKS, OBSERVER_HOOKS, Callback, Method
 
 NOT_RECORDED = {"personal", "on_exception"}  # the one needs held-out parts of the clients, the other a failure
 

@@ -24,7 +24,7 @@ from flcog.engine.executors.fastest import Choice
 from flcog.engine.executors.job import Job
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.vmap import VmapExecutor
-from flcog.hooks import Note
+from flcog.method import Note
 from flcog.run.session import Session
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from harness import TinyData, classifier, make_trainer
 
-from flcog.hooks import Method
+from flcog.method import Method
 
 
 def test_what_a_user_should_know_is_noted() -> None:

@@ -12,7 +12,7 @@ from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, 
 import flcog
 from flcog.callbacks import SCAFFOLD, ClipGradient, EqualWeights, FedAvgM, FedDisco, FedDM, FedProx, FedSAM, FlexLoRA, Stragglers
 from flcog.data import Exchange
-from flcog.hooks import Method, Plan, Upload
+from flcog.method import Method, Plan, Upload
 from flcog.schedules import Piecewise
 
 

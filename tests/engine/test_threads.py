@@ -31,7 +31,7 @@ from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.threads import ThreadedLoop
-from flcog.hooks import Batch, Context, Method, Params, Slot
+from flcog.method import Batch, Context, Method, Params, Slot
 from flcog.models import Dropout
 from flcog.schedules import Exponential
 

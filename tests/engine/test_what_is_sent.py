@@ -8,7 +8,7 @@ import torch
 from harness import BatchNormMLP, TinyData, classifier, make_trainer, train
 
 from flcog.data import Partition, Partitioner, Samples
-from flcog.hooks import Method, Upload
+from flcog.method import Method, Upload
 
 
 def test_a_client_may_keep_parameters_or_send_no_weights() -> None:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from flcog.hooks import Cohort, Messages, Method, Params, Slot
+from flcog.method import Cohort, Messages, Method, Params, Slot
 
 
 class ServerStep(NamedTuple):

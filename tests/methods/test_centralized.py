@@ -10,7 +10,7 @@ from harness import MOMENTUM, SIZES, BatchNormMLP, TinyData, classifier, train
 from reference import centralized
 
 from flcog.callbacks import Centralized, FedProx
-from flcog.hooks import Method
+from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from flcog.callbacks.feddc import FedDC
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
-from flcog.hooks import Callback
+from flcog.method import Callback
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -24,7 +24,7 @@ import flcog
 from flcog.callbacks import ClipGradient, Ditto, FedDM, Fedssyn, FedWalk, GradientNoise
 from flcog.callbacks.feddm import class_means, perturb
 from flcog.engine.aggregation import BadUpdate
-from flcog.hooks import Method
+from flcog.method import Method
 from methods.fedwalk.leashes import ALWAYS, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -14,7 +14,7 @@ from torch import nn
 
 from flcog.callbacks import FedExP
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
-from flcog.hooks import Callback, Params
+from flcog.method import Callback, Params
 
 pytestmark = pytest.mark.filterwarnings("error")
 

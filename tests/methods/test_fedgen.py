@@ -28,7 +28,7 @@ from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.fedgen import FedGen, generator_loss
 from flcog.callbacks.parts.noise import uniform
 from flcog.callbacks.parts.server_generators import feature_generator, features_of
-from flcog.hooks import Batch, Context, Optimisation, Params
+from flcog.method import Batch, Context, Optimisation, Params
 from methods.server_steps import recorded_server_steps
 
 pytestmark = pytest.mark.filterwarnings("error")

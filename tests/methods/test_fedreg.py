@@ -12,7 +12,7 @@ from reference import fedreg
 import flcog
 from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.fedreg import FedReg, climb, reject
-from flcog.hooks import Batch
+from flcog.method import Batch
 from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -26,7 +26,7 @@ import flcog
 from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.moon import MOON, Projected, contrast
 from flcog.core.randomness import fold, seeded
-from flcog.hooks import Batch, Context
+from flcog.method import Batch, Context
 from flcog.models import MLP, SimpleCNN
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import FedDecorr, FedExP, FedPVR, Stragglers
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.models import FeatureModel
 
 STEEP = partial(torch.optim.SGD, lr=2.0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from harness import fit
 
-from flcog.hooks import Callback
+from flcog.method import Callback
 
 
 class Stop(Callback):

@@ -24,7 +24,7 @@ from harness import (
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Checkpoint, Ditto, FedAvgM, FedCOG, FedDyn, FedProx, Local, RoundsToTarget
 from flcog.core.types import Params, Slot
-from flcog.hooks import Context, Method, Upload
+from flcog.method import Context, Method, Upload
 from flcog.run.metrics_rows import read_rows
 
 COG = FedCOG(start_round=2, num_samples=8, steps=2, lambda_dis=2.0, lambda_kd=0.5, batch_size=4)

@@ -8,7 +8,7 @@ import pytest
 from harness import TinyData, assert_close, classifier, fit, without_times
 
 from flcog.callbacks import SCAFFOLD
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run import checkpoint
 from flcog.run.observers.checkpoint import Checkpoint
 from run.killed_runs import killed

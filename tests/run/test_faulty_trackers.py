@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import flcog
 from flcog.callbacks import FedProx
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run import checkpoint
 
 PLACES = ("save_dir", "log_dir", "experiment", "log_hyperparams", "log_metrics", "finalize")

@@ -14,7 +14,7 @@ from harness import TESTS, TinyData, classifier, make_trainer
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
-from flcog.hooks import Cohort, Messages, Params, Slot
+from flcog.method import Cohort, Messages, Params, Slot
 from flcog.run import checkpoint
 
 SCRIPT = """

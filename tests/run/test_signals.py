@@ -19,7 +19,7 @@ from harness import TESTS, RecordingTrainer, TinyData, classifier, make_trainer,
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM, FedDisco
 from flcog.core import signals
-from flcog.hooks import Context, Gradient, Params
+from flcog.method import Context, Gradient, Params
 from flcog.run import checkpoint
 
 ROUNDS = 5

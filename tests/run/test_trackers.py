@@ -21,7 +21,7 @@ from wandb.proto import wandb_internal_pb2
 
 import flcog
 from flcog.callbacks import FedProx
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run import checkpoint, trackers
 from flcog.run.trackers import Trackers
 

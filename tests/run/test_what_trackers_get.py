@@ -11,7 +11,7 @@ from harness import TinyData, classifier
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 import flcog
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run.observers.partition_chart import PartitionChart
 from run.test_faulty_trackers import Faulty
 

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from flcog.commands.compare.carried import carried_by
 from flcog.commands.compare.plan import Cell, Trunk
 from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
-from flcog.hooks import Callback, Method, check_methods
+from flcog.method import Callback, Method, check_methods
 from flcog.run.branching import methods_until
 from flcog.run.directory import kept_checkpoint
 

@@ -16,7 +16,7 @@ from flcog.engine.executors.fastest import Choice, FastestExecutor, Times
 from flcog.engine.executors.job import Job, obstacle_to_threads, obstacles_to_vmap
 from flcog.engine.executors.making import compilable, make_batched, make_loop
 from flcog.engine.executors.vmap import VmapExecutor
-from flcog.hooks import Note
+from flcog.method import Note
 from flcog.settings import Compile
 
 SMALL_STEP = 5_000_000

@@ -25,7 +25,7 @@ from flcog.engine.executors.local_step import Given, Held, LocalStep, Shared
 from flcog.engine.executors.stacking import announce_chunk, stacked_batches
 from flcog.engine.executors.steps import Chunk, PlainSteps
 from flcog.engine.executors.tensor_optimizer import TensorOptimizer
-from flcog.hooks import Note
+from flcog.method import Note
 from flcog.settings import Compile
 
 

@@ -18,7 +18,7 @@ from flcog.engine.executors.compiled_loop import CompiledLoop
 from flcog.engine.executors.lane import Lane, layout_of
 from flcog.engine.executors.local_step import Given, Held, LocalStep, Shared
 from flcog.engine.executors.steps import Chunk
-from flcog.hooks import Note
+from flcog.method import Note
 
 WARM_UPS = 3
 """Steps before one is captured: libraries choose kernels and ask for memory in the first ones, which a graph may not contain."""

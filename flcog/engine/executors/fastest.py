@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flcog.core.text import seconds
 from flcog.engine.executors.base import Assignment, Executor, Result, longest_first
-from flcog.hooks import Note
+from flcog.method import Note
 from flcog.settings import Compile
 
 BUDGET = 2.0

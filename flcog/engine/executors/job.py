@@ -10,7 +10,7 @@ from flcog.apply import ModelFunction
 from flcog.core.trees import Tree, first_leaf
 from flcog.engine.executors.own_steps import Traces, traces
 from flcog.engine.executors.steps import ELEMENTWISE
-from flcog.hooks import Method
+from flcog.method import Method
 from flcog.settings import Compile
 
 

@@ -14,7 +14,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.engine.executors.steps import alive_or
 from flcog.engine.executors.tensor_optimizer import State, TensorOptimizer
 from flcog.engine.program import ClientTensors, Program, differentiate_pure
-from flcog.hooks import Gradient
+from flcog.method import Gradient
 from flcog.own_steps import among_rounds
 
 

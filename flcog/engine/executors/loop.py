@@ -26,7 +26,7 @@ from flcog.engine.executors.base import (
 from flcog.engine.executors.own_steps import OwnSteps
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.program import ClientTensors, Program, differentiate_eager, left_out
-from flcog.hooks import Gradient
+from flcog.method import Gradient
 from flcog.settings import Compile
 
 

@@ -15,7 +15,7 @@ from flcog.engine.executors.job import Job, obstacles_to_compiling
 from flcog.engine.executors.loop import LoopExecutor
 from flcog.engine.executors.threads import ThreadedLoop
 from flcog.engine.executors.vmap import VmapExecutor
-from flcog.hooks import Note
+from flcog.method import Note
 
 
 def compilable(job: Job) -> Job:

@@ -4,7 +4,7 @@ import torch
 
 from flcog.core.ledger import human
 from flcog.core.processes import Processes
-from flcog.hooks import Note
+from flcog.method import Note
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 """Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has,

@@ -17,7 +17,7 @@ from flcog.engine.executors.base import Assignment
 from flcog.engine.executors.sgd import stepper
 from flcog.engine.executors.stacking import announce_chunk, stacked_batches
 from flcog.engine.program import ClientTensors, Program, differentiate_pure
-from flcog.hooks import Gradient
+from flcog.method import Gradient
 from flcog.settings import Compile
 
 

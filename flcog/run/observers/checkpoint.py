@@ -8,7 +8,7 @@ from flcog.core.checks import at_least
 from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor, or_none
 from flcog.core.signals import RunInterrupted, RunStopped
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 from flcog.run.directory import LAST, kept_checkpoint
 
 

@@ -1,6 +1,6 @@
 """The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.partition_chart import PartitionChart
 from flcog.run.observers.progress import ProgressBar

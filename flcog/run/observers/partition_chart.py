@@ -1,6 +1,6 @@
 """The observer that draws how the data fall over the clients."""
 
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 from flcog.run.partition_report import partition_report
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from flcog.core.checks import at_least
 from flcog.core.monitor import main_metric
 from flcog.core.text import clock, figure, seconds
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 from flcog.run.observers.progress_displays import Display, live_display
 
 LINE = 80

@@ -13,7 +13,7 @@ from flcog.core.files import short
 from flcog.core.ledger import human
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import clock, figure, seconds
-from flcog.hooks import Callback, Run
+from flcog.method import Callback, Run
 
 Rows = Sequence[tuple[str, str]]
 

@@ -44,7 +44,7 @@ from flcog.callbacks.fedcog.target_labels import allot, complement
 from flcog.callbacks.parts.distillation import distillation_loss
 from flcog.core.randomness import make_rng
 from flcog.data import Preprocess, Samples, Splits
-from flcog.hooks import ClientView
+from flcog.method import ClientView
 from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -217,7 +217,7 @@ def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
 @pytest.mark.parametrize(
     "partner", [FedAvgM(beta=0.5), FedProx(mu=0.3), SCAFFOLD(), MOON(projection=None)], ids=lambda method: method.name
 )
-def test_composes(partner: flcog.hooks.Method) -> None:
+def test_composes(partner: flcog.method.Method) -> None:
     loop = train(partner, TINY, **small())
     assert_close(train(partner, TINY, executor="vmap", **small()).state, loop.state, 1e-10)
     assert_close(train(TINY, partner, **small()).state, loop.state, 1e-10)

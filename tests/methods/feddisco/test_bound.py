@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from flcog.callbacks import FedDisco
 from flcog.callbacks.feddisco.bound import Bound, project_to_simplex
 from flcog.commands.cli import main
-from flcog.hooks import Cohort
+from flcog.method import Cohort
 
 
 def random_bound(seed: int, num_clients: int = 4, **options: Any) -> Bound:

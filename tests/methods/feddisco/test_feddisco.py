@@ -20,7 +20,7 @@ from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
 from flcog.data import Federation, Partition, Samples
 from flcog.datamodules import BiasedUnbiased, LongTail
 from flcog.datamodules.partitioners import class_labels
-from flcog.hooks import ClientView
+from flcog.method import ClientView
 from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -12,7 +12,7 @@ from run.killed_runs import killed
 
 from flcog.callbacks import EarlyStopping
 from flcog.core.processes import Processes
-from flcog.hooks import Callback
+from flcog.method import Callback
 from flcog.run import checkpoint
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.defaults import default_observers

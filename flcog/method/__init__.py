@@ -1,0 +1,50 @@
+"""For authors of methods and observers: what hooks are given, what they return, and when they are called."""
+
+from flcog.core.types import Batch, Params, Slot
+from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
+from flcog.method.context import (
+    ClientUpload,
+    ClientView,
+    Cohort,
+    Context,
+    Gradient,
+    GradientFunction,
+    Messages,
+    Optimisation,
+    Personal,
+    Plan,
+    Upload,
+    Uploads,
+)
+from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method
+from flcog.method.observer import Callback, Kept, Note, Run, Trackers
+
+__all__ = [
+    "CLIENT_HOOKS",
+    "EXCLUSIVE_HOOKS",
+    "HOOKS",
+    "OBSERVER_HOOKS",
+    "SERVER_HOOKS",
+    "Batch",
+    "Callback",
+    "ClientUpload",
+    "ClientView",
+    "Cohort",
+    "Context",
+    "Gradient",
+    "GradientFunction",
+    "Kept",
+    "Messages",
+    "Method",
+    "Note",
+    "Optimisation",
+    "Params",
+    "Personal",
+    "Plan",
+    "Run",
+    "Slot",
+    "Trackers",
+    "Upload",
+    "Uploads",
+    "check_methods",
+]

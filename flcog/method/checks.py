@@ -1,0 +1,30 @@
+"""Checks of a list of methods before a run."""
+
+from collections.abc import Sequence
+
+from flcog.method.method import SERVER_HOOKS, Method
+
+EXCLUSIVE_HOOKS = ("personal",)
+
+
+def check_methods(methods: Sequence[Method]) -> None:
+    """Refuse lists that cannot be folded."""
+    names = [method.name for method in methods]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is listed {names.count(name)} times in callbacks: keep one of them")
+    for method in methods:
+        for name in names:
+            if name in method.excludes:
+                raise ValueError(f"{method.name} and {name} cannot be combined: {method.excludes[name]}. Remove one of them")
+    for method in methods:
+        for other in methods if not method.communicates else ():
+            if other.individual_uploads or any(map(other.overrides, SERVER_HOOKS)):
+                raise ValueError(
+                    f"{method.name} and {other.name} cannot be combined: with {method.name} nothing is sent to a server, where "
+                    f"{other.name} acts. Remove one of them"
+                )
+    for hook in EXCLUSIVE_HOOKS:
+        claimants = [method.name for method in methods if method.overrides(hook)]
+        if len(claimants) > 1:
+            raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")

@@ -1,0 +1,194 @@
+"""What methods' hooks are given and what they return: values of a client's training, of a round at the server, and of their messages."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flcog.apply import Apply
+from flcog.core.precision import number_dtype
+from flcog.core.randomness import make_rng
+from flcog.core.types import Batch, Params, Slot
+from flcog.data import Exchange, Federation
+
+
+class Optimisation(NamedTuple):
+    """The local optimiser as its clients run it this round (of its first parameter group)."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    def effective_steps(self, num_steps: Tensor | int) -> Tensor | int | float:
+        """How many plain SGD steps the accumulated gradients of ``num_steps`` momentum steps amount to (FedNova's ||a||_1).
+
+        With momentum r: [T - r (1 - r^T) / (1 - r)] / (1 - r); T for plain SGD (Wang et al., 2020, https://arxiv.org/abs/2007.07481).
+        """
+        r = self.momentum
+        if isinstance(num_steps, Tensor):  # under vmap: in bfloat16, to which torch takes an integer, 257 steps would be 256
+            num_steps = num_steps.to(number_dtype())
+        return num_steps if r == 0 else (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
+
+
+class Context(NamedTuple):
+    """What a method may know inside a client. Slots are *this method's*; no method sees another's.
+
+    ``step``, ``num_steps``, ``num_samples`` and ``weight`` are numbers under the loop and 0-d tensors under vmap: compute with
+    them, never branch on them.
+    """
+
+    global_params: Params
+    global_buffers: Params
+    buffers: Params
+    server: Slot
+    client: Slot
+    draws: Slot
+    inputs: Slot
+    measured: Slot
+    step: Tensor | int
+    num_steps: Tensor | int
+    num_samples: Tensor | int
+    weight: Tensor | float
+    optimisation: Optimisation
+
+
+class Gradient(NamedTuple):
+    """The gradient of the summed loss at some parameters, the buffers that forward pass left, and the task loss it saw."""
+
+    values: Params
+    buffers: Params
+    loss: Tensor
+
+
+GradientFunction = Callable[[Params, Batch], Gradient]
+
+
+class Upload(NamedTuple):
+    """What a client hands over when it has finished.
+
+    Args:
+        delta: its change of the model, or None where it sends no weights (nor BatchNorm's statistics, then). Folded by the
+            aggregation weights.
+        client: its new slot, which stays with the client.
+        mean: message whose weighted mean the server receives.
+        sum: message whose plain sum over the cohort the server receives.
+        left_out: bytes of the model that this client neither received nor sends, as its own model is a part of the global one.
+
+    Bytes are counted once per tensor: a message that *is* the delta costs nothing more.
+    """
+
+    delta: Params | None
+    client: Slot
+    mean: Mapping[str, Tensor | Params] = {}
+    sum: Mapping[str, Tensor | Params] = {}
+    left_out: Tensor | float = 0
+
+
+class ClientUpload(NamedTuple):
+    """One client's upload, seen only by methods that declare ``individual_uploads``."""
+
+    client: int
+    weight: float
+    delta: Params
+    buffers: Params
+    mean: Mapping[str, Any]
+    sum: Mapping[str, Any]
+
+
+class Uploads(NamedTuple):
+    """A round's single uploads, and the global model from which its clients started."""
+
+    params: Params
+    buffers: Params
+    clients: Sequence[ClientUpload]
+
+
+class Messages(NamedTuple):
+    """What the server received for one method: sums over the cohort, and single uploads where it declared that it needs them."""
+
+    mean: Mapping[str, Any]
+    sum: Mapping[str, Any]
+    individual: Sequence[ClientUpload] = ()
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """One client's own view of its data, for plain-Python hooks.
+
+    Args:
+        id: its number.
+        num_samples: of its training set.
+        round: the round, counted from 0.
+        federation: where its samples are.
+        exchanges: what methods exchanged before round 1, by their names.
+    """
+
+    id: int
+    num_samples: int
+    round: int
+    federation: Federation
+    exchanges: Mapping[str, Exchange] = field(default_factory=dict)
+
+    @property
+    def num_classes(self) -> int:
+        return self.federation.num_classes
+
+    @property
+    def task(self) -> str:
+        return self.federation.task
+
+    @property
+    def label_counts(self) -> Tensor:
+        """How many of its samples carry each label, float64 [num_classes]."""
+        return self.federation.label_counts(self.id)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a client takes part in a round."""
+
+    num_steps: int
+
+
+class Personal(NamedTuple):
+    """A client's own model, as a method hands it over to be measured.
+
+    Args:
+        params: its parameters.
+        steps: local steps of fine-tuning, on the task loss alone, that it takes before it is measured.
+        own_statistics: whether BatchNorm's statistics are its own, to be taken on the client's samples; else they are the global
+            model's.
+    """
+
+    params: Params
+    steps: int = 0
+    own_statistics: bool = False
+
+
+@dataclass
+class Cohort:
+    """The clients of a round, as the server sees them.
+
+    ``num_samples`` and ``weights`` are float64 whatever the run's precision, as integers' quotients would not be.
+    """
+
+    round: int
+    clients: list[int]
+    num_clients: int
+    num_samples: Tensor
+    weights: Tensor
+    apply: Apply
+    buffers: Params
+    optimisation: Optimisation
+    metrics: dict[str, float]
+    seed: int
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Add a column to this round's row."""
+        self.metrics[name] = float(value)
+
+    def rng(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Randomness for the server's own work, keyed by seed, round and purpose."""
+        return make_rng(self.seed, self.round, "server", purpose, device=device)

@@ -1,0 +1,214 @@
+"""A federated method: the hooks through which it contributes to a run.
+
+The engine calls methods in the order in which they are listed. Each hook *returns* its contribution, and the engine combines the
+contributions of all methods by the rule written at the hook: *sum*, *chain* (each method receives the result of the method before it),
+*nested* (later methods wrap earlier ones), *own slot* (nobody else sees it) or *exclusive* (at most one method). Only the engine
+assigns parameters, gradients, losses or weights.
+"""
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flcog.apply import Apply
+from flcog.client import ClientModule
+from flcog.core.types import Batch, Params, Slot
+from flcog.data import Exchange, Federation
+from flcog.method.context import ClientView, Cohort, Context, GradientFunction, Messages, Personal, Plan, Upload
+from flcog.method.observer import Callback
+
+
+@dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
+class Method(Callback):
+    """Contributes to a run. Subclasses are frozen dataclasses: their fields are hyper-parameters, so YAML equals object.
+
+    Hooks marked *pure* take tensors and return tensors: no ``.item()``, no Python branch on a tensor, no random stream, no I/O.
+    The loop runs them on one client's tensors, vmap on many clients' at once. A helper's name starts with an underscore;
+    any other public name that is no hook is taken for a misspelt one.
+
+    Args:
+        start_round: first round, counted from 0, in which the method acts.
+        stop_round: first round in which it no longer acts; None for never.
+    """
+
+    start_round: int = 0
+    stop_round: int | None = None
+
+    individual_uploads: ClassVar[bool] = False
+    """Needs single clients' uploads, so it cannot run under secure aggregation."""
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
+    """The kinds of label the method is defined for."""
+    plain_batches: ClassVar[bool] = False
+    """Makes or changes inputs, or reads labels, for which inputs and targets must be one tensor each, and no dict or tuple."""
+    needs_adapters: ClassVar[bool] = False
+    """Trains LoRA's adapters, so that it needs a model that has some."""
+    excludes: ClassVar[Mapping[str, str]] = {}
+    """Methods that cannot run beside this one, by name, and why."""
+    communicates: ClassVar[bool] = True
+    """Whether clients and server send each other anything. Where not, no bytes of the model are counted, methods that act at the
+    server are refused, and if it keeps personal models these are all there is: they are measured in the global model's place."""
+
+    @property
+    def kept_parameters(self) -> str | None:
+        """Regular expression that the names of parameters contain which clients keep: their changes are not sent."""
+        return None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        known = {name for name in dir(Method) if not name.startswith("_")}
+        for name, value in vars(cls).items():
+            if name.startswith("_") or name in known or not inspect.isfunction(value):
+                continue
+            close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}"
+            raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
+
+    def __post_init__(self) -> None:
+        if self.start_round < 0 or (self.stop_round is not None and self.stop_round <= self.start_round):
+            raise ValueError(
+                f"{self.name}: start_round must be at least 0 and below stop_round; got {self.start_round} and {self.stop_round}"
+            )
+
+    def overrides(self, hook: str) -> bool:
+        """Whether this method contributes to ``hook``."""
+        return getattr(type(self), hook) is not getattr(Method, hook)
+
+    def active(self, round: int) -> bool:
+        return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
+
+    def until(self, round: int) -> "Method | None":
+        """What it is in the rounds before this one: itself where it acts in them, None where it has no part in them.
+
+        A method that changes nothing yet but gathers what it will need is another of its class, which gathers the same: all
+        arguments that do not matter until then at fixed values. Runs whose methods are the same until a round share those rounds.
+        """
+        if self.start_round < round or self.overrides("configure_model") or self.overrides("prepare_data"):
+            return self
+        return replace(self, start_round=round) if any(map(self.active, range(round))) else None
+
+    # Before the first round -------------------------------------------------------------------------------------------------------
+
+    def configure_model(self, model: ClientModule) -> ClientModule:
+        """Extra heads or logits, drawn from torch's global streams, which the run has seeded. *Chain, once; plain Python.*"""
+        return model
+
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
+        """Exchanges of data before round 1. *Chain, once; plain Python.*
+
+        What is returned comes back to the method's plain-Python hooks as ``client.exchanges[self.name]``, and to observers as
+        ``run.kept(name).exchange``. Files that runs can share may be kept under ``workspace``; where it is None, nothing is to be written.
+        """
+        return Exchange(federation)
+
+    def init_server(self, params: Params) -> Slot:
+        """The server's state for this method. *Own slot.*"""
+        return {}
+
+    def init_client(self, params: Params, buffers: Params) -> Slot:
+        """A client's state before its first round (made when it is first sampled). *Own slot.*"""
+        return {}
+
+    # Before a client trains -------------------------------------------------------------------------------------------------------
+
+    def report(self, client: ClientView) -> Any:
+        """What a client tells the server once, when it is first sampled: a number or a tensor. *Own slot; plain Python.*
+
+        FedDisco's is how skewed its labels are. Astraea (Duan et al., 2019), which groups clients by their label counts, is next.
+        """
+        return None
+
+    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
+        """How the client takes part: its number of steps, or None if it drops out. *Chain; plain Python.*"""
+        return plan
+
+    def weights(self, weights: Tensor, reports: Sequence[Any], cohort: Cohort) -> Tensor:
+        """Aggregation weights [clients of the cohort]; the engine normalises what comes out. *Chain; plain Python.*"""
+        return weights
+
+    def broadcast(self, server: Slot) -> Slot:
+        """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*"""
+        return {}
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        """All randomness of this client and round. *Own slot; plain Python.*"""
+        return {}
+
+    def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
+        """Data made for this client and round, from the model that it received. *Own slot; pure.*
+
+        FedCOG's generated samples. Rehearsal on samples that are inverted from the received model (Yin et al., DeepInversion,
+        2020) is next.
+        """
+        return {}
+
+    def start(self, params: Params, ctx: Context) -> Params:
+        """Where the client starts from instead of the global parameters. *Chain; pure.*
+
+        FedRep's client puts its own head in. FedPer (Arivazhagan et al., 2019) and FedBN (Li et al., 2021), whose clients keep
+        layers too, are next.
+        """
+        return params
+
+    # Inside a local step ----------------------------------------------------------------------------------------------------------
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        """A term added to the task loss; ``(w - 1) * task_loss`` rescales it. *Sum; pure.*"""
+        raise NotImplementedError
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        """Another gradient function around the given one, such as one at other parameters. *Nested; pure.*"""
+        return gradient
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        """Control variates, clipping: what the optimiser sees instead. *Chain; pure.*"""
+        return gradient
+
+    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        """What follows the optimiser's step: new parameters and the method's new client slot. *Chain / own slot; pure.*"""
+        return params, ctx.client
+
+    # After a client has trained ---------------------------------------------------------------------------------------------------
+
+    def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:
+        """Means over a batch, of which ``finish_client`` gets the mean over all of the client's samples, as ``ctx.measured``.
+
+        Called after training with the client's final parameters; costs a pass over its data. *Own slot; pure.*
+
+        FedWalk's loss. FedCurv's Fisher information (Shoham et al., 2019) is next.
+        """
+        return {}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
+        return Upload(delta, ctx.client)
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        """The change that the server applies to its ``params``, and the method's new server slot. *Chain; plain Python.*"""
+        return delta, server
+
+    def evaluate_at(self, server: Slot, params: Params) -> Params:
+        """The parameters to evaluate in the place of the server's (FedExP's mean of two iterates). *Chain; plain Python.*"""
+        return params
+
+    def personal(self, params: Params, ctx: Context) -> Personal:
+        """The model the client keeps for itself, measured on its own held-out part; ``params`` are the global ones.
+
+        *Exclusive; pure.*
+        """
+        return Personal(params)
+
+
+HOOKS = [
+    name
+    for name, value in vars(Method).items()
+    if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active", "until")
+]
+OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
+SERVER_HOOKS = ("report", "weights", "broadcast", "server_step")
+CLIENT_HOOKS = ("client_inputs", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")
