@@ -58,9 +58,8 @@ class FedRep(Method):
             raise ValueError(f"FedRep: head must be a regular expression; got {self.head!r}: {error}") from error
         within(self, "(0, 1)", "body_share")
 
-    @property
-    def kept_parameters(self) -> str:
-        return self.head
+    def mask(self, params: Params, client: int) -> dict[str, Tensor]:
+        return {name: torch.tensor(False) for name in params if re.search(self.head, name)}
 
     def init_server(self, params: Params) -> Slot:
         count = sum(1 for name in params if re.search(self.head, name))

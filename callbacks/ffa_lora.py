@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.method import Method
 from flcog.models.lora import adapters
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from flcog.core.checks import all_at_least
 from flcog.core.precision import to_float64_device
 from flcog.core.types import Params, Slot
-from flcog.method import ClientUpload, ClientView, Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientUpload, Cohort, Messages, Method
 
 
 def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,21 +84,12 @@ class FlexLoRA(Method):
             )
         return {}
 
-    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {"rank": torch.tensor(self.ranks[client.id % len(self.ranks)])}
-
-    def start(self, params: Params, ctx: Context) -> Params:
-        return params | _cut(params, ctx.draws["rank"])
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        # What lies beyond the rank is zero in both matrices and so has no gradient, unless another method gives it one.
-        return gradient | _cut(gradient, ctx.draws["rank"])
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        left_out = sum(
-            (len(params[a]) - ctx.draws["rank"]) * (params[a][0].nbytes + params[b][:, 0].nbytes) for a, b in _pairs(params)
-        )
-        return Upload(delta, ctx.client, left_out=left_out)
+    def mask(self, params: Params, client: int) -> dict[str, Tensor]:
+        rank, masks = self.ranks[client % len(self.ranks)], {}
+        for a, b in _pairs(params):
+            within = torch.arange(len(params[a]), device=params[a].device) < rank
+            masks[a], masks[b] = within.view(-1, *[1] * (params[a].ndim - 1)), within
+        return masks
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         adapters = {name for pair in _pairs(params) for name in pair}
@@ -116,16 +107,6 @@ def _pairs(params: Params) -> Iterator[tuple[str, str]]:
     for name in params:
         if name.endswith(".A") and (other := f"{name[:-1]}B") in params:
             yield name, other
-
-
-def _cut(params: Params, rank: Tensor) -> Params:
-    """Every adapter's matrices, zero beyond a rank."""
-    parts = {}
-    for a, b in _pairs(params):
-        kept = torch.arange(len(params[a]), device=params[a].device) < rank
-        parts[a] = params[a] * kept.view(-1, *[1] * (params[a].ndim - 1))
-        parts[b] = params[b] * kept
-    return parts
 
 
 def _sent(params: Params, upload: ClientUpload, a: str, b: str) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flcog.apply import Apply, masked_mean
 from flcog.callbacks.parts.distillation import rows_of_step
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanSquaredError, MetricCollection
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.datamodules.partitioners import Natural

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from flcog import models, schedules
     from flcog.apply import Apply
-    from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
+    from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
     from flcog.core.types import Batch, Params, Slot
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
     from flcog.method import (

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flcog.client import trains_itself
+from flcog.client_module import trains_itself
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree, call, first_leaf, map_leaves

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, forward
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows

@@ -1,9 +1,8 @@
 """The federated trainer: rounds instead of epochs, on Lightning Fabric."""
 
-import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -12,6 +11,8 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from flcog.assembly import data_modules
+from flcog.client.lightning_hooks import check_hooks
 from flcog.core import lost_processes, signals
 from flcog.core.allocations import keep_allocations
 from flcog.core.described import Described
@@ -19,11 +20,6 @@ from flcog.core.fabric import launch, make_fabric
 from flcog.core.files import short
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.data import FederatedDataModule
-from flcog.engine import rounds as engine_rounds
-from flcog.engine.aggregation import Aggregate
-from flcog.engine.evaluating import evaluate
-from flcog.engine.lightning_hooks import check_hooks
-from flcog.engine.setup import data_modules
 from flcog.method import Callback, Method, check_methods
 from flcog.run.branching import check_branch_arguments
 from flcog.run.description import describe_method, local_work
@@ -35,7 +31,11 @@ from flcog.run.opening import Opening
 from flcog.run.predictions import Predictions, predict
 from flcog.run.session import Session
 from flcog.run.writer_lock import WriterLock
+from flcog.server import round as rounds
+from flcog.server.aggregate import Aggregate
+from flcog.server.evaluate import evaluate
 from flcog.settings import Settings, require_one_of
+from flcog.wire.ledger import Ledger
 
 Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
 """What can be trained on: our data modules, and what is wrapped as one."""
@@ -213,6 +213,9 @@ class FederatedTrainer(Described):
                 weights                                       aggregation weights of the cohort
                 broadcast                                     server -> clients: the model, and a part of each server state
                 for each client of the cohort:
+                    mask                                      the parts of parameters that it receives and sends
+                aggregator                                    the rule that replaces the weighted mean, if a method has one
+                for each client of the cohort:
                     init_client                               once in its life: its state
                     draw                                      its randomness of this round
                 for each client (looped, vmapped in chunks, or spread over processes):
@@ -353,39 +356,43 @@ class FederatedTrainer(Described):
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
         run = self.run
-        return engine_rounds.advance(run.engine, run.server, run.clients, self.sample(run.round))
+        return rounds.advance(run.engine, run.server)
 
     @_in_precision
-    def collect(self, round: int | None = None) -> Aggregate:
-        """One round's client side alone, after :meth:`prepare`: what the server would receive. The model stays as it is.
+    def collect(self, round: int | None = None) -> tuple[Aggregate, Ledger]:
+        """One round's client side alone, after :meth:`prepare`: the server's sums, and the bytes sent. The run stays as it is.
 
         Args:
             round: the round, counted from 0; the next one by default.
         """
-        run, server = self.run, self.run.server
-        server = server if round is None else dataclasses.replace(server, round=round)
-        methods = run.engine.active(server.round)
-        plans = engine_rounds.plan(run.engine, server, methods, self.sample(server.round))
-        return engine_rounds.train(run.engine, server, run.clients, methods, plans, {}, directions=False)[1]
+        engine, server = self.run.engine, self.run.server.copy(self.run.round if round is None else round)
+        planned = rounds.plan(engine, server, rounds.select(engine, server.round))
+        aggregate = rounds.train(engine, server, planned, directions=False)[1]
+        engine.clients.commit([])
+        return aggregate, server.ledger
 
     @_in_precision
     def evaluate(self) -> dict[str, float]:
         """The figures of an evaluation of the run as it stands."""
         run = self.run
-        return evaluate(run.engine, run.server, run.clients)
+        return evaluate(run.engine, run.server)
 
     def sample(self, round: int) -> list[int]:
         """The clients of a round, counted from 0."""
-        return engine_rounds.sample(self.run.engine, round)
+        return rounds.select(self.run.engine, round)
 
     # The loop ---------------------------------------------------------------------------------------------------------------------
 
     def _run_round(self, run: Session, stop: StopSignals) -> None:
-        began, evaluated, sampled = time.perf_counter(), self.settings.evaluates(run.round + 1), self.sample(run.round)
-        self._observe("on_round_start", run.round + 1, sampled)
+        began, evaluated = time.perf_counter(), self.settings.evaluates(run.round + 1)
         try:
-            with run.server.undone_at(RoundDropped, sampled), run.clients.noting_changes(), stop.round_in_hand():
-                metrics = engine_rounds.advance(run.engine, run.server, run.clients, sampled, evaluated)
+            with run.server.undone_at(RoundDropped), run.clients.noting_changes(), stop.round_in_hand() as begin:
+
+                def on_selected(selection: Sequence[int]) -> None:
+                    self._observe("on_round_start", run.round + 1, selection)
+                    begin()
+
+                metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
                 metrics["time/round"] = time.perf_counter() - began
                 if evaluated:
                     began = time.perf_counter()
@@ -437,7 +444,7 @@ class FederatedTrainer(Described):
 
     def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._opening(model, datamodule).evaluation(ckpt_path)
-        figures = evaluate(run.engine, run.server, run.clients)
+        figures = evaluate(run.engine, run.server)
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if not metrics:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")

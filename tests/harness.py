@@ -1,6 +1,5 @@
 """A tiny federation, and a trainer that remembers every batch, so that a reference can be given exactly what the engine saw."""
 
-import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +12,16 @@ from reference.common import Client, Problem, State
 from torch import Tensor, nn
 
 import flcog
-from flcog.core.ledger import Ledger
+from flcog.client.executor import Assignment, Executor, Result
+from flcog.client.work import ClientWork, batches
 from flcog.core.types import Slot
 from flcog.data import Federation, Partition, Partitioner, Samples, Splits, Task
 from flcog.datamodules import Natural
-from flcog.engine.batching import ClientWork, batches
-from flcog.engine.executors.base import Assignment, Executor, Result
 from flcog.method import Callback, Params
 from flcog.models import MLP, Dropout, FeatureModel, LoRA
 from flcog.models.lora import adapters
 from flcog.run.client_states import SavedClientStates
+from flcog.wire.ledger import Ledger
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -195,7 +194,7 @@ class Recorder(Callback):
         self.assignments: list[Assignment] = []
 
     def on_fit_start(self, run: Any) -> None:
-        run.engine = dataclasses.replace(run.engine, executor=Recording(run.engine.executor, self.assignments))
+        run.engine.clients.executor = Recording(run.engine.clients.executor, self.assignments)
 
 
 class RecordingTrainer(flcog.FederatedTrainer):
@@ -267,7 +266,7 @@ class RecordingTrainer(flcog.FederatedTrainer):
 
     @property
     def executor(self) -> Executor:
-        return self.run.engine.executor.executor
+        return self.run.engine.clients.executor.executor
 
     @property
     def notes(self) -> list[str]:

@@ -144,7 +144,7 @@ def test_resnet_is_batched_in_full(norm: Literal["group", "batch"], tmp_path: Pa
         trainer.train_round()
     finally:
         torch._C._functorch._set_vmap_fallback_enabled(enabled)
-    assert trainer.run.engine.executor.name == "vmap"
+    assert trainer.run.engine.clients.executor.name == "vmap"
 
 
 def test_pfl_cnn_against_its_layers() -> None:

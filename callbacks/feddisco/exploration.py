@@ -82,7 +82,7 @@ def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str
     run = trainer.run
     if run.federation.task != "classification" or run.federation.test is None:
         raise ValueError("feddisco-exploration needs classes and a test set: give a config of a classification with both")
-    uploads = sorted(trainer.collect().individual[-1], key=lambda upload: upload.client)
+    uploads = sorted(trainer.collect()[0].individual["_SingleUploads"], key=lambda upload: upload.client)
     with trainer.settings.in_force():
         models = _local_models(run, uploads)
         pairs = similar_pairs([model.size for model in models], trials)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flcog.apply import forward
 from flcog.callbacks.fedssyn.shuffling import SampleExchange
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.randomness import fold, sample_without_replacement

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.apply import Apply
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.checks import one_of, positive
 from flcog.core.randomness import fold, fold_each, make_rng, seeded
 from flcog.core.trees import Tree, floats_to

@@ -9,7 +9,7 @@ import torch
 
 from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import make_rng
 from flcog.data import FederatedDataModule

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.method import Callback, Run
 
 GROUPS = ("head", "middle", "tail")

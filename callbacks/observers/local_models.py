@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.evaluation import reweighted, spread
 from flcog.method import Method, Run

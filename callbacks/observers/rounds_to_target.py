@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from flcog.core.ledger import human
 from flcog.core.monitor import Monitor
 from flcog.method import Callback, Run
+from flcog.wire.ledger import human
 
 
 class RoundsToTarget(Callback):

@@ -13,7 +13,7 @@ import torch
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.commands import shipped_configs
 from flcog.commands.complaint import guess
 from flcog.data import FederatedDataModule

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 import flcog.callbacks
-from flcog.client import Classifier, ClientModule, MultiLabelClassifier, Regressor
+from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
 from flcog.core.commands import parser_of
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
-from flcog.method import Method
+from flcog.method import Callback, Method
 from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 
@@ -87,16 +87,12 @@ class Traffic(NamedTuple):
 def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
     """Bytes up and down in one round of SimpleCNN, or of LoRA's adapters of it, apart from those that are sent only once."""
     adapters = adapters or any(method.needs_adapters for method in methods)
-    trainer = FederatedTrainer(
-        rounds=10**6, local_steps=1, callbacks=list(methods), logger=False, accelerator="cpu", executor="loop"
-    )
+    acting: list[Callback] = [dataclasses.replace(method, start_round=0) for method in methods]
+    trainer = FederatedTrainer(rounds=10**6, local_steps=1, callbacks=acting, logger=False, accelerator="cpu", executor="loop")
     trainer.prepare(_client("classification", adapters), Probe())
-    round = max((method.start_round for method in methods), default=0)
-    trainer.collect(round)
-    first = trainer.run.ledger.copy()
-    trainer.collect(round)
-    up, down = trainer.run.ledger.total_up - first.total_up, trainer.run.ledger.total_down - first.total_down
-    return Traffic(up, down, first.total_up - up, first.total_down - down)
+    trainer.train_round()
+    again, total = trainer.collect()[1], trainer.run.ledger
+    return Traffic(again.total_up, again.total_down, total.total_up - again.total_up, total.total_down - again.total_down)
 
 
 def _client(task: str, adapters: bool = False) -> ClientModule:

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
+from flcog.client.runtime import ClientRuntime
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
-from flcog.engine import rounds
-from flcog.engine.executors.loop import LoopExecutor
+from flcog.execute.loop import LoopExecutor
 from flcog.run import checkpoint
+from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
 
 
@@ -66,19 +67,19 @@ def _way_there(start: int, round: int, path: Path | None) -> str:
 
 
 def _train(trainer: FederatedTrainer, sampled: list[int], client: int) -> None:
-    engine, server, clients = trainer.run.engine, trainer.run.server, trainer.run.clients
-    methods = engine.active(server.round)
-    plans = rounds.plan(engine, server, methods, sampled)
-    if client not in plans:
+    engine, server = trainer.run.engine, trainer.run.server
+    round = rounds.plan(engine, server, sampled)
+    if client not in round.plans:
         raise ValueError(f"client {client} dropped out of round {server.round + 1} before it trained")
-    cohort = rounds.weigh(engine, server, methods, plans, {})
-    assignment = rounds.assign(engine, server, clients, methods, cohort, plans, [list(plans).index(client)])
+    received, tasks = rounds.ask(engine, server, round)
+    assert isinstance(engine.clients, ClientRuntime)
+    assignment = engine.clients.assign(received, [task for task in tasks if task.client == client])
     work = assignment.works[0]
     print(
         f"round {server.round + 1}, client {client}: {work.num_samples} samples, {work.num_steps} steps, weight {work.weight:.4g}"
     )
     assignment = assignment._replace(watch=lambda step, loss: print(f"  step {step + 1:>4}  task loss {loss:.6g}"))
     result = next(LoopExecutor(engine.model, engine.optimizer).run(assignment))
-    for name, value in (result.delta or {}).items():
+    for name, value in result.envelope.delta.items():
         bad = int((~torch.isfinite(value)).sum())
         print(f"  delta {name:<32} norm {float(value.norm()):.6g}" + (f"  {bad} values are not finite" if bad else ""))

@@ -71,13 +71,16 @@ class StopSignals:
         self._stage = "after"
 
     @contextmanager
-    def round_in_hand(self) -> Iterator[None]:
-        """The round that a signal may drop, if no other process trains it."""
-        self._droppable = not self._shared
-        try:
+    def round_in_hand(self) -> Iterator[Callable[[], None]]:
+        """The round that a signal may drop, from the call of the function that this yields; if no other process trains the round."""
+
+        def begin() -> None:
+            self._droppable = not self._shared
             if self._droppable and self._drop:
                 raise RoundDropped
-            yield
+
+        try:
+            yield begin
         finally:
             self._droppable = False
 

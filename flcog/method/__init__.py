@@ -18,6 +18,8 @@ from flcog.method.context import (
 )
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method
 from flcog.method.observer import Callback, Kept, Note, Run, Trackers
+from flcog.method.stage import Stage
+from flcog.wire.envelope import Envelope
 
 __all__ = [
     "CLIENT_HOOKS",
@@ -31,6 +33,7 @@ __all__ = [
     "ClientView",
     "Cohort",
     "Context",
+    "Envelope",
     "Gradient",
     "GradientFunction",
     "Kept",
@@ -43,6 +46,7 @@ __all__ = [
     "Plan",
     "Run",
     "Slot",
+    "Stage",
     "Trackers",
     "Upload",
     "Uploads",

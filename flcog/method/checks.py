@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flcog.method.method import SERVER_HOOKS, Method
 
-EXCLUSIVE_HOOKS = ("personal",)
+EXCLUSIVE_HOOKS = ("personal", "aggregator")
 
 
 def check_methods(methods: Sequence[Method]) -> None:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from flcog.apply import Apply
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
+from flcog.method.aggregator import Aggregator
 from flcog.method.context import ClientView, Cohort, Context, GradientFunction, Messages, Personal, Plan, Upload
 from flcog.method.observer import Callback
 
@@ -54,14 +55,16 @@ class Method(Callback):
     """Whether clients and server send each other anything. Where not, no bytes of the model are counted, methods that act at the
     server are refused, and if it keeps personal models these are all there is: they are measured in the global model's place."""
 
-    @property
-    def kept_parameters(self) -> str | None:
-        """Regular expression that the names of parameters contain which clients keep: their changes are not sent."""
-        return None
+    def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
+        """Refuses misspelt hooks.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+        Args:
+            protocol: whether the class adds hooks of its own, for its subclasses to define.
+        """
         super().__init_subclass__(**kwargs)
-        known = {name for name in dir(Method) if not name.startswith("_")}
+        if protocol:
+            return
+        known = {name for base in cls.__mro__[1:] for name in dir(base) if not name.startswith("_")}
         for name, value in vars(cls).items():
             if name.startswith("_") or name in known or not inspect.isfunction(value):
                 continue
@@ -135,6 +138,16 @@ class Method(Callback):
         """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*"""
         return {}
 
+    def mask(self, params: Params, client: int) -> Mapping[str, Tensor]:
+        """The parts of the model's parameters that a client shares with the server, as boolean tensors by parameter. *And; plain Python.*
+
+        A parameter without a mask is received and sent whole. ``torch.tensor(False)`` lets the client train the parameter and send
+        nothing of it, so that its trained value is lost unless the method keeps it as client state and puts it back in ``start``, as
+        ``KeepParameters`` does. A mask that broadcasts to the parameter's shape makes the client's model smaller: all other entries are 0
+        while it trains, and are neither sent nor received (FlexLoRA's ranks). Every client's masks name the same parameters.
+        """
+        return {}
+
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         """All randomness of this client and round. *Own slot; plain Python.*"""
         return {}
@@ -187,6 +200,10 @@ class Method(Callback):
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
         return Upload(delta, ctx.client)
+
+    def aggregator(self) -> Aggregator | None:
+        """The rule that replaces the weighted mean of the clients' changes of parameters and buffers. *Exclusive; plain Python.*"""
+        return None
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         """The change that the server applies to its ``params``, and the method's new server slot. *Chain; plain Python.*"""

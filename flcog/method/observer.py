@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 from lightning.pytorch.loggers import Logger
 
 from flcog.apply import ModelFunction
-from flcog.core.ledger import Ledger
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.evaluation import Evaluator
 from flcog.method.context import Uploads
 from flcog.settings import Settings
+from flcog.wire.ledger import Ledger
 
 
 class Note(NamedTuple):

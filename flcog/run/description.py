@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from flcog.client import ClientModule
+from flcog.client.model import describe_optimizer
+from flcog.client_module import ClientModule
 from flcog.core.files import short
-from flcog.engine.batching import Batching
-from flcog.engine.client_model import describe_optimizer
-from flcog.engine.setup import Engine
-from flcog.engine.state import ServerState
+from flcog.data.batching import Batching
 from flcog.method import Method, Note
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
 from flcog.settings import Settings
 
 
@@ -24,7 +24,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
     classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
     has_executor = any(note.topic == "executor" for note in engine.notes)
-    notes = engine.notes if has_executor else [Note("executor", engine.executor.name), *engine.notes]
+    notes = engine.notes if has_executor else [Note("executor", engine.clients.executor.name), *engine.notes]
     count, per_device = engine.processes.count, engine.processes.per_device
     shared = f", {per_device} on each device" if per_device > 1 else ""
     going_on = f", going on after round {server.round}" if server.round else ""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.files import replacing
 from flcog.run.session import Session
 

@@ -11,12 +11,11 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
+from flcog.assembly import data_modules, set_up
+from flcog.client.model import ClientModel, make_client_model
 from flcog.core.fabric import processes_of
 from flcog.core.processes import Processes
 from flcog.data import FederatedDataModule
-from flcog.engine.client_model import ClientModel, make_client_model
-from flcog.engine.order import notes_on_order
-from flcog.engine.setup import data_modules, set_up
 from flcog.method import Callback, Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.run.branching import check_branch, check_rows, take_over
@@ -25,6 +24,7 @@ from flcog.run.resuming import check_meant, check_resumable
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
 from flcog.run.writer_lock import WriterLock
+from flcog.server.order import notes_on_order
 from flcog.settings import Settings
 
 _trained: WeakSet[nn.Module] = WeakSet()

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.files import replacing
 from flcog.core.trees import Tree
 from flcog.data import Federation, Samples
-from flcog.engine.personal import only_personal
 from flcog.run.session import Session
+from flcog.server.personal import only_personal
 
 Predictions = dict[str, Tensor]
 """By name: ``prediction``, ``probability`` and the like, and ``target`` where it is known; each with the samples as first axis."""

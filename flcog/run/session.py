@@ -9,17 +9,12 @@ import torch
 
 from flcog.apply import ModelFunction
 from flcog.core.files import write_yaml
-from flcog.core.ledger import Ledger
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
-from flcog.engine.evaluating import evaluated_params
-from flcog.engine.executors.choice import VmapOrLoop
-from flcog.engine.executors.fastest import Choice, FastestExecutor
-from flcog.engine.personal import only_personal
-from flcog.engine.setup import Engine
-from flcog.engine.state import ServerState
 from flcog.evaluation import Evaluator
+from flcog.execute.choice import VmapOrLoop
+from flcog.execute.fastest import Choice, FastestExecutor
 from flcog.method import Callback, Kept, Method, Note, Uploads
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
@@ -30,7 +25,12 @@ from flcog.run.directory import MetricsTable, environment, next_command, update_
 from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
+from flcog.server.engine import Engine
+from flcog.server.evaluate import evaluated_params
+from flcog.server.personal import only_personal
+from flcog.server.state import ServerState
 from flcog.settings import Settings
+from flcog.wire.ledger import Ledger
 
 
 class Session:
@@ -64,7 +64,7 @@ class Session:
         self.should_stop = False
         self.branch: dict[str, Any] | None = None
         """The run that it branched from, and after which round."""
-        self.clients = SavedClientStates(clients, engine.processes.rank, self._receive)
+        self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._receive)
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self._directory = directory
         self._setting: dict[str, Any] = {}
@@ -184,13 +184,13 @@ class Session:
         engine.notes.extend(Note("tracker", tracker) for tracker in self.trackers.begin())
 
     def _executor(self) -> dict[str, Any]:
-        executor = self.engine.executor
+        executor = self.engine.clients.executor
         return {"executor": executor.name, "clients_at_once": executor.clients_at_once, "compile": executor.compiled}
 
     @property
     def _chosen(self) -> FastestExecutor | VmapOrLoop | None:
         """The executor, where it made a choice that a run which goes on must share."""
-        return self.engine.executor if isinstance(self.engine.executor, FastestExecutor | VmapOrLoop) else None
+        return self.engine.clients.executor if isinstance(self.engine.clients.executor, FastestExecutor | VmapOrLoop) else None
 
     def record_executor(self) -> None:
         """Write which executor runs the clients, if that was decided in the round that was just run."""

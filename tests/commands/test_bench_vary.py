@@ -14,7 +14,7 @@ from flcog.commands.bench.command import bench
 from flcog.commands.bench.results import print_table, settled
 from flcog.commands.bench.variations import Contestant, warmed_up
 from flcog.commands.cli import main
-from flcog.engine.executors.vmap import VmapExecutor
+from flcog.execute.vmap import VmapExecutor
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
 from flcog.callbacks.parts.noise import normal
-from flcog.engine.executors import compiler
+from flcog.execute import compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error:trainer.compile")]
 

@@ -13,8 +13,8 @@ from reference import fedavg
 from torch import Tensor, nn
 
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedDisco, FedDyn, FedNova, FedSAM
-from flcog.engine.aggregation import BadUpdate
 from flcog.method import Cohort, Method
+from flcog.server.aggregate import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -22,7 +22,7 @@ import flcog.callbacks
 import flcog.datamodules
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
-from flcog.engine.executors.threads import ThreadedLoop
+from flcog.execute.threads import ThreadedLoop
 from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")

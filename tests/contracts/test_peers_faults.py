@@ -22,7 +22,7 @@ from flcog.callbacks import SCAFFOLD, ClientDropout, FedCOG, FedNova, FedProx, S
 from flcog.core.processes import Processes
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.datamodules import Dirichlet
-from flcog.engine.sharing import share_out
+from flcog.server.sharing import share_out
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -179,7 +179,7 @@ def test_a_clients_state_stays_with_one_process() -> None:
     home: dict[int, int] = {}
     for round in range(30):
         cohort = trainer.sample(round)
-        shares = share_out(engine, trainer.run.clients, {client: 1 + client % 3 for client in cohort})
+        shares = share_out(engine, {client: 1 + client % 3 for client in cohort})
         assert sorted(position for share in shares for position in share) == list(range(5))
         for rank, share in enumerate(shares):
             for position in share:

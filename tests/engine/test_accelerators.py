@@ -19,10 +19,10 @@ from engine.test_sources import Announced
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.commands.cli import main
 from flcog.core.precision import float64_device
-from flcog.engine.aggregation import _add
-from flcog.engine.executors.steps import ELEMENTWISE, PlainSteps
+from flcog.execute.steps import ELEMENTWISE, PlainSteps
 from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
+from flcog.server.aggregate import _add
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
 

@@ -12,8 +12,8 @@ from harness import NUM_CLASSES, RecordingTrainer, distance, fit, train
 from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
-from flcog.engine.aggregation import BadUpdate
 from flcog.method import Context, Method, Params, Plan, Slot, Upload
+from flcog.server.aggregate import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

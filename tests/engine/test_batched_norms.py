@@ -12,7 +12,7 @@ from torch.nn import functional
 import flcog
 from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
-from flcog.engine.executors.batched_layers import NormsInOneType
+from flcog.execute.batched_layers import NormsInOneType
 
 
 def draws(*shape: int) -> Tensor:

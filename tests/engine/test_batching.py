@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from harness import NUM_FEATURES, SIZES, TinyData, classifier
 
+from flcog.client.work import make_work
+from flcog.data.batching import Batching
 from flcog.method import Batch
 
 
 def test_batches_are_the_same_for_any_cohort_and_process() -> None:
-    from flcog.engine.batching import Batching, make_work
-
     federation = TinyData().federation
     batching = Batching(4, None, 2.0)
     together = make_work(federation, batching, [0, 3, 5], [4, 8, 6], [1.0] * 3, seed=1, round=2)
@@ -19,8 +19,6 @@ def test_batches_are_the_same_for_any_cohort_and_process() -> None:
 
 
 def test_an_epoch_reads_every_sample_once() -> None:
-    from flcog.engine.batching import Batching, make_work
-
     federation = TinyData().federation
     for drop_last, sizes in ((False, [4, 4, 4]), (True, [4, 4, 4])):
         work = make_work(federation, Batching(4, None, 1.0, drop_last), [1], [3], [1.0], 0, 0)[0]

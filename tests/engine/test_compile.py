@@ -32,9 +32,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import flcog
 from flcog.callbacks import SCAFFOLD, FedProx, FedReg
-from flcog.engine.executors import compiler
-from flcog.engine.executors.fastest import Choice
-from flcog.engine.executors.tensor_optimizer import TensorOptimizer
+from flcog.execute import compiler
+from flcog.execute.fastest import Choice
+from flcog.execute.tensor_optimizer import TensorOptimizer
 from flcog.schedules import Piecewise
 
 EXECUTORS: list[dict[str, Any]] = [
@@ -257,7 +257,7 @@ def test_the_fastest_of_compiled_steps_too(programs: list[int], tmp_path: Path, 
     assert "loop, 1 client at a time, compiled: " in told and "vmap, 5 clients at a time, compiled: " in told
     assert len(programs) == 2
     saved = torch.load(first.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
-    assert Choice(*saved["executor"]) == first.run.engine.executor.choice  # type: ignore[attr-defined]
+    assert Choice(*saved["executor"]) == first.run.engine.clients.executor.choice  # type: ignore[attr-defined]
     torch.save(saved | {"executor": ["vmap", 5, True]}, first.run_dir / "checkpoints" / "last.ckpt")
     resumed = run(2, ckpt_path=str(first.run_dir))
     settings = yaml.safe_load((resumed.run_dir / "run.yaml").read_text())

@@ -19,7 +19,7 @@ STATEFUL = ("SCAFFOLD", "FedCOG", "GradientNoise", "MOON-batchnorm")
 def lane(monkeypatch: pytest.MonkeyPatch) -> Delayed:
     made = Delayed()
     monkeypatch.setattr("flcog.reading.lane_of", lambda device: made)
-    monkeypatch.setattr("flcog.engine.batching.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at once
+    monkeypatch.setattr("flcog.client.work.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at once
     return made
 
 

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.test_compile import as_recorded
-from flcog.engine.executors import compiled, cuda_graphs, making
-from flcog.engine.executors.cuda_graphs import Cuda
+from flcog.execute import compiled, cuda_graphs, making
+from flcog.execute.cuda_graphs import Cuda
 
 
 class Tape(TorchDispatchMode):

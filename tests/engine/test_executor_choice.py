@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.data import Samples, Splits
-from flcog.engine.executors.vmap import VmapExecutor
+from flcog.execute.vmap import VmapExecutor
 
 
 class Plain(L.LightningModule):

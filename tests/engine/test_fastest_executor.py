@@ -13,12 +13,12 @@ from harness import TinyData, assert_close, classifier, train
 
 import flcog
 from flcog.callbacks import SCAFFOLD
-from flcog.engine.executors import choice as choice_of_executor
-from flcog.engine.executors import fastest
-from flcog.engine.executors.base import Assignment, Result
-from flcog.engine.executors.fastest import Choice
-from flcog.engine.executors.loop import LoopExecutor
-from flcog.engine.executors.vmap import VmapExecutor
+from flcog.client.executor import Assignment, Result
+from flcog.execute import choice as choice_of_executor
+from flcog.execute import fastest
+from flcog.execute.fastest import Choice
+from flcog.execute.loop import LoopExecutor
+from flcog.execute.vmap import VmapExecutor
 
 
 def slow_down(patch: pytest.MonkeyPatch, executor: type, seconds: float) -> None:
@@ -59,7 +59,7 @@ def test_the_fastest_is_taken_and_kept(
         slow_down(patch, slow, 0.1)
         whole, half = fitted(tmp_path / "whole", 3), fitted(tmp_path / "half", 1)
     for trainer in (whole, half):
-        assert trainer.run.engine.executor.name == chosen(trainer)["executor"] == fast
+        assert trainer.run.engine.clients.executor.name == chosen(trainer)["executor"] == fast
     told = " ".join(capsys.readouterr().out.split())
     assert "the fastest, timed in round 1, of loop, 1 client at a time" in told
     assert f"executor {fast}, {chosen(half)['clients_at_once']} client" in told and "(time of a client: loop" in told

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import SCAFFOLD
-from flcog.engine.executors.threads import ThreadedLoop
+from flcog.execute.threads import ThreadedLoop
 from flcog.models import MLP, LoRA
 
 EXECUTORS: list[dict[str, Any]] = [{"executor": "loop"}, {"chunk_size": 2}, {"executor": "vmap"}]

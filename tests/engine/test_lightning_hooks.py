@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Ditto, FedSAM, FineTune
-from flcog.engine.lightning_hooks import CALLED, CALLED_ON_DATA, CALLED_TO_EVALUATE, REFUSED, lightning_hooks
+from flcog.client.lightning_hooks import CALLED, CALLED_ON_DATA, CALLED_TO_EVALUATE, REFUSED, lightning_hooks
 from flcog.models import MLP, Dropout
 
 

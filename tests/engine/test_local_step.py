@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flcog.engine.executors.sgd import _is_plain_sgd, stepper
+from flcog.execute.sgd import _is_plain_sgd, stepper
 
 
 def _walk(settings: dict[str, Any], ours: bool) -> list[Tensor]:

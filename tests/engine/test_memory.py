@@ -14,16 +14,16 @@ from torch import Tensor, nn
 import flcog
 from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
+from flcog import assembly as setup
 from flcog.callbacks import SCAFFOLD
 from flcog.core.allocations import peak_memory
 from flcog.core.processes import Processes
-from flcog.engine import setup
-from flcog.engine.executors import choice, memory
-from flcog.engine.executors.activations import activation_bytes
-from flcog.engine.executors.fastest import Choice
-from flcog.engine.executors.job import Job
-from flcog.engine.executors.loop import LoopExecutor
-from flcog.engine.executors.vmap import VmapExecutor
+from flcog.execute import choice, memory
+from flcog.execute.activations import activation_bytes
+from flcog.execute.fastest import Choice
+from flcog.execute.job import Job
+from flcog.execute.loop import LoopExecutor
+from flcog.execute.vmap import VmapExecutor
 from flcog.method import Note
 from flcog.run.session import Session
 
@@ -78,7 +78,7 @@ def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyP
 
 
 def test_the_fastest_is_chosen_with_as_many_clients_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.engine.executors.choice._choices", lambda job: [Choice("vmap", 5), Choice("vmap", 2)])
+    monkeypatch.setattr("flcog.execute.choice._choices", lambda job: [Choice("vmap", 5), Choice("vmap", 2)])
     let_memory_run_out(monkeypatch, 3)
     with pytest.warns(UserWarning, match="5 clients at a time do not fit") as caught:
         trainer = train(executor="fastest")
@@ -226,10 +226,12 @@ def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatc
             with pytest.warns(UserWarning, match="4 clients at a time do not fit into memory, 2 are tried"):
                 half = fitted(tmp_path, 1)
         resumed = fitted(tmp_path, 2, half.directory)
-        assert half.engine.executor.clients_at_once == resumed.engine.executor.clients_at_once == 2
+        assert half.engine.clients.executor.clients_at_once == resumed.engine.clients.executor.clients_at_once == 2
         assert Note("memory", "2 clients at a time, as the checkpoint says") in resumed.description
-        assert fitted(tmp_path, 3, half.directory, chunk_size=3).engine.executor.clients_at_once == 3, "the user's word counts"
-    assert fitted(tmp_path, 4, half.directory).engine.executor.clients_at_once > 4, "a CPU has other reasons"
+        assert fitted(tmp_path, 3, half.directory, chunk_size=3).engine.clients.executor.clients_at_once == 3, (
+            "the user's word counts"
+        )
+    assert fitted(tmp_path, 4, half.directory).engine.clients.executor.clients_at_once > 4, "a CPU has other reasons"
 
 
 def nine_clients() -> tuple[flcog.Classifier, Pictures]:
@@ -247,8 +249,8 @@ def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             with pytest.warns(UserWarning, match="9 clients at a time do not fit into memory, 4 are tried"):
                 half = fitted(tmp_path, 1, **options)
         resumed = fitted(tmp_path, 2, half.directory, **options)
-    assert half.engine.executor.clients_at_once == resumed.engine.executor.clients_at_once == 4
-    assert half.engine.executor.compiled and resumed.engine.executor.compiled
+    assert half.engine.clients.executor.clients_at_once == resumed.engine.clients.executor.clients_at_once == 4
+    assert half.engine.clients.executor.compiled and resumed.engine.clients.executor.compiled
 
 
 def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +261,6 @@ def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch:
             with pytest.warns(UserWarning, match="falls back to loop"):
                 half = fitted(tmp_path, 1)
         resumed = fitted(tmp_path, 2, half.directory)
-        assert half.engine.executor.name == resumed.engine.executor.name == "loop"
+        assert half.engine.clients.executor.name == resumed.engine.clients.executor.name == "loop"
         assert Note("executor", "loop (as the checkpoint says)") in resumed.description
-        assert fitted(tmp_path, 3, half.directory, executor="vmap-patches").engine.executor.name == "vmap-patches"
+        assert fitted(tmp_path, 3, half.directory, executor="vmap-patches").engine.clients.executor.name == "vmap-patches"

@@ -9,8 +9,8 @@ from harness import assert_close, train
 
 import flcog
 from engine.test_executor_choice import Pictures
-from flcog.engine.executors.loop import LoopExecutor
-from flcog.engine.executors.pace import Pace
+from flcog.execute.loop import LoopExecutor
+from flcog.execute.pace import Pace
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flcog
 from flcog.data import Samples, Splits
-from flcog.engine.executors import patches
-from flcog.engine.executors.patches import ConvolutionsAsPatches
+from flcog.execute import patches
+from flcog.execute.patches import ConvolutionsAsPatches
 
 SETTINGS = [
     {"stride": stride, "padding": padding, "dilation": dilation}

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 import flcog
 from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
-from flcog.engine.executors.loop import LoopExecutor
-from flcog.engine.executors.threads import ThreadedLoop
+from flcog.execute.loop import LoopExecutor
+from flcog.execute.threads import ThreadedLoop
 from flcog.method import Batch, Context, Method, Params, Slot
 from flcog.models import Dropout
 from flcog.schedules import Exponential

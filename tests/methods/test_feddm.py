@@ -23,8 +23,8 @@ from reference import feddm
 import flcog
 from flcog.callbacks import ClipGradient, Ditto, FedDM, Fedssyn, FedWalk, GradientNoise
 from flcog.callbacks.feddm import class_means, perturb
-from flcog.engine.aggregation import BadUpdate
 from flcog.method import Method
+from flcog.server.aggregate import BadUpdate
 from methods.fedwalk.leashes import ALWAYS, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -13,8 +13,8 @@ from reference import fedavg, fedprox, fine_tune
 
 from flcog.callbacks import FedAvgM, FedProx
 from flcog.callbacks.fine_tune import FineTune
+from flcog.client.work import batches, make_work
 from flcog.core.randomness import fold
-from flcog.engine.batching import batches, make_work
 
 pytestmark = pytest.mark.filterwarnings("error")
 

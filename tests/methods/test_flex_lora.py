@@ -58,7 +58,7 @@ def test_only_a_clients_own_rank_is_counted(executor: str) -> None:
 
 def test_noise_stays_within_the_rank() -> None:
     trainer = train(GradientNoise(sigma=1.0), FlexLoRA(ranks=[1]), module=adapted(), rounds=1)
-    delta, params = trainer.collect(round=0).individual[1], trainer.params
+    delta, params = trainer.collect(round=0)[0].individual["FlexLoRA"], trainer.params
     for upload in delta:
         b = params["model.hidden.0.B"] + upload.delta["model.hidden.0.B"]
         assert b[:, :1].norm() > 0 and not b[:, 1:].any()

@@ -21,7 +21,7 @@ from reference import vhl
 from torch import Tensor
 
 from flcog.callbacks.vhl import VHL, supervised_contrast, virtual_set
-from flcog.engine.batching import ClientWork
+from flcog.client.work import ClientWork
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -13,7 +13,6 @@ import torch
 from harness import TinyData, classifier, fit
 
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedProx, RoundsToTarget
-from flcog.core.ledger import human
 from flcog.core.processes import Processes
 from flcog.data import Splits
 from flcog.run import checkpoint
@@ -21,6 +20,7 @@ from flcog.run.description import describe_method as describe
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.summary import Summary
+from flcog.wire.ledger import human
 
 
 class WithValidation(TinyData):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import masked_mean
-from flcog.client import trains_itself
+from flcog.client_module import trains_itself
 from flcog.commands.bench.contenders.job import Batches
 from flcog.commands.bench.waiting import wait_for_device
 from flcog.core.fabric import num_cores

@@ -42,7 +42,7 @@ def profile_round(trainer: Any, path: str) -> None:
     if profiler is not None:
         profiler.export_chrome_trace(path)
         print(f"one round took {seconds(took)} under the profiler; its trace is in {path}: open it in https://ui.perfetto.dev")
-        executor = trainer.run.engine.executor
+        executor = trainer.run.engine.clients.executor
         side_by_side = executor.clients_at_once if executor.name == "loop" else 1
         print(table(profiler.key_averages(), took * side_by_side, on_gpu))
 

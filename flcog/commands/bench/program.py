@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from flcog.client import ClientModule
+from flcog.client_module import ClientModule
 from flcog.core.trees import call
 from flcog.models.base import Dropout
 

@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flcog.client.work import samples_per_block
 from flcog.commands.bench.waiting import wait_for_device
 from flcog.core.randomness import fold_each
 from flcog.data import Samples
-from flcog.engine.batching import samples_per_block
 
 MOST = 16 * 2**20
 """Bytes of the images that are read: 5,461 of 32 x 32 pixels, 111 of 224 x 224."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from flcog.commands.bench.variations import Contestant, as_yaml
-from flcog.core.ledger import human
 from flcog.core.text import markdown, seconds
+from flcog.wire.ledger import human
 
 STABLE = 0.05
 """How well the median of a ratio is to be known."""
@@ -87,7 +87,7 @@ def print_ratios(trainer: Any, names: Sequence[str], rounds: Sequence[Sequence[f
     """Our time, and each rival's with the ratio."""
     engine, threads = trainer.run.engine, torch.get_num_threads()
     print(
-        f"executor {engine.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(rounds)} rounds"
+        f"executor {engine.clients.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(rounds)} rounds"
     )
     _print_methods(trainer)
     ours, *others = (statistics.median(times) for times in zip(*rounds, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flcog.commands.bench.waiting import synchronise
-from flcog.engine.executors.fastest import Choice
+from flcog.execute.fastest import Choice
 
 MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
 """Arguments of the trainer that change how a round is computed, and not what: its steps stay those of the bare loop."""
@@ -47,7 +47,7 @@ class Contestant:
     @property
     def ran_as(self) -> str:
         """Its executor, which may be another one than was asked for."""
-        executor = self.trainer.run.engine.executor
+        executor = self.trainer.run.engine.clients.executor
         return str(Choice(executor.name, executor.clients_at_once, executor.compiled))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from flcog.commands.report.charts import DASHES, NUM_COLOURS, Axis
 from flcog.commands.report.run_files import RunFiles
-from flcog.core.ledger import human
 from flcog.core.text import seconds
+from flcog.wire.ledger import human
 
 SHARES = re.compile(r"accuracy|(^|/)acc$|-(AP|F1|P|R)$|jain")
 """Scores that are shown as per cent."""

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from flcog.core.allocations import peak_memory
 from flcog.core.files import short
-from flcog.core.ledger import human
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import clock, figure, seconds
 from flcog.method import Callback, Run
+from flcog.wire.ledger import human
 
 Rows = Sequence[tuple[str, str]]
 

@@ -1,0 +1,102 @@
+"""The Executor protocol: a round's assignment in, an iterator of the clients' results out."""
+
+from collections.abc import Callable, Generator, Sequence
+from threading import Event
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from flcog.apply import ModelFunction
+from flcog.client.program import Program
+from flcog.client.work import BLOCK_BYTES, ClientWork
+from flcog.core.randomness import fold, fold_each
+from flcog.core.types import Slot
+from flcog.reading import Reader
+from flcog.settings import Compile
+from flcog.wire.envelope import Envelope, Manifest
+
+
+class Result(NamedTuple):
+    """The results of some clients. Tensors have a leading client axis.
+
+    Args:
+        works: of the clients.
+        envelope: all that they send.
+        states: their new states, by method.
+        manifest: a description of each envelope.
+    """
+
+    works: Sequence[ClientWork]
+    envelope: Envelope
+    states: list[Slot]
+    manifest: Manifest
+
+
+class Stopped(Exception):
+    """A client's training was given up, because another client failed or nobody waits for the result any more."""
+
+
+class Assignment(NamedTuple):
+    """What a process is to run of a round."""
+
+    program: Program
+    works: Sequence[ClientWork]
+    reader: Reader
+    rates: Sequence[float]
+    """The learning rates of the optimiser's groups in this round."""
+    seed: int
+    round: int
+    watch: Callable[[int, float], None] | None = None
+    """Called by the loop with each local step and its task loss."""
+    stop: Event | None = None
+    """Once set, the loop gives up at its next step."""
+
+
+class Executor(Protocol):
+    """Runs the clients of a round, wherever it has them."""
+
+    @property
+    def name(self) -> str:
+        """Its name for users: ``loop`` or ``vmap``."""
+
+    @property
+    def clients_at_once(self) -> int:
+        """How many clients it runs side by side."""
+
+    @property
+    def compiled(self) -> Compile:
+        """Whether local steps are compiled, or captured as CUDA graphs."""
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        """The clients' results, as they come."""
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    """Give the optimiser's groups a round's learning rates."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def seed_scratch(names: Sequence[str], assignment: Assignment, clients: Sequence[int]) -> dict[str, np.ndarray]:
+    """Dropout keys, [clients] each: noise is a function of (seed, assignment, client, layer)."""
+    return {name: fold_each(fold(assignment.seed, assignment.round, "dropout", name), clients).astype(np.int64) for name in names}
+
+
+def torch_seed(assignment: Assignment, client: int) -> int:
+    """What torch's global streams are seeded by before a client trains."""
+    return fold(assignment.seed, assignment.round, client, "torch") >> 1
+
+
+def dropout_keys(model: ModelFunction) -> list[str]:
+    return [name for name in model.buffers if name.endswith("dropout_key")]
+
+
+def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:
+    """The order in which the loop runs clients: where several run side by side, none is left to the end to be waited for alone."""
+    return sorted(works, key=lambda work: -work.num_steps)
+
+
+def rows_per_pass(assignment: Assignment) -> int:
+    """Rows read at a time where a client's data is only looked at."""
+    return max(1, 4 * BLOCK_BYTES // max(1, assignment.reader.bytes_per_sample))

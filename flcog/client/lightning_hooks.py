@@ -1,0 +1,114 @@
+"""Lightning's hooks in federated training: which of a user's are called, which are refused, and which never fire.
+
+There is no ``lightning.Trainer`` here, so most of its hooks never fire. A hook without which the training would be another one is
+refused; any other is named in a warning, so that nobody waits for it.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import lightning as L
+from torch import nn
+
+from flcog.client_module import ClientModule, trains_itself
+from flcog.data import FederatedDataModule
+
+CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "log", "log_dict"}
+"""The hooks that are called on every module."""
+
+CALLED_TO_EVALUATE = {kind: {f"{kind}_step", f"on_{kind}_epoch_start", f"on_{kind}_epoch_end"} for kind in ("validation", "test")}
+"""The hooks that are called on modules with such a step of their own."""
+
+CALLED_ON_DATA = {"prepare_data", "setup"}
+
+REFUSED = {
+    "optimizer_step": "the optimiser of configure_optimizers takes the steps",
+    "backward": "gradients are those of the loss that training_step returns; change the loss, or correct gradients in a flcog.Method",
+    "configure_gradient_clipping": "list a method among trainer.callbacks that corrects gradients (flcog.Method.correct_gradient)",
+    "on_before_batch_transfer": "change inputs in the data module's preprocess() or augment()",
+    "on_after_batch_transfer": "change inputs in the data module's preprocess() or augment()",
+}
+"""Hooks that would change the training, with what to write instead."""
+
+TOOLS = {
+    *("print", "all_gather", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer"),
+    *("toggled_optimizer", "clip_gradients", "freeze", "unfreeze", "to_onnx", "to_torchscript", "to_tensorrt"),
+    *("load_from_checkpoint", "from_datasets", "save_hyperparameters", "remove_ignored_hparams"),
+    *("to", "type", "cpu", "cuda", "double", "float", "half"),
+}
+"""Public methods that users call themselves, and that Lightning does not call: no hooks."""
+
+
+def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: bool) -> None:
+    """Refuse user-written hooks that would have changed the training, and warn of all others that are never called.
+
+    Args:
+        model: the client's module, or a bare network, which has no hooks.
+        data: the data modules of the run.
+        warn: whether this process is the one that warns.
+    """
+    _check_kinds(model, data)
+    if isinstance(model, L.LightningModule) and not model.automatic_optimization:
+        raise ValueError(
+            f"{type(model).__name__} has automatic_optimization = False, and clients are trained by the loss that training_step "
+            "returns: return it and let configure_optimizers' optimiser step, or write what differs as a flcog.Method"
+        )
+    idle = []
+    modules: list[L.LightningModule | L.LightningDataModule] = [*data]
+    if isinstance(model, L.LightningModule):
+        modules.insert(0, model)
+    for module in modules:
+        for name in written_hooks(module):
+            if name in REFUSED:
+                raise ValueError(f"{type(module).__name__}.{name} would never be called in federated training: {REFUSED[name]}")
+            if name not in _called_on(module):
+                idle.append(f"{type(module).__name__}.{name}")
+    if idle and warn:
+        warnings.warn(
+            f"these hooks of Lightning's are never called in federated training: {', '.join(idle)} (flcog.Callback and flcog.Method "
+            "have hooks of their own; docs/lightning.md lists what is called)",
+            stacklevel=2,
+        )
+
+
+def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            "a client is a network, a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got "
+            f"{type(model).__name__}"
+        )
+    if isinstance(model, L.LightningModule) and not isinstance(model, ClientModule) and not trains_itself(model):
+        raise ValueError(
+            f"{type(model).__name__} has no training_step: write one that returns the loss, or use a flcog.ClientModule"
+        )
+    for module in data:
+        if not isinstance(module, FederatedDataModule):
+            raise ValueError(
+                f"data is a flcog.FederatedDataModule, whose load() returns the sets to divide over clients (or "
+                f"flcog.datamodules.ArrayData, for arrays); got {type(module).__name__}"
+            )
+
+
+def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str]:
+    """The hooks of Lightning's that the user's class, or object, has in the place of ours or of Lightning's."""
+    known = (L.LightningModule, ClientModule) if isinstance(module, L.LightningModule) else (FederatedDataModule,)
+    return [
+        name
+        for name in lightning_hooks(known[0])
+        if name in vars(module) or getattr(type(module), name) not in [getattr(base, name) for base in known]
+    ]
+
+
+def lightning_hooks(base: type) -> list[str]:
+    """Every public method that Lightning gives a module and may call on it."""
+    own = [vars(cls) for cls in base.__mro__ if cls.__module__.startswith("lightning.")]
+    names = {name for members in own for name, value in members.items() if callable(value) and not name.startswith("_")}
+    return sorted(name for name in names - TOOLS if "predict" not in name)
+
+
+def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
+    """The hooks called on this module."""
+    if isinstance(module, L.LightningDataModule):
+        return CALLED_ON_DATA
+    written = written_hooks(module)
+    return CALLED.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

@@ -1,0 +1,207 @@
+"""The model that clients train: the user's module with what methods add to it, and its optimiser."""
+
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import nn
+
+from flcog.apply import ModelFunction
+from flcog.client.lightning_hooks import written_hooks
+from flcog.client_module import ClientModule, as_client
+from flcog.core.precision import DTYPES, default_dtype, float64_device
+from flcog.core.processes import Processes
+from flcog.core.randomness import fold, seeded
+from flcog.core.types import Params
+from flcog.data import FederatedDataModule, Federation
+from flcog.method import CLIENT_HOOKS, Method, Note
+from flcog.models.lora import adapters
+from flcog.schedules import Piecewise
+from flcog.settings import Settings
+
+
+class ClientModel(NamedTuple):
+    """What each client trains, and with which optimiser.
+
+    Args:
+        function: the model, on its device.
+        optimizer: the module's own.
+        notes: choices made on the user's behalf, for the run's summary.
+    """
+
+    function: ModelFunction
+    optimizer: torch.optim.Optimizer
+    notes: list[Note]
+
+    @property
+    def tensors(self) -> Params:
+        """Parameters and shared buffers, by name: what a checkpoint holds of the model."""
+        return self.function.params | {name: self.function.buffers[name] for name in self.function.shared_buffers}
+
+
+def make_client_model(
+    settings: Settings,
+    methods: Sequence[Method],
+    model: nn.Module,
+    datamodule: FederatedDataModule,
+    processes: Processes,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> ClientModel:
+    """The model as the run begins with it, alike in all processes.
+
+    Args:
+        settings: what the user asked of the training.
+        methods: in the order in which they act.
+        model: the user's module, or a bare network.
+        datamodule: the user's data, prepared and set up.
+        processes: who shares the clients out.
+        autocast: the context of forward passes in mixed precision.
+    """
+    client, choice = _as_client(model, datamodule)
+    client, notes = _with_methods(settings, methods, client, datamodule, processes)
+    optimizer = single_optimizer(client)
+    return ClientModel(ModelFunction(client, autocast), optimizer, choice + notes + _notes_on_groups(optimizer, methods))
+
+
+def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.LightningModule, list[Note]]:
+    """A bare network as a client that learns the data's task, and a note that says how."""
+    if isinstance(model, L.LightningModule):
+        return model, []
+    client = as_client(model, datamodule.federation.task)
+    kind, optimizer = type(client).__name__, describe_optimizer(single_optimizer(client))
+    text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"
+    return client, [Note("client", text)]
+
+
+def _with_methods(
+    settings: Settings,
+    methods: Sequence[Method],
+    model: L.LightningModule,
+    datamodule: FederatedDataModule,
+    processes: Processes,
+) -> tuple[L.LightningModule, list[Note]]:
+    """The module with what methods add to it, on the device and alike in all processes; and notes on the list of methods."""
+    dtype, device = DTYPES[settings.precision], processes.device
+    if dtype == torch.float64 and float64_device(device) != device:
+        raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
+    if "configure_model" in written_hooks(model):
+        with seeded(fold(settings.seed, "configure_model"), processes.device), default_dtype(torch.float32):
+            model.configure_model()
+    _check_task(model, datamodule)
+    notes = []
+    for method in methods:
+        model = _with_method(settings, method, model, datamodule.federation, processes)
+        unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
+        if method.overrides("personal") and method.communicates and unmeasured:
+            notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
+    model = model.to(device, dtype)
+    processes.overwrite(model.state_dict().values())
+    return model, notes + notes_on_methods(methods, settings.rounds) + notes_on_schedules(model, methods, settings.rounds)
+
+
+def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> None:
+    task = datamodule.federation.task
+    if isinstance(model, ClientModule) and model.task != task:
+        raise ValueError(
+            f"{type(model).__name__} learns {model.task}, but {type(datamodule).__name__} holds {task} data: "
+            "use Classifier, MultiLabelClassifier or Regressor accordingly"
+        )
+
+
+def _with_method(
+    settings: Settings, method: Method, model: L.LightningModule, federation: Federation, processes: Processes
+) -> L.LightningModule:
+    """The module with what one method adds to it."""
+    if federation.task not in method.tasks:
+        raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
+    if method.needs_adapters and next(adapters(model), None) is None:
+        network = model.model if isinstance(model, ClientModule) else model
+        raise ValueError(
+            f"{method.name} trains LoRA's adapters, and {type(network).__name__} has none: wrap it in flcog.models.LoRA"
+        )
+    if not method.overrides("configure_model"):
+        return model
+    if not isinstance(model, ClientModule):
+        raise ValueError(
+            f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
+        )
+    # New layers draw the same weights whatever the run's precision, as the model's own did before the run.
+    with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
+        return method.configure_model(model)
+
+
+def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
+    """Methods that never act, and weights that are overruled."""
+    notes = [
+        Note("warning", f"{method.name} starts after {method.start_round} rounds, so it never acts in this run")
+        for method in methods
+        if method.start_round >= rounds
+    ]
+    for earlier, later in itertools.combinations([method for method in methods if method.overrides("weights")], 2):
+        # A method that does nothing but weigh has no effect once a later one replaces its weights.
+        only_weighs = not any(earlier.overrides(hook) for hook in (*CLIENT_HOOKS, "server_step"))
+        if only_weighs and (earlier.active(later.start_round) or later.active(earlier.start_round)):
+            advice = f"swap them to weigh by {earlier.name}"
+            notes.append(Note("warning", f"{later.name} is listed after {earlier.name} and sets the weights: {advice}"))
+    return notes
+
+
+def notes_on_schedules(model: L.LightningModule, methods: Sequence[Method], rounds: int) -> list[Note]:
+    """Schedules of the model or of methods that would change only when the run is over."""
+    owners: list[tuple[str, Any]] = [(type(model).__name__, model), *((method.name, method) for method in methods)]
+    schedules = [
+        (owner, name, value) for owner, thing in owners for name, value in vars(thing).items() if isinstance(value, Piecewise)
+    ]
+    return [
+        Note("warning", f"{owner}: {name} changes after round {boundary}, which a run of {rounds} rounds never reaches")
+        for owner, name, schedule in schedules
+        for boundary in schedule.boundaries
+        if boundary >= rounds
+    ]
+
+
+def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:
+    settings = [[group.get(name) for name in ("lr", "momentum", "weight_decay")] for group in optimizer.param_groups]
+    if not methods or all(setting == settings[0] for setting in settings):
+        return []
+    return [Note("note", "the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """An optimiser with what is not torch's own choice: ``SGD(lr=0.05, momentum=0.9)``."""
+    usual = inspect.signature(type(optimizer)).parameters
+    options = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name == "lr" or (name in usual and usual[name].default != value)
+    }
+    groups = f", {len(optimizer.param_groups)} groups of parameters" if len(optimizer.param_groups) > 1 else ""
+    return f"{type(optimizer).__name__}({', '.join(f'{name}={value}' for name, value in options.items())}){groups}"
+
+
+def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
+    """The optimiser of ``configure_optimizers``, in any of the forms Lightning allows that hold one."""
+    configured: Any = model.configure_optimizers()
+    if isinstance(configured, dict):
+        configured = (configured["optimizer"], configured.get("lr_scheduler"))
+    scheduler = None
+    if isinstance(configured, tuple) and len(configured) == 2 and not isinstance(configured[1], torch.optim.Optimizer):
+        configured, scheduler = configured
+    if isinstance(configured, list | tuple) and len(configured) == 1:
+        configured = configured[0]
+    if scheduler:
+        warnings.warn("configure_optimizers' scheduler is ignored: clients start anew each round; use lr_schedule", stacklevel=2)
+    if not isinstance(configured, torch.optim.Optimizer):
+        raise ValueError(
+            f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}"
+        )
+    for group in configured.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    if inspect.signature(type(configured).step).parameters["closure"].default is inspect.Parameter.empty:
+        raise ValueError(f"{type(configured).__name__} asks for the loss again within a step, which no client gives: use another")
+    return configured

@@ -1,0 +1,48 @@
+"""Checks before round 1 that a model has enough outputs for the labels, without which training ends in an index error."""
+
+import torch
+from torch import Tensor
+
+from flcog.apply import ModelFunction, forward
+from flcog.client_module import ClientModule
+from flcog.core.randomness import seeded
+from flcog.core.trees import Tree, first_leaf
+from flcog.data import Federation
+
+
+@torch.no_grad()
+def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
+    """Refuse a model with fewer outputs than the training, validation or test set's labels take.
+
+    Args:
+        model: the client's model, with its parameters on the device that trains.
+        sample: one input as the model takes it, [1, ...].
+        federation: the sets.
+    """
+    module = model.module
+    if not isinstance(module, ClientModule) or not _loss_is_known(type(module)):
+        return
+    for part, samples in federation.sets.items():
+        if not isinstance(samples.targets, Tensor):
+            kind = type(samples.targets).__name__
+            raise ValueError(
+                f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {kind}: give one, or write "
+                "a subclass whose per_example_loss, per_example_score and metrics take them all"
+            )
+    try:
+        with seeded(0, first_leaf(sample).device):
+            buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
+            outputs = model.frozen(model.params, buffers, forward, sample)
+    except Exception:  # raised again, with its client and step, once a client trains
+        return
+    for part, samples in federation.sets.items():
+        if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
+            raise ValueError(
+                f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "
+                "num_classes"
+            )
+
+
+def _loss_is_known(cls: type) -> bool:
+    """Whether the loss is of the class that says what outputs it takes: a user's own may take others."""
+    return next("outputs_short_of" in vars(base) for base in cls.__mro__ if "per_example_loss" in vars(base))

@@ -1,0 +1,69 @@
+"""Clients' own models, where a method keeps such models: made and measured where the client's data are."""
+
+from typing import NamedTuple
+
+from flcog.apply import ModelFunction
+from flcog.client.executor import Assignment, Executor
+from flcog.client.messages import Received
+from flcog.client.program import ClientTensors, Program
+from flcog.client.work import ClientWork, make_work
+from flcog.core.randomness import fold
+from flcog.core.types import Params
+from flcog.data import Federation
+from flcog.data.batching import Batching
+from flcog.evaluation import Evaluator
+from flcog.method import Method
+from flcog.reading import Reader
+
+
+class PersonalModels(NamedTuple):
+    """Makes clients' own models.
+
+    Args:
+        model: the clients' model.
+        federation: their data.
+        batching: how a client's samples become steps.
+        reader: turns sample indices into tensors.
+        evaluator: takes BatchNorm's statistics.
+        loop: fine-tunes one client at a time.
+    """
+
+    model: ModelFunction
+    federation: Federation
+    batching: Batching
+    reader: Reader
+    evaluator: Evaluator
+    loop: Executor
+
+    def work(self, received: Received, client: int, steps: int = 1) -> ClientWork:
+        """The samples of a client's local steps, which training does not read in this order."""
+        seed = fold(received.seed, "personal")
+        return make_work(self.federation, self.batching, [client], [steps], [1.0], seed, received.round)[0]
+
+    def make(self, received: Received, method: Method, work: ClientWork) -> tuple[Params, Params]:
+        """One client's own parameters and buffers, after the steps of fine-tuning that the method asks for.
+
+        Args:
+            received: the model as it is evaluated, and the part of the method's server state that clients receive.
+            method: which keeps the models.
+            work: the client, with its state and random numbers.
+        """
+        buffers = received.buffers
+        program = self._program(received, [method], received.params)
+        tensors = ClientTensors(work.slots, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
+        own, steps, own_statistics = method.personal(received.params, program.contexts(tensors, buffers, 0)[0])
+        if steps:
+            tuning = self.work(received, work.client, steps)
+            seed = fold(received.seed, "personal")
+            program = self._program(received, [], own)
+            assignment = Assignment(program, [tuning], self.reader, received.rates, seed, received.round)
+            envelope = next(self.loop.run(assignment)).envelope
+            own = {name: value + envelope.delta[name][0] for name, value in own.items()}
+            buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
+        elif own_statistics and self.model.mixes_rows:
+            buffers = self.evaluator.statistics(own, buffers, work.own)
+        return own, buffers
+
+    def _program(self, received: Received, methods: list[Method], params: Params) -> Program:
+        broadcasts = [received.server[method.name] for method in methods]
+        return Program(self.model, methods, broadcasts, params, received.buffers, received.optimisation)

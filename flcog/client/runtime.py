@@ -1,0 +1,208 @@
+"""The client runtime: hosts clients with their data, their random numbers, their training and their state between rounds."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.apply import ModelFunction
+from flcog.client.executor import Assignment, Executor, Result, longest_first
+from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.client.personal import PersonalModels
+from flcog.client.program import Program
+from flcog.client.store import ClientStore, StatesInMemory
+from flcog.client.work import ClientWork, make_work
+from flcog.core.copies import handed_over
+from flcog.core.randomness import make_rng
+from flcog.core.types import Params, Slot
+from flcog.data import Exchange, Federation
+from flcog.data.batching import Batching
+from flcog.evaluation import Evaluator, reweighted
+from flcog.method import ClientView, Method
+from flcog.reading import Reader
+from flcog.wire.soundness import floats, is_sound, of_client, suspects
+
+
+@dataclass
+class ClientRuntime:
+    """Does the work of the clients that it hosts. The server reaches it by messages only.
+
+    Args:
+        methods: of the run, in the order in which they act.
+        model: the clients' model, on its device.
+        optimizer: the module's own.
+        federation: the clients' data.
+        exchanges: the results of ``prepare_data``, by method.
+        batching: how a client's samples become steps.
+        reader: turns sample indices into tensors.
+        executor: trains clients.
+        seed: the run's.
+        evaluator: measures models on the clients' data.
+        loop: fine-tunes one client at a time.
+        store: the clients' states between rounds.
+    """
+
+    methods: Sequence[Method]
+    model: ModelFunction
+    optimizer: torch.optim.Optimizer
+    federation: Federation
+    exchanges: Mapping[str, Exchange]
+    batching: Batching
+    reader: Reader
+    executor: Executor
+    seed: int
+    evaluator: Evaluator
+    loop: Executor
+    store: ClientStore = field(default_factory=StatesInMemory)
+
+    def __post_init__(self) -> None:
+        self._provisional: dict[int, dict[str, Slot]] = {}
+
+    def view(self, client: int, round: int) -> ClientView:
+        """A client as plain-Python hooks see it."""
+        offsets = self.federation.partition.offsets
+        return ClientView(client, int(offsets[client + 1] - offsets[client]), round, self.federation, self.exchanges)
+
+    def report(self, method: str, clients: Sequence[int], round: int) -> dict[int, Any]:
+        chosen = next(each for each in self.methods if each.name == method)
+        return {client: chosen.report(self.view(client, round)) for client in clients}
+
+    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+        self._provisional = {}
+        assignment = self.assign(received, tasks)
+        methods = [method.name for method in assignment.program.methods]
+        with closing(self.executor.run(assignment)) as results:
+            for result in results:
+                yield self._reply(result, methods)
+
+    def commit(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            if new := self._provisional.get(client):
+                self.store.put(client, self.store.get(client) | new)
+        self._provisional = {}
+
+    def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
+        """A client's own parameters and buffers.
+
+        Args:
+            received: the model as it is evaluated, and the part of the method's server state that clients receive.
+            method: the name of the method that keeps the models.
+            client: its number.
+            first: the global parameters, from which the state of a client that has none yet is made.
+        """
+        chosen = next(each for each in self.methods if each.name == method)
+        models = PersonalModels(self.model, self.federation, self.batching, self.reader, self.evaluator, self.loop)
+        work = models.work(received, client)
+        self.prepare([work], [chosen], first, received.buffers, received.round)
+        return models.make(received, chosen, work)
+
+    def personal_score(self, received: Received, method: str, client: int, first: Params, split: Literal["val", "test"]) -> float:
+        """The score of a client's own model on its held-out part, or on the test set with its classes weighted by the client's."""
+        params, buffers = self.personal_model(received, method, client, first)
+        parts = self.federation.client_val if split == "val" else self.federation.client_test
+        if parts is not None:
+            return self.evaluator.on_rows(params, buffers, parts.client(client))
+        assert self.federation.test is not None
+        classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True)
+        return float(reweighted(classes, self.federation.label_counts(client)))
+
+    def assign(self, received: Received, tasks: Sequence[ClientTask]) -> Assignment:
+        """The tasks with the clients' data, states and random numbers, as an executor takes them."""
+        methods = [method for method in self.methods if method.name in received.server]
+        works = make_work(
+            self.federation,
+            self.batching,
+            [task.client for task in tasks],
+            [task.num_steps for task in tasks],
+            [task.weight for task in tasks],
+            received.seed,
+            received.round,
+        )
+        unsent = _unsent(tasks)
+        for work, task in zip(works, tasks, strict=True):
+            work.masks = {name: mask for name, mask in task.masks.items() if name not in unsent}
+        self.prepare(works, methods, received.params, received.buffers, received.round)
+        program = Program(
+            self.model,
+            methods,
+            [received.server[method.name] for method in methods],
+            received.params,
+            received.buffers,
+            received.optimisation,
+            unsent,
+            masked=any(work.masks for work in works),
+        )
+        return Assignment(program, works, self.reader, received.rates, received.seed, received.round)
+
+    def prepare(
+        self, works: Sequence[ClientWork], methods: Sequence[Method], params: Params, buffers: Params, round: int
+    ) -> None:
+        """Give the clients their states, which are made when first needed, and this round's random numbers."""
+        if not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
+            for work in works:
+                work.hand_slots = work.hand_draws = lambda: [{}] * len(methods)
+            return
+        self.store.fetch([work.client for work in works])
+        states: dict[int, list[Slot]] = {work.client: [] for work in works}
+        draws: dict[int, list[Slot]] = {work.client: [] for work in works}
+        for work in works:
+            stored, view = self.store.get(work.client), self.view(work.client, round)
+            for method in methods:
+                state = stored.get(method.name)
+                states[work.client].append(method.init_client(params, buffers) if state is None else state)
+                rng = make_rng(self.seed, round, work.client, "draw", method.name)
+                draws[work.client].append(method.draw(rng, view) if method.overrides("draw") else {})
+        in_order = longest_first(works)  # as executors take them
+        for work, hand_states, hand_draws in zip(
+            in_order,
+            self._on_device([states[work.client] for work in in_order]),
+            self._on_device([draws[work.client] for work in in_order]),
+            strict=True,
+        ):
+            work.hand_slots, work.hand_draws = hand_states, hand_draws
+
+    def _on_device(self, trees: list[list[Slot]]) -> list[Callable[[], list[Slot]]]:
+        """A function for each tree that returns it on the device, where it may arrive only when it is needed."""
+        lane, device = self.reader.lane, self.reader.device
+        if lane is None and device.type != "cpu":
+            trees = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), trees)
+        return handed_over(trees, lane)
+
+    def _reply(self, result: Result, methods: Sequence[str]) -> ClientReply:
+        """Keep the new states, provisionally, and hand on the rest."""
+        clients = [work.client for work in result.works]
+        for k, client in enumerate(clients):
+            states = zip(methods, of_client(result.states, k), strict=True)
+            self._provisional[client] = {name: state for name, state in states if pytree.tree_leaves(state)}
+        masked = [_masked_bytes(work.masks, result.manifest.params) for work in result.works]
+        return ClientReply(clients, result.envelope, result.manifest, masked, _faults(clients, methods, result.states))
+
+
+def _unsent(tasks: Sequence[ClientTask]) -> set[str]:
+    """The parameters that clients train and do not send."""
+    first = tasks[0].masks if tasks else {}
+    for task in tasks if first else ():
+        if {name: mask.ndim for name, mask in task.masks.items()} != {name: mask.ndim for name, mask in first.items()}:
+            raise ValueError(
+                f"masks of all clients must name the same parameters; client {tasks[0].client} has masks of {', '.join(first)}, and client "
+                f"{task.client} of {', '.join(task.masks)}"
+            )
+    return {name for name, mask in first.items() if mask.ndim == 0 and not mask}
+
+
+def _masked_bytes(masks: Params, sizes: Mapping[str, int]) -> int:
+    """The bytes that masks leave out of what is sent, given the bytes of whole parameters."""
+    return sum(sizes[name] * int((~mask).sum()) // mask.numel() for name, mask in masks.items() if name in sizes)
+
+
+def _faults(clients: Sequence[int], methods: Sequence[str], states: Sequence[Slot]) -> dict[int, str]:
+    """For clients whose state is not all finite, the method that keeps it."""
+    if not floats(states):
+        return {}
+    suspected = suspects(states, len(clients)).nonzero().flatten().tolist()
+    bad = {clients[k]: [name for name, state in zip(methods, states, strict=True) if not is_sound(state, k)] for k in suspected}
+    return {client: names[0] for client, names in bad.items() if names}

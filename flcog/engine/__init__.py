@@ -1,1 +1,0 @@
-"""The engine, which turns one round into the next; it knows no files, trackers or terminal."""

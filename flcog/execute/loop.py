@@ -1,0 +1,159 @@
+"""The loop executor: one client after another, on the module's real parameters and optimiser; the others must agree with it."""
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.apply import ModelFunction
+from flcog.client.executor import (
+    Assignment,
+    Result,
+    Stopped,
+    dropout_keys,
+    longest_first,
+    rows_per_pass,
+    seed_scratch,
+    set_rates,
+    torch_seed,
+)
+from flcog.client.program import ClientTensors, Program, differentiate_eager
+from flcog.client.work import ClientWork, announce, batches
+from flcog.core.precision import number_dtype
+from flcog.core.randomness import seed_streams
+from flcog.core.types import Batch, Params, Slot
+from flcog.execute.own_steps import OwnSteps
+from flcog.execute.sgd import stepper
+from flcog.method import Gradient
+from flcog.settings import Compile
+
+
+def _with_axis(tree: Any) -> Any:
+    """Values as tensors with a client axis of one."""
+    return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
+
+
+def _widened(value: Tensor) -> Tensor:
+    """In a precision fit for taking means: float32 at least."""
+    return value.to(torch.promote_types(value.dtype, number_dtype()))
+
+
+class LoopExecutor:
+    """One client at a time, on the module's real parameters and its real optimiser.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own optimiser.
+        seeds_torch: whether each client gets a seed of its own in torch's global streams, from which users' modules may draw.
+    """
+
+    name = "loop"
+    clients_at_once = 1
+    compiled: Compile = False
+
+    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> None:
+        self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch
+        parts = (*model.params.values(), *model.buffers.values())
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
+        self._dropout_keys = dropout_keys(model)
+        self._step, self.own_steps = 0, OwnSteps()
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        set_rates(self.optimizer, assignment.rates)
+        works = longest_first(assignment.works)
+        keys = seed_scratch(self._dropout_keys, assignment, [work.client for work in works])
+        for position, work in enumerate(works):
+            if position + 1 < len(works):
+                announce(works[position + 1], assignment.reader)
+            try:
+                with self.own_steps.around(self.model, assignment.round):
+                    result = self._client(assignment, work, {name: int(values[position]) for name, values in keys.items()})
+            except Exception as error:
+                error.add_note(
+                    f"in client {work.client}, round {assignment.round + 1}, local step {self._step + 1} of {work.num_steps}"
+                )
+                raise
+            yield result
+
+    @torch.no_grad()
+    def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
+        program, params, buffers = assignment.program, self.model.params, self.model.buffers
+        live, anchor = list(params.values()), [assignment.program.global_params[name] for name in params]
+        torch._foreach_copy_(live, anchor)
+        for name, buffer in program.global_buffers.items():
+            buffers[name].copy_(buffer)
+        for name, key in scratch.items():
+            buffers[name].fill_(key)
+        self.optimizer.state.clear()
+        if self._seeds_torch:
+            # Users' modules may draw from the global stream (nn.Dropout): make that repeatable too.
+            seed_streams(live[0].device, torch_seed(assignment, work.client))
+        tensors = ClientTensors(
+            work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
+        )
+        tensors = program.make_inputs(tensors, buffers)
+        for name, value in program.start(program.global_params, buffers, tensors).items():
+            if value is not program.global_params[name]:
+                params[name].copy_(value)
+        total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
+        for self._step, batch in enumerate(batches(work, assignment.reader)):
+            if assignment.stop is not None and assignment.stop.is_set():
+                raise Stopped
+            if self.model.trains_itself:
+                program.local_step = self._step
+            gradient = self._gradient(program, batch, tensors, self._step)
+            total += gradient.loss
+            if assignment.watch is not None:
+                assignment.watch(self._step, float(gradient.loss))
+            advance([gradient.values[name] for name in params])
+            if program.followers:
+                new, tensors = program.after_step(params, buffers, batch, tensors, self._step)
+                for name, value in new.items():
+                    if value is not params[name]:
+                        params[name].copy_(value)
+        now = {name: parameter.detach() for name, parameter in params.items()}
+        measured = self._measure(assignment, work, now, tensors) if program.measurers else None
+        change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
+        envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
+        envelope = envelope._replace(measured={"loss": total / work.num_steps})
+        envelope, states = self._owned(_with_axis((envelope, states)))
+        return Result([work], envelope, states, manifest)
+
+    def _measure(self, assignment: Assignment, work: ClientWork, params: Params, tensors: ClientTensors) -> list[Slot]:
+        """Means over the client's own samples of what methods measure."""
+        parts = []
+        for first in range(0, work.num_samples, rows_per_pass(assignment)):
+            indices = work.own[first : first + rows_per_pass(assignment)]
+            values = assignment.program.over_data(
+                params, self.model.buffers, Batch(*assignment.reader.train(indices, None)), tensors
+            )
+            share = len(indices) / work.num_samples
+            parts.append(pytree.tree_map(lambda value, share=share: _widened(value) * share, values))
+        return pytree.tree_map(lambda *values: sum(values), *parts)
+
+    def _owned(self, tree: Any) -> Any:
+        """Copy what is still the module's own memory (a kept model, for example): the next client overwrites it."""
+        return pytree.tree_map(
+            lambda t: t.clone() if isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._storages else t, tree
+        )
+
+    def _gradient(self, program: Program, batch: Batch, tensors: ClientTensors, step: int) -> Gradient:
+        params, buffers = self.model.params, self.model.buffers
+        contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
+        if program.wraps:
+            # The gradient is taken at other parameters too, so every pass runs functionally, from this step's buffers.
+            base = program.pure_gradient(differentiate_eager, buffers, contexts)
+            result = program.gradient(base, params, batch, contexts, tensors.masks)
+            for name, buffer in result.buffers.items():
+                buffers[name].copy_(buffer)
+            return result
+
+        def direct(params: Params, batch: Batch) -> Gradient:
+            with torch.enable_grad():
+                total, task_loss = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
+                values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
+            return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach())
+
+        return program.gradient(direct, params, batch, contexts, tensors.masks)

@@ -1,0 +1,295 @@
+"""Aggregation: weighted means and sums of what clients send, added up as their replies arrive."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.client.messages import ClientReply
+from flcog.core.precision import float64_device, number_dtype
+from flcog.core.processes import Processes
+from flcog.core.types import Params
+from flcog.method import ClientUpload, Method
+from flcog.method.aggregator import Aggregator
+from flcog.wire.envelope import Envelope
+from flcog.wire.soundness import is_sound, of_client, suspects
+
+
+class BadUpdate(ValueError):
+    """A NaN or an infinity in what a client sends or keeps, or in the model that the server makes of it."""
+
+
+class Sums(NamedTuple):
+    """Sums over the clients of a round, each in the shape of one client's value.
+
+    Args:
+        delta, buffers: changes of the parameters and of the shared buffers, times the clients' weights.
+        means: messages times the clients' weights, by method.
+        totals: messages as they are, by method.
+        directions: changes of the model divided by their lengths.
+        weight: the clients' weights.
+        loss: task losses times the clients' weights.
+        clients: their number.
+        norm: the lengths of their changes.
+    """
+
+    delta: Params
+    buffers: Params
+    means: Mapping[str, Any]
+    totals: Mapping[str, Any]
+    directions: Params
+    weight: Tensor
+    loss: Tensor
+    clients: Tensor
+    norm: Tensor
+
+
+class Aggregate:
+    """The running aggregate of a round: sums over its clients, and never a list of all, unless a method asks for single uploads.
+
+    Sums are kept in float64, so that their order, and hence the number of processes, shows only in the last bit of a float32. They are
+    kept on the clients' device or, if that has no float64, on the CPU.
+
+    After a client was dropped, the sums are not valid: the round is to be run again without that client.
+
+    Args:
+        methods: those that act in the round.
+        weights: the aggregation weight of each client.
+        directions: whether to add up unit changes, for the cosine between clients' updates.
+        on_bad_update: ``raise``, or ``drop`` the client.
+        device: the clients'.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        weights: Mapping[int, float],
+        directions: bool,
+        on_bad_update: str,
+        device: torch.device,
+    ) -> None:
+        self.sums: Sums | None = None
+        """None until a client was added."""
+        self._dtypes: Sums | None = None
+        self.individual: dict[str, list[ClientUpload]] = {method.name: [] for method in methods if method.individual_uploads}
+        self.dropped: list[int] = []
+        self.up_bytes: dict[str, int] = {"model": 0} | {method.name: 0 for method in methods}
+        """Bytes that the clients sent, by sender."""
+        self.plain_bytes = 0
+        """The same, all together, had no stage encoded them."""
+        self._rule: Aggregator | None = next(filter(None, (method.aggregator() for method in methods)), None)
+        self._values: Any = None
+        """The values that the rule has gathered, where one replaces the weighted mean."""
+        self._weights, self._directions, self._on_bad_update, self._device = weights, directions, on_bad_update, device
+
+    def add(self, reply: ClientReply, received_buffers: Params, round: int) -> None:
+        """Add some clients, whose envelopes are decoded, if all that they send and keep is finite."""
+        envelope, count = reply.envelope, len(reply.clients)
+        loss = envelope.measured["loss"]
+        norms = _norms(envelope.delta, count) if envelope.delta else torch.zeros_like(loss)
+        bad = _bad(reply, norms)
+        if bad and self._on_bad_update == "raise":
+            client, where = next(iter(bad.items()))
+            raise BadUpdate(
+                f"the update of client {client} in round {round + 1} is NaN or infinite{where}: lower the learning rate or clip "
+                "gradients (`flcog methods` lists what does), or set trainer.on_bad_update=drop to go on without such clients"
+            )
+        self.dropped += bad
+        if self.dropped:
+            return
+        home = float64_device(self._device)
+        weights = torch.tensor([self._weights[client] for client in reply.clients], dtype=torch.float64, device=home)
+        changes = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
+        terms = Sums(
+            delta=envelope.delta if self._rule is None else {},
+            buffers=changes if self._rule is None else {},
+            means=envelope.mean,
+            totals=envelope.sum,
+            directions=envelope.delta if self._directions and self._rule is None else {},
+            weight=torch.ones_like(weights),
+            loss=loss,
+            clients=torch.ones_like(weights),
+            norm=norms,
+        )
+        terms = pytree.tree_map(lambda term: term.to(home), terms)  # numbers that methods send lie on the CPU
+        self._accumulate(terms, weights, 1 / terms.norm.double().clamp(min=1e-30))
+        if self._rule is not None:
+            values = {"delta": envelope.delta, "buffers": changes}
+            state = self._rule.init(pytree.tree_map(lambda value: value[0], values)) if self._values is None else self._values
+            self._values = self._rule.add(state, values, weights)
+        for name, uploads in self.individual.items():
+            uploads += self._uploads(reply, name)
+        for sender, size in reply.manifest.sizes.items():
+            self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
+        self.up_bytes["model"] -= sum(reply.masked_bytes)
+        self.plain_bytes += sum(reply.manifest.plain_sizes.values()) * count
+
+    def _uploads(self, reply: ClientReply, method: str) -> list[ClientUpload]:
+        delta, buffers, means, totals, _ = reply.envelope
+        parts = (delta, buffers, means.get(method, {}), totals.get(method, {}))
+        return [
+            ClientUpload(client, self._weights[client], *(of_client(tree, k) for tree in parts))
+            for k, client in enumerate(reply.clients)
+        ]
+
+    def _accumulate(self, terms: Sums, weights: Tensor, per_length: Tensor) -> None:
+        if self.sums is None or self._dtypes is None:
+            zeros = pytree.tree_map(lambda t: torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device), terms)
+            self.sums, self._dtypes = zeros, pytree.tree_map(_dtype_of_mean, terms)
+        factors = Sums(weights, weights, weights, None, per_length, weights, weights, None, None)  # type: ignore[arg-type]
+        for total, term, factor in zip(self.sums, terms, factors, strict=True):
+            _add(total, term, cast(Tensor | None, factor))
+
+    def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool) -> None:
+        """Add up over the processes: all sums travel as one vector, whatever the methods.
+
+        Args:
+            processes: who adds up.
+            cohort: the clients of the round.
+            somebody_idle: whether some process had no client, and so does not know which sums there are.
+        """
+        if processes.count == 1:
+            return
+        if self._on_bad_update == "drop":
+            bad = torch.tensor([int(client in self.dropped) for client in cohort], device=processes.device)
+            self.dropped = [client for client, times in zip(cohort, processes.total(bad), strict=True) if times]
+            if self.dropped:
+                return
+        if somebody_idle:
+            self._learn_shapes(processes)
+        if self.sums is None:
+            return
+        leaves, spec = pytree.tree_flatten(self.sums)
+        vector = processes.total(torch.cat([leaf.reshape(-1) for leaf in leaves]))
+        parts = vector.split([leaf.numel() for leaf in leaves])
+        self.sums = pytree.tree_unflatten([p.view(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)], spec)
+        counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64, device=processes.device)
+        *sizes, self.plain_bytes = processes.total(counts).tolist()
+        self.up_bytes = dict(zip(self.up_bytes, sizes, strict=True))
+        if self._rule is not None:
+            self._values = self._rule.merge([values for values in processes.gather(self._values) if values is not None])
+        if self.individual:
+            gathered = processes.gather(self.individual)
+            self.individual = {name: [upload for part in gathered for upload in part[name]] for name in self.individual}
+
+    def _learn_shapes(self, processes: Processes) -> None:
+        """A process without a client learns from another which sums there are, and makes them zeros."""
+        shapes = None if self.sums is None else pytree.tree_map(lambda t: tuple(t.shape), self.sums)
+        known = next((pair for pair in processes.gather((shapes, self._dtypes)) if pair[0] is not None), None)
+        if self.sums is None and known is not None:
+            leaves, spec = pytree.tree_flatten(known[0], is_leaf=_is_shape)
+            zeros = [torch.zeros(shape, dtype=torch.float64, device=float64_device(self._device)) for shape in leaves]
+            self.sums, self._dtypes = pytree.tree_unflatten(zeros, spec), known[1]
+
+    @property
+    def weight(self) -> float:
+        """The weights of the clients that count, added up."""
+        return 0.0 if self.sums is None else float(self.sums.weight)
+
+    def delta(self) -> Params:
+        """The weighted mean of the changes, for all parameters whose changes were sent; weights are renormalised over the clients."""
+        return self._mean("delta")
+
+    def buffers(self) -> Params:
+        """The weighted mean of the changes of the buffers."""
+        return self._mean("buffers")
+
+    def messages(self, method: str) -> tuple[Any, Any]:
+        """The weighted mean, and the sum, of the messages to a method."""
+        if self.sums is None or self._dtypes is None or method not in self.sums.means:
+            return {}, {}
+        mean = self._as_sent(self.sums.means[method], self._dtypes.means[method], self.sums.weight)
+        return mean, self._as_sent(self.sums.totals[method], self._dtypes.totals[method])
+
+    def _mean(self, field: Literal["delta", "buffers"]) -> Params:
+        if self._rule is not None and self._values is not None:
+            values: Params = self._rule.finish(self._values)[field]
+            return values
+        if self.sums is None or self._dtypes is None:
+            return {}
+        return self._as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)
+
+    def _as_sent(self, sums: Any, dtypes: Any, divisor: Tensor | None = None) -> Any:
+        """Means or sums in the precision of what clients sent: a count sent as float32 would lose digits in bfloat16."""
+
+        def sent(total: Tensor, dtype: torch.dtype) -> Tensor:
+            return (total if divisor is None else total / divisor).to(dtype).to(self._device)
+
+        return pytree.tree_map(sent, sums, dtypes) if sums else {}
+
+    def figures(self) -> dict[str, float]:
+        """The round's own figures: training loss and drift."""
+        sums = self.sums
+        if sums is None:
+            return {}
+        clients = float(sums.clients)
+        figures = {
+            "train/loss": float(sums.loss / sums.weight),
+            "clients/participating": clients,
+            "drift/norm": float(sums.norm) / clients,
+        }
+        if sums.directions:
+            inner = sum(float((sums.directions[name] * sums.delta[name]).sum()) for name in sums.delta)
+            norm = sum(float(value.square().sum()) for value in sums.delta.values()) ** 0.5
+            figures["drift/cosine"] = inner / (clients * norm) if norm else 0.0
+        return figures
+
+
+def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
+    """Add each client's terms, times its factor, to the sums."""
+    values = pytree.tree_leaves(terms)
+    # Read once: an accelerator is waited for.
+    alone = float(factors[0]) if factors is not None and any(len(value) == 1 for value in values) else 1.0
+    for total, value in zip(pytree.tree_leaves(totals), values, strict=True):
+        if len(value) == 1:
+            total.add_(value[0], alpha=alone)
+        elif factors is None:
+            total.add_(value.sum(0, dtype=torch.float64))
+        else:
+            # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
+            value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
+            total.add_(_weighted(factors.to(value.dtype), value))
+
+
+def _weighted(factors: Tensor, values: Tensor) -> Tensor:
+    """The sum of values [K, ...], each times its factor [K]. Away from the CPU this is no product of matrices: GPUs may round what
+    goes into one to 11 binary digits, where the user allows that for training (``torch.set_float32_matmul_precision``)."""
+    if values.device.type == "cpu":
+        return torch.tensordot(factors, values, 1)
+    return (factors.view(-1, *[1] * (values.ndim - 1)) * values).sum(0, dtype=torch.float64)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and not isinstance(value, Sums)
+
+
+def _dtype_of_mean(value: Tensor) -> torch.dtype:
+    """The type of a mean or sum of such values: the run's precision, or theirs if higher; for integers float32 at least."""
+    return torch.promote_types(value.dtype, torch.get_default_dtype()) if value.is_floating_point() else number_dtype()
+
+
+def _norms(delta: Params, num_clients: int) -> Tensor:
+    if num_clients == 1:
+        return torch.stack(torch._foreach_norm(list(delta.values()))).norm().unsqueeze(0)
+    return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
+
+
+def _bad(reply: ClientReply, norms: Tensor) -> dict[int, str]:
+    """The clients with a NaN or infinite value, each with where it stands."""
+    envelope, count = reply.envelope, len(reply.clients)
+    rest = [envelope.measured["loss"], envelope.buffers, envelope.mean, envelope.sum]
+    suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
+    found = {reply.clients[k]: where for k in suspected if (where := _where(envelope, norms, k)) is not None}
+    return found | {
+        client: f" (in what {method} keeps of the client)" for client, method in reply.faults.items() if client not in found
+    }
+
+
+def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
+    """The place of one client's first bad value; None if only a sum of good ones was too large."""
+    parts: list[tuple[str, Any]] = [("", [norms, envelope.measured["loss"]]), (" (in the model's buffers)", envelope.buffers)]
+    for name in envelope.mean:
+        parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
+    return next((where for where, tree in parts if not is_sound(tree, k)), None)

@@ -1,0 +1,86 @@
+"""The figures of clients' own models, where a method keeps such models."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from flcog.client.messages import Received
+from flcog.client_module import ClientModule
+from flcog.core.precision import float64_device
+from flcog.core.types import Params
+from flcog.data import Partition, Samples
+from flcog.evaluation import spread
+from flcog.method import Method
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
+
+
+def evaluate_personal(
+    engine: Engine, server: ServerState, params: Params, parts: Partition | None, split: Literal["val", "test"]
+) -> dict[str, float]:
+    """How the scores of the clients' own models are spread; nothing if no method keeps such models.
+
+    Args:
+        engine, server: the run as it stands.
+        params: where the global model is evaluated.
+        parts: each client's held-out part; None for the test set, its classes weighted by the client's.
+        split: the set, which gives the figures their names.
+    """
+    method = next((method for method in engine.methods if method.overrides("personal")), None)
+    if method is None:
+        return {}
+    module, num_clients = engine.model.module, engine.federation.num_clients
+    assert isinstance(module, ClientModule)
+    tested = np.ones(num_clients, dtype=bool) if parts is None else parts.sizes > 0
+    scores, received = torch.zeros(num_clients, dtype=torch.float64), _received(engine, server, method, params)
+    for client in np.flatnonzero(tested).tolist():
+        if _is_mine(engine, client):
+            scores[client] = engine.clients.personal_score(received, method.name, client, server.params, split)
+    scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
+    scores[torch.from_numpy(~tested)] = torch.nan
+    return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+
+
+def only_personal(engine: Engine, server: ServerState) -> Method | None:
+    """The method whose personal models are all there is, since nothing is sent to make a global one of."""
+    acting = engine.active(max(0, server.round - 1))
+    return next((method for method in acting if not method.communicates and method.overrides("personal")), None)
+
+
+def mean_over_clients(engine: Engine, server: ServerState, method: Method, params: Params, samples: Samples) -> dict[str, float]:
+    """The figures of every client's own model on a central set, their mean over the clients.
+
+    Args:
+        engine, server: the run as it stands.
+        method: which keeps the models.
+        params: the global model's, for what it does with them.
+        samples: the set.
+    """
+    totals: dict[str, float] = {}
+    received = _received(engine, server, method, params)
+    for client in range(engine.federation.num_clients):
+        # All processes measure each model, which its owner sends to the others.
+        model = (server.params, server.buffers)
+        if _is_mine(engine, client):
+            model = engine.clients.personal_model(received, method.name, client, server.params)
+        elif engine.processes.count > 1:
+            model = pytree.tree_map(torch.zeros_like, model)
+        if engine.processes.count > 1:
+            model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
+        for name, value in engine.evaluator.on_set(*model, samples).items():
+            totals[name] = totals.get(name, 0.0) + value
+    return {name: total / engine.federation.num_clients for name, total in totals.items()}
+
+
+def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Received:
+    """The model as it is evaluated, with the local optimiser of the last round."""
+    last = max(0, server.round - 1)
+    broadcasts = {method.name: method.broadcast(server.servers[method.name])}
+    return Received(server.round, engine.seed, params, server.buffers, broadcasts, engine.rates(last), engine.optimisation(last))
+
+
+def _is_mine(engine: Engine, client: int) -> bool:
+    """Whether this process has the client's state; one that has none yet is dealt to some process."""
+    return engine.clients.store.owner.get(client, client % engine.processes.count) == engine.processes.rank

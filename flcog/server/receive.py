@@ -1,0 +1,78 @@
+"""The server's side of a reply: ask this process's clients, decode what they send, add it up, and count its bytes."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.method import Method, Stage
+from flcog.server.aggregate import Aggregate
+from flcog.server.engine import Engine
+from flcog.server.sharing import share_out
+from flcog.wire.envelope import Envelope, num_bytes
+from flcog.wire.ledger import Ledger, model_bytes
+
+
+def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[ClientTask], directions: bool = False) -> Aggregate:
+    """Send this process's clients their tasks, and add up the replies of all processes.
+
+    Args:
+        engine: everything that is fixed before round 1.
+        round: the round, with its methods and plans.
+        received: the broadcast.
+        tasks: of all clients of the round.
+        directions: whether to add up unit changes, for the cosine between clients' updates.
+    """
+    shares = share_out(engine, round.plans)
+    encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
+    weights = {task.client: task.weight for task in tasks}
+    aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, engine.processes.device)
+    with closing(engine.clients.train(received, [tasks[i] for i in shares[engine.processes.rank]])) as replies:
+        for reply in replies:
+            aggregate.add(decoded(reply, encoders), received.buffers, received.round)
+    aggregate.reduce(engine.processes, list(weights), somebody_idle=not all(shares))
+    return aggregate
+
+
+def decoded(reply: ClientReply, encoders: Sequence[Stage]) -> ClientReply:
+    """The reply as it was before the stages that encode.
+
+    Args:
+        reply: of one or more clients.
+        encoders: the last to encode comes first.
+    """
+    if not encoders:
+        return reply
+    measured = reply.envelope.measured
+
+    def decode(envelope: Envelope) -> Envelope:
+        for stage in encoders:
+            envelope = stage.receive(envelope, reply.manifest.fields)
+        return envelope
+
+    return reply._replace(envelope=torch.func.vmap(decode)(reply.envelope._replace(measured={}))._replace(measured=measured))
+
+
+def account(
+    ledger: Ledger, methods: Sequence[Method], received: Received, asked: Sequence[ClientTask], aggregate: Aggregate
+) -> None:
+    """Count the bytes sent down to all clients that were asked, and up by those that were not dropped."""
+    for method in methods:
+        size = sum(map(num_bytes, pytree.tree_leaves(received.server[method.name])))
+        ledger.add(method.name, down=len(asked) * size)
+    if not all(method.communicates for method in methods):
+        return
+    model, kept = model_bytes(received.params, received.buffers), sum(_unsent_bytes(received, task.masks) for task in asked)
+    ledger.add("model", down=len(asked) * model - kept)
+    for sender, size in aggregate.up_bytes.items():
+        ledger.add(sender, up=size)
+
+
+def _unsent_bytes(received: Received, masks: Mapping[str, Tensor]) -> int:
+    """The bytes of the model that a client with these masks does not receive. In the first round all are told where to start."""
+    masked = {name: mask for name, mask in masks.items() if mask.ndim or received.round}
+    return sum(received.params[name].nbytes * int((~mask).sum()) // mask.numel() for name, mask in masked.items())

@@ -1,0 +1,219 @@
+"""A round of training, as the server sees it: select, plan, ask, train, receive, combine, step."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from flcog.apply import apply_of
+from flcog.client.messages import ClientTask, Received
+from flcog.core.randomness import fold, make_rng, sample_without_replacement
+from flcog.core.types import Params
+from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, Plan, Uploads
+from flcog.server.aggregate import Aggregate
+from flcog.server.engine import Engine
+from flcog.server.receive import account, receive
+from flcog.server.state import ServerState
+from flcog.server.step import check_model, take_server_step
+from flcog.wire.ledger import Ledger
+
+OnSelected = Callable[[Sequence[int]], None]
+"""Called with the clients of a round as soon as they are known."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of training, planned.
+
+    Args:
+        number: counted from 0.
+        methods: those that act in it.
+        selection: the sampled clients.
+        plans: the clients that take part, with their numbers of local steps.
+        cohort: the same clients with their aggregation weights.
+    """
+
+    number: int
+    methods: Sequence[Method]
+    selection: Sequence[int]
+    plans: Mapping[int, int]
+    cohort: Cohort
+
+    def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
+        """The same round, had these clients stayed away."""
+        plans = {client: steps for client, steps in self.plans.items() if client not in clients}
+        return replace(self, plans=plans, cohort=weigh(engine, server, self.methods, plans, self.cohort.metrics))
+
+
+def advance(
+    engine: Engine, server: ServerState, directions: bool = False, on_selected: OnSelected = lambda selection: None
+) -> dict[str, float]:
+    """One round of training, from the selection of clients to the new global model. Returns the round's figures.
+
+    Args:
+        engine: everything that is fixed before round 1.
+        server: the state that the round changes.
+        directions: whether the figures include the cosine between clients' updates.
+        on_selected: called with the selected clients before anything is trained.
+    """
+    # The exchange before the first round is in its row, so that the rows add up to the total.
+    before = server.ledger.copy() if server.round else Ledger()
+    selection = select(engine, server.round)
+    on_selected(selection)
+    round = plan(engine, server, selection)
+    if round.plans:
+        round, aggregate = train(engine, server, round, directions)
+        engine.clients.commit(list(round.plans))
+        step(engine, server, round, aggregate)
+        round.cohort.metrics.update(aggregate.figures())
+    else:
+        warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
+    server.round += 1
+    return round.cohort.metrics | server.ledger.figures(before)
+
+
+def select(engine: Engine, round: int) -> list[int]:
+    """The clients of a round, counted from 0."""
+    return sample_without_replacement(engine.federation.num_clients, engine.cohort_size, fold(engine.seed, round, "cohort"))
+
+
+def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round:
+    """The round with each client's number of steps and weight, after newcomers have sent their first-contact messages."""
+    number, methods, plans = server.round, engine.active(server.round), dict[int, int]()
+    for client in selection:
+        view = engine.view(client, number)
+        planned: Plan | None = Plan(engine.batching.num_steps(view.num_samples))
+        for method in methods:
+            if planned is not None and method.overrides("plan"):
+                planned = method.plan(planned, view, make_rng(engine.seed, number, client, "plan", method.name))
+        if planned is not None:
+            if planned.num_steps < 1:
+                raise ValueError(f"a plan has at least one local step; client {client} got {planned.num_steps}")
+            plans[client] = planned.num_steps
+    for method in methods:
+        if method.overrides("report"):
+            server.ask_reports(method, list(plans), engine.clients)
+    return Round(number, methods, selection, plans, weigh(engine, server, methods, plans, {"round": number + 1}))
+
+
+def weigh(
+    engine: Engine, server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], metrics: dict[str, float]
+) -> Cohort:
+    """The cohort with its aggregation weights: shares of samples, then as each method changes them."""
+    ids, offsets = np.array(list(plans), dtype=np.int64), engine.federation.partition.offsets
+    num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids]).double()
+    cohort = Cohort(
+        round=server.round,
+        clients=list(plans),
+        num_clients=engine.federation.num_clients,
+        num_samples=num_samples,
+        weights=num_samples / num_samples.sum(),
+        apply=apply_of(engine.model, server.buffers),
+        buffers=server.buffers,
+        optimisation=engine.optimisation(server.round),
+        metrics=metrics,
+        seed=engine.seed,
+    )
+    for method in methods if plans else ():
+        if method.overrides("weights"):
+            cohort.weights = _reweighed(method, server.reports_to(method, plans), cohort)
+    return cohort
+
+
+def _reweighed(method: Method, reports: Sequence[object], cohort: Cohort) -> torch.Tensor:
+    """The weights as one method changes them."""
+    proposed = method.weights(cohort.weights, reports, cohort).double()
+    if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
+        raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
+    if proposed.sum() == 0:
+        warnings.warn(
+            f"{method.name} gave every client of round {cohort.round + 1} weight 0: keeping the weights before it", stacklevel=2
+        )
+        return cohort.weights
+    # Dividing by a sum of 1 up to rounding would move last digits.
+    return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
+
+
+def ask(engine: Engine, server: ServerState, round: Round) -> tuple[Received, list[ClientTask]]:
+    """The broadcast, and the task of each client."""
+    received = Received(
+        round=round.number,
+        seed=engine.seed,
+        params=server.params,
+        buffers=server.buffers,
+        server={method.name: method.broadcast(server.servers[method.name]) for method in round.methods},
+        rates=engine.rates(round.number),
+        optimisation=round.cohort.optimisation,
+    )
+    weights = round.cohort.weights.tolist()
+    tasks = [
+        ClientTask(client, steps, weight, masks_of(round.methods, server.params, client))
+        for (client, steps), weight in zip(round.plans.items(), weights, strict=True)
+    ]
+    return received, tasks
+
+
+def masks_of(methods: Sequence[Method], params: Params, client: int) -> dict[str, torch.Tensor]:
+    """The parts of parameters that a client shares with the server, by all methods' masks."""
+    masks: dict[str, torch.Tensor] = {}
+    for method in methods:
+        if method.overrides("mask"):
+            for name, mask in method.mask(params, client).items():
+                masks[name] = masks[name] & mask if name in masks else mask
+    return masks
+
+
+def train(engine: Engine, server: ServerState, round: Round, directions: bool) -> tuple[Round, Aggregate]:
+    """Train the clients, add up their replies, and count the bytes.
+
+    If a client's update is dropped, the round is run again without it. Weights, sums and the server's view of the cohort are then as if
+    the client had stayed away, and since random draws are keyed, the other clients repeat their work to the last bit.
+    """
+    metrics = round.cohort.metrics
+    received, tasks = asked = ask(engine, server, round)
+    while True:
+        aggregate = receive(engine, round, received, tasks, directions)
+        if not aggregate.dropped:
+            break
+        metrics["clients/dropped"] = metrics.get("clients/dropped", 0) + len(aggregate.dropped)
+        round = round.without(engine, server, aggregate.dropped)
+        if not round.plans:
+            break
+        received, tasks = ask(engine, server, round)
+    account(server.ledger, round.methods, *asked, aggregate)
+    return round, aggregate
+
+
+def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate) -> None:
+    """Methods turn the mean change of the model into the server's step; buffers are plainly averaged."""
+    if aggregate.weight == 0:
+        warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)
+        return
+    received, buffers = server.buffers, dict(server.buffers)
+    for name, change in aggregate.buffers().items():
+        value = received[name] + change
+        buffers[name] = value if received[name].is_floating_point() else value.round().to(received[name].dtype)
+    mean = aggregate.delta()
+    delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
+    for method in round.methods:
+        # Methods that go on training at the server do so with this round's statistics.
+        cohort = replace(round.cohort, buffers=buffers)
+        uploads = sorted(
+            aggregate.individual.get(method.name, []), key=lambda upload: upload.client
+        )  # whatever the executor's order
+        messages = Messages(*aggregate.messages(method.name), uploads)
+        if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
+            server.uploads[method.name] = Uploads(server.params, received, uploads)
+        delta, server.servers[method.name], buffers = take_server_step(
+            method, round.methods, server, delta, messages, cohort, list(mean)
+        )
+    params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
+    stepping = [method.name for method in round.methods if method.overrides("server_step")]
+    if stepping:
+        # Every process takes the server's step. If it trains there, an accelerator's kernels may differ in the last digits, and the
+        # processes would drift apart.
+        params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
+        check_model(params, stepping, round.number)
+    server.params, server.buffers = params, buffers

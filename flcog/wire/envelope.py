@@ -1,0 +1,112 @@
+"""The envelope: everything that a client sends in a round, as one tree of tensors with named fields."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.core.types import Params
+
+
+class Envelope(NamedTuple):
+    """Everything that a client sends in a round. Replies of several clients hold it with a leading client axis.
+
+    Args:
+        delta: the client's change of the model by parameter; empty if it sends no weights.
+        buffers: the shared buffers (BatchNorm's statistics) after training, as values; empty if it sends no weights.
+        mean: for each method the message whose weighted mean the server receives.
+        sum: for each method the message whose plain sum over the cohort the server receives.
+        measured: the client's measurements of its own training, such as ``loss``. No stage changes them.
+    """
+
+    delta: Params
+    buffers: Params
+    mean: Mapping[str, Any] = {}
+    sum: Mapping[str, Any] = {}
+    measured: Mapping[str, Tensor] = {}
+
+
+class Field(NamedTuple):
+    """The shape and type of one client's tensor, as it was before it was encoded."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Manifest(NamedTuple):
+    """A description of one client's envelope that is known without reading a tensor; all clients of a reply share it.
+
+    Args:
+        sizes: encoded bytes by sender: ``model``, then each method.
+        plain_sizes: the same before encoding.
+        params: encoded bytes of each parameter's change.
+        fields: the envelope before encoding, with a :class:`Field` for each tensor; None if nothing encodes.
+    """
+
+    sizes: dict[str, int]
+    plain_sizes: dict[str, int]
+    params: dict[str, int]
+    fields: Any = None
+
+
+def map_fields(function: Callable[..., Any], envelope: Envelope, *others: Any) -> Envelope:
+    """The envelope with ``function`` of each of its tensors but the measurements. A tensor that appears twice is mapped once.
+
+    Args:
+        function: takes a tensor, and the leaves at the same place of ``others``.
+        envelope: one client's.
+        others: trees of the same structure.
+
+    >>> w = torch.ones(2)
+    >>> doubled = map_fields(lambda value: 2 * value, Envelope({"w": w}, {}, sum={"Method": {"delta": w}}))
+    >>> doubled.delta["w"] is doubled.sum["Method"]["delta"]
+    True
+    """
+    done: dict[int, Any] = {}
+
+    def once(value: Any, *rest: Any) -> Any:
+        if id(value) not in done:
+            done[id(value)] = function(value, *rest)
+        return done[id(value)]
+
+    bare = [each._replace(measured={}) for each in (envelope, *others)]
+    leaves, spec = pytree.tree_flatten(bare[0])
+    columns = [spec.flatten_up_to(each) for each in bare[1:]]
+    return pytree.tree_unflatten([once(*row) for row in zip(leaves, *columns, strict=True)], spec)._replace(
+        measured=envelope.measured
+    )
+
+
+def sizes_of(envelope: Envelope) -> dict[str, int]:
+    """The bytes of one client's envelope by sender. A tensor that appears twice is sent, and counted, once.
+
+    >>> w = torch.ones(2)
+    >>> sizes_of(Envelope({"w": w}, {}, sum={"SCAFFOLD": {"change": torch.ones(3), "delta": w}}))
+    {'model': 8, 'SCAFFOLD': 12}
+    """
+    parts: dict[str, Any] = {"model": (envelope.delta, envelope.buffers)}
+    parts |= {name: (envelope.mean.get(name), envelope.sum.get(name)) for name in {**envelope.mean, **envelope.sum}}
+    seen, sizes = set[int](), {}
+    for sender, tree in parts.items():
+        sizes[sender] = 0
+        for leaf in pytree.tree_leaves(tree):
+            if id(leaf) not in seen:
+                sizes[sender] += num_bytes(leaf)
+                if isinstance(leaf, Tensor):  # two equal numbers may be one object
+                    seen.add(id(leaf))
+    return sizes
+
+
+def num_bytes(value: Any) -> int:
+    """The bytes of a tensor, or of one number, which is sent as a float32."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return 0 if value is None else 4
+
+
+def fields_of(envelope: Envelope) -> Any:
+    """The envelope's fields with their shapes and types in the place of tensors."""
+    bare = envelope._replace(measured={})
+    return pytree.tree_map(lambda value: Field(tuple(value.shape), value.dtype), pytree.tree_map(torch.as_tensor, bare))
