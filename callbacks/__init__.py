@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.centralized import Centralized
     from flcog.callbacks.client_dropout import ClientDropout
     from flcog.callbacks.clip_gradient import ClipGradient
+    from flcog.callbacks.clip_update import ClipUpdate
     from flcog.callbacks.dense import DENSE
     from flcog.callbacks.ditto import Ditto
     from flcog.callbacks.equal_weights import EqualWeights
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.flex_lora import FlexLoRA
     from flcog.callbacks.gradient_noise import GradientNoise
     from flcog.callbacks.local import Local
+    from flcog.callbacks.low_precision import LowPrecision
     from flcog.callbacks.moon import MOON
     from flcog.callbacks.observers.class_accuracy import ClassAccuracy
     from flcog.callbacks.observers.client_fairness import ClientFairness
@@ -81,6 +83,7 @@ __all__ = [
     "ClientDropout",
     "ClientFairness",
     "ClipGradient",
+    "ClipUpdate",
     "ConditionalGAN",
     "Ditto",
     "EarlyStopping",
@@ -115,6 +118,7 @@ __all__ = [
     "LeashPretraining",
     "Local",
     "LocalModels",
+    "LowPrecision",
     "PrivateTraining",
     "ProgressBar",
     "RoundsToTarget",

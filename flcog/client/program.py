@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, ModelFunction, apply_of
 from flcog.core.types import Batch, Params, Slot
@@ -181,7 +182,7 @@ class Program:
             {name: dict(upload.sum) for name, upload in messages.items()},
         )
         plain, fields = sizes_of(envelope), None
-        for i, stage in self.stages:
+        for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
             if stage.kind == "encode" and fields is None:
                 fields = fields_of(envelope)
             envelope, clients[i] = stage.send(envelope, contexts[i])

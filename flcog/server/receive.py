@@ -45,7 +45,7 @@ def decoded(reply: ClientReply, encoders: Sequence[Stage]) -> ClientReply:
         reply: of one or more clients.
         encoders: the last to encode comes first.
     """
-    if not encoders:
+    if not encoders or reply.manifest.fields is None:  # clients that send nothing encode nothing
         return reply
     measured = reply.envelope.measured
 

@@ -1,0 +1,41 @@
+"""Envelopes of 16-bit numbers."""
+
+from functools import partial
+
+import torch
+from contracts.case import Case, Refusals
+from harness import BatchNormMLP, adapted, classifier, train
+from reference import low_precision
+
+from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedRep, LowPrecision
+
+CASES: dict[str, Case] = {
+    "LowPrecision": Case(LowPrecision(), partial(low_precision.run, type=torch.bfloat16)),
+    "LowPrecision fp16": Case(
+        LowPrecision("fp16"), partial(low_precision.run, type=torch.float16), module=partial(classifier, network=BatchNormMLP)
+    ),
+}
+REFUSED: Refusals = {LowPrecision: [({"type": "int8"}, "type must be bf16 or fp16; got 'int8'")]}
+
+
+def test_bytes_are_halved_for_every_sender() -> None:
+    cases = (
+        ((SCAFFOLD(), FedDisco()), classifier()),
+        ((FedCOG(num_samples=4, steps=1),), classifier()),
+        ((FedRep(head=r"model\.head\."),), classifier()),
+        ((), adapted()),
+    )
+    for methods, module in cases:
+        for executor in ("loop", "vmap"):
+            full, half = (
+                train(*methods, *codec, module=module, precision="32-true", rounds=1, executor=executor).ledger
+                for codec in ((), (LowPrecision(),))
+            )
+            reports = full.up.pop("FedDisco", 0), half.up.pop("FedDisco", 0)  # a number of each client, before round 1
+            assert reports[0] == reports[1] and half.total_up * 2 == full.total_up and half.down["model"] == full.down["model"]
+
+
+def test_a_run_of_16_bits_has_nothing_to_round() -> None:
+    plain, rounded = (train(*methods, precision="bf16-true", rounds=1) for methods in ((), (LowPrecision(),)))
+    assert all(torch.equal(plain.params[name], value) for name, value in rounded.params.items())
+    assert plain.ledger.up["model"] == rounded.ledger.up["model"]
