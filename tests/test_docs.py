@@ -33,7 +33,14 @@ def test_the_table_of_hooks_has_them_all() -> None:
         for name in re.findall(r"`(\w+)`", names)
     }
     assert folded.keys() == set(HOOKS)
-    words = {"chained": "Chain", "nested": "Nested", "kept apart": "Own slot", "summed": "Sum", "one method's": "Exclusive"}
+    words = {
+        "combined": "And",
+        "chained": "Chain",
+        "nested": "Nested",
+        "kept apart": "Own slot",
+        "summed": "Sum",
+        "one method's": "Exclusive",
+    }
     for name, how in folded.items():
         said = inspect.getdoc(getattr(Method, name)) or ""
         assert any(words[part.partition(":")[0]].lower() in said.lower() for part in how.split("; ")), f"{name}: {how}"

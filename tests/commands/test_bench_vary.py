@@ -86,7 +86,7 @@ def test_ratios_and_memory_are_each_ones_own(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(variations, "synchronise", lambda trainer: None)
     processes = SimpleNamespace(device=torch.device("cuda"), count=1)
     executor = SimpleNamespace(name="vmap", clients_at_once=1, compiled="graphs")
-    engine = SimpleNamespace(executor=executor, processes=processes)
+    engine = SimpleNamespace(clients=SimpleNamespace(executor=executor), processes=processes)
     trainer = SimpleNamespace(
         run=SimpleNamespace(processes=processes, engine=engine), train_round=lambda: None, methods=[], settings=None
     )
