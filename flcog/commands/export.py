@@ -5,6 +5,7 @@ from pathlib import Path
 from flcog.commands.of_a_run import checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
+from flcog.run.directory import own_file
 from flcog.run.export import SUFFIXES
 
 
@@ -16,7 +17,7 @@ def export(arguments: list[str]) -> None:
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
     parser.add_argument("--output", type=Path, help="the file; model.pt, model.safetensors or model.onnx in the run's directory")
     options = parser.parse_args(arguments)
-    output = options.output or options.run / f"model{SUFFIXES[options.format]}"
+    output = options.output or own_file(options.run, f"model{SUFFIXES[options.format]}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run)
     cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))

@@ -11,11 +11,10 @@ from flcog.core.processes import Processes
 from flcog.core.types import Slot
 from flcog.method import Method
 from flcog.run import checkpoint, experiment
+from flcog.run.directory import STATES
 from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch
 from flcog.settings import Settings
-
-STATES = "checkpoints/clients"
 
 Histories = Mapping[str, Mapping[str, Any]]
 """By method: whether it ``waits``, that is has changed nothing so far, and the ``settings`` that counted."""
@@ -152,14 +151,20 @@ def take_over(
         "observers": observers | {"Checkpoint": state_of_branch(observers.get("Checkpoint", {}), best_came)},
         "branch": {"run": str(trunk), "round": saved["round"], "methods": saved["methods"]},
         "tracker_run": None,
+        "run_id": "",
     }
 
 
 def _copy_rows_and_best(saved: dict[str, Any], trunk: Path, directory: Path) -> bool:
-    """Copy the rows, and the best checkpoint if it is of these rounds; returns whether it is."""
+    """Copy the rows, and the best checkpoint if it is of these rounds and of this run; returns whether it is."""
     best = trunk / "checkpoints/best.ckpt"
     round = checkpoint.round_of(best)
     came = round is not None and round <= saved["round"]
+    if came:
+        content = checkpoint.read(best)
+        checkpoint.check_same_model(best, content["params"] | content["buffers"], saved["params"] | saved["buffers"])
+        if any(content.get(part) != saved.get(part) for part in ("seed", "methods", "experiment", "branch")):
+            raise ValueError(f"{best} is of another run than last.ckpt beside it: remove it, or branch from another run")
     with clear_errors(directory, RUN_REMEDY):
         make_folder(directory / "checkpoints")
         shutil.copy(trunk / "metrics.csv", directory)

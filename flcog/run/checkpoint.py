@@ -119,6 +119,15 @@ def round_of(path: Path) -> int | None:
         return None
 
 
+def run_of_states(path: Path) -> str | None:
+    """The name of the run that wrote a file of clients' states; None where another program wrote it, or an early flcog."""
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
+        return str(payload["run_id"]) if payload["format"] == FORMAT and "clients" in payload else None
+    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
+        return None
+
+
 def may_have_methods(path: Path, names: list[str]) -> bool:
     """Whether a checkpoint is of a run with these methods; True where it cannot be read, which reading all of it will tell."""
     try:

@@ -173,9 +173,10 @@ RUN: Entries = {
     "until": ("what each method has done so far", _by(_is_text, _is_state)),
     "branch": ("the run that it branched from, or None", lambda value: value is None or _by(_is_text, _is_state)(value)),
     "tracker_run": ("a tracker's name of the run, or None", lambda value: value is None or _is_text(value)),
+    "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"exchanged", "experiment", "frozen", "until", "branch"}
+LATER = {"exchanged", "experiment", "frozen", "until", "branch", "run_id"}
 """Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

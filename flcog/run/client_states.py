@@ -1,6 +1,7 @@
 """Clients' states on disk and in memory: what methods keep of each client between its rounds."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ from flcog.run import checkpoint
 
 States = dict[str, Any]
 """A client's slots, by method."""
+
+FILE_NAME = re.compile(r"round-\d{6,}-rank\d+(-\d+)?\.pt")
+"""The names that files of states have."""
 
 CACHE_BYTES = 2**30
 """Bytes of states on disk that stay in memory too: the most recently used."""
@@ -45,6 +49,12 @@ class SavedClientStates:
         """The process on which each stateful client lives; the same on every process."""
         self.files: dict[int, str] = {}
         """The file that holds each client's state, of all processes' clients."""
+        self.run_id = ""
+        """The run's name, which its files bear: others are never removed."""
+        self._own: set[str] = set()
+        """Files that the run is known to have written."""
+        self._foreign: set[str] = set()
+        """Files in the same folder that it is known not to have written."""
         self._memory: dict[int, States] = {}
         """In memory, the most recently used last."""
         self._sizes: dict[int, int] = {}
@@ -112,8 +122,10 @@ class SavedClientStates:
         states = {client: self._memory[client] for client in (*self._changed, *moving) if client in self._memory}
         states |= self._read([client for client in moving if client not in states])
         name = self._new_name(round)
-        payload = {"format": checkpoint.FORMAT, "clients": {client: states[client] for client in sorted(states)}}
+        payload: dict[str, Any] = {"format": checkpoint.FORMAT, "run_id": self.run_id}
+        payload["clients"] = {client: states[client] for client in sorted(states)}
         checkpoint.write(self.directory / name, payload)
+        self._own.add(name)
         self._held[name] = len(states)
         self.files |= dict.fromkeys(states, name)
         self._changed.clear()
@@ -126,16 +138,27 @@ class SavedClientStates:
         self.owner = {client: position % world_size for position, client in enumerate(sorted(files))}
         for state in (self._memory, self._sizes, self._changed, self._held):
             state.clear()
+        self._own |= set(files.values())
         # Every file once, so that damage is known before the first round, not when a client happens to be drawn.
         for clients in _by_file(self.clients, self.files).values():
             self.fetch(clients)
 
     def prune(self, keep: set[str]) -> None:
-        """Remove files that no checkpoint refers to."""
-        if self.directory is not None and self.directory.is_dir():
-            for path in self.directory.iterdir():
-                if path.name not in keep:
+        """Remove files that this run wrote and that no checkpoint refers to. Everything else in the folder stays."""
+        if self.directory is None or not self.directory.is_dir() or self.directory.is_symlink():
+            return
+        for path in self.directory.iterdir():
+            if path.name not in keep and path.name not in self._foreign:
+                if self._wrote(path):
                     path.unlink(missing_ok=True)
+                else:
+                    self._foreign.add(path.name)
+
+    def _wrote(self, path: Path) -> bool:
+        """Whether this run wrote a file, which its name, its checkpoints' lists or else the file itself says."""
+        if not FILE_NAME.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+            return False
+        return path.name in self._own or checkpoint.run_of_states(path) == self.run_id
 
     def _has(self, client: int) -> bool:
         return client in self._memory or (client in self.files and self.owner.get(client, self.rank) == self.rank)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flcog.core import files
 from flcog.core.files import RUN_REMEDY, _as_yaml, short, write_yaml
 from flcog.core.git import git_commit
@@ -22,6 +24,8 @@ from flcog.run.metrics_rows import read_rows
 from flcog.run.round_order import fault_in
 
 LAST = "checkpoints/last.ckpt"
+STATES = "checkpoints/clients"
+"""The folder of the clients' states."""
 
 
 def new_run_directory(root: str | Path) -> Path:
@@ -99,6 +103,38 @@ def run_of(checkpoint: Path) -> Path:
             "directory, or the file inside its checkpoints folder (flcog test takes a checkpoint from anywhere)"
         )
     return folder.parent
+
+
+def check_run_directory(run: Path) -> None:
+    """Refuse to write into a folder that is no run's directory, and into one with symbolic links, which lead elsewhere."""
+    try:
+        record = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        record = None
+    if not isinstance(record, dict) or not {"methods", "seed"} <= record.keys():
+        raise ValueError(
+            f"{short(run)} is no directory of a run, whose run.yaml would say what was run: nothing is written there; "
+            "go on in the directory that the run has made"
+        )
+    refuse_links(run)
+
+
+def refuse_links(run: Path) -> None:
+    """Refuse symbolic links among a run's files, through which flcog would write over files elsewhere."""
+    for folder in (run, run / "checkpoints", run / STATES, run / "figures"):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            own_file(folder, path.name)
+
+
+def own_file(run: Path, name: str) -> Path:
+    """Where a file lies in a run's directory. Refused where that is a symbolic link."""
+    path = run / name
+    if path.is_symlink():
+        raise ValueError(
+            f"{short(path)} is a symbolic link to {os.readlink(path)}, and flcog writes a run's files in its directory alone: "
+            "remove the link, or put the file or folder itself in its place"
+        )
+    return path
 
 
 def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:

@@ -19,7 +19,7 @@ from flcog.data import FederatedDataModule
 from flcog.method import Callback, Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.run.branching import check_branch, check_rows, take_over
-from flcog.run.directory import LAST, find_checkpoint, find_round, new_run_directory, run_of
+from flcog.run.directory import LAST, check_run_directory, find_checkpoint, find_round, new_run_directory, run_of
 from flcog.run.resuming import check_meant, check_resumable
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
@@ -76,6 +76,7 @@ class Opening:
         check_environment(logger)
         processes, found = processes_of(self.fabric), self._find(ckpt_path)
         if found is not None and found.is_file():
+            check_run_directory(run_of(found))
             _claim(lock, run_of(found), processes)  # before anything is read, which another writer might be about to change
         saved = self._read(found)
         directory = _make_directory(self.root, lock, processes) if saved is None else run_of(saved.path)

@@ -1,5 +1,6 @@
 """A run in progress: what its observers see, what its files and trackers record, its checkpoints."""
 
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class Session:
         self.branch: dict[str, Any] | None = None
         """The run that it branched from, and after which round."""
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._receive)
+        self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self._directory = directory
         self._setting: dict[str, Any] = {}
@@ -221,6 +223,7 @@ class Session:
             "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
+            "run_id": self.clients.run_id,
             "resumable": resumable,
             **self._for_lightning(),
         }
@@ -279,6 +282,7 @@ class Session:
             self._chosen.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.ledger = Ledger.from_state(saved["ledger"])
+        self.clients.run_id = saved.get("run_id") or self.clients.run_id
         self.clients.load(saved["clients"], self.processes.count)
         for name, observer in self._named_observers():
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))

@@ -9,6 +9,7 @@ from flcog.commands.report import curves, evidence, overview
 from flcog.commands.report.run_files import RunFiles, read_run
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
+from flcog.run.directory import own_file
 
 
 def report(arguments: list[str]) -> None:
@@ -27,7 +28,7 @@ def report(arguments: list[str]) -> None:
     doubled = {run.directory.resolve() for run in runs}
     if len(doubled) < len(runs):
         raise ValueError("a run is given twice: give each once")
-    output = options.output or (runs[0].directory / "report.html" if len(runs) == 1 else Path("report.html"))
+    output = options.output or (own_file(runs[0].directory, "report.html") if len(runs) == 1 else Path("report.html"))
     with replacing(output, "w") as file:
         file.write(page(runs, options.title))
     print(short(output))
