@@ -9,6 +9,7 @@ from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.data.batching import Batching
 from flcog.method import Method, Note
+from flcog.run.masking import masked_text
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -64,4 +65,4 @@ def describe_method(method: Method) -> str:
         for field in dataclasses.fields(method)
         if field.name not in ("start_round", "stop_round") or getattr(method, field.name) != field.default
     ]
-    return f"{method.name}({', '.join(fields)})"
+    return masked_text(f"{method.name}({', '.join(fields)})")

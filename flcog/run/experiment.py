@@ -12,6 +12,7 @@ from flcog.core.arguments import constructor_arguments, digest, flat, plain
 from flcog.core.trees import leaves
 from flcog.data import FederatedDataModule
 from flcog.method import Method
+from flcog.run.masking import masked
 from flcog.settings import Settings
 
 HOW_IT_RUNS = (
@@ -89,7 +90,7 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
     both = saved["config"] is not None and present["config"] is not None
     lines = []
     for part in ("settings", "config" if both else "objects"):
-        before, now = saved[part], present[part]
+        before, now = masked(saved[part]), present[part]  # earlier checkpoints hold secrets as they are
         for name in {**before, **now}:
             was, value = before.get(name), now.get(name)
             if was != value and (was == was or value == value):
@@ -98,8 +99,9 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
 
 
 def by_name(value: Any) -> dict[str, Any]:
-    """Nested settings by dotted names, but for where data lie."""
-    return flat(plain(value), leave_out=WHERE_DATA_LIE)
+    """Nested settings by dotted names, without the places where data lie. Secrets are masked, because checkpoints are shared."""
+    found: dict[str, Any] = masked(flat(plain(value), leave_out=WHERE_DATA_LIE))
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -24,6 +24,7 @@ from flcog.run.client_states import SavedClientStates
 from flcog.run.description import acting_rounds, describe
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
+from flcog.run.masking import masked
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
@@ -160,7 +161,7 @@ class Session:
             return
         engine = self.engine
         module = engine.model.module
-        setting = {
+        setting: dict[str, Any] = {
             "methods": [repr(method) for method in engine.methods],
             "acting_rounds": acting_rounds(engine.methods, self.settings.rounds),
             "model": type(getattr(module, "model", module)).__name__,
@@ -176,10 +177,12 @@ class Session:
             **({"branch": self.branch} if self.branch else {}),
             **environment(),
         }
-        self._setting = setting
+        self._setting = setting = masked(setting)
         update_yaml(self.directory / "run.yaml", setting)
         if self.config is not None:
             update_yaml(self.directory / "config.yaml", self.config)
+            if masked(self.config) != self.config:  # a run that goes on needs the secrets, and nobody else does
+                (self.directory / "config.yaml").chmod(0o600)
         # The command and the figures of single clients stay in the run's directory.
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
@@ -250,7 +253,7 @@ class Session:
         if path.rpartition(".")[2] != type(module).__name__:  # the config names a bare network, around which this module was put
             path, arguments = f"{type(module).__module__}.{type(module).__qualname__}", {"model": made}
         maker = {"_class_path": path, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
-        return entries | {"hyper_parameters": arguments | maker}
+        return entries | {"hyper_parameters": masked(arguments) | maker}
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
         """Take over a checkpoint of the same model: that model alone to evaluate it, everything to go on.

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from flcog.commands.compare.plan import Cell
+from flcog.run.masking import masked_command
 
 NO_SETTING = (
     "--trainer.default_root_dir",
@@ -50,7 +52,8 @@ def digest(cell: Cell) -> str:
 def added_arguments(cell: Cell) -> str:
     """What the command that ran the cell gave it beside the table's own settings."""
     own = _own(cell)
-    return " ".join(word for option in _earlier(cell) or () if option not in own for word in option)
+    added = [word for option in _earlier(cell) or () if option not in own for word in option]
+    return " ".join(shlex.split(masked_command(added)))
 
 
 def is_outdated(cell: Cell) -> bool:

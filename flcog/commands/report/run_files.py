@@ -80,7 +80,7 @@ def read_run(directory: Path) -> RunFiles:
     if not rows:
         raise ValueError(f"{table} has no rows to report on" + (f": {damage}" if damage else ""))
     return RunFiles(
-        directory, directory.resolve().name, rows, _yaml(directory / "run.yaml"), masked(_yaml(directory / "config.yaml"))
+        directory, directory.resolve().name, rows, masked(_yaml(directory / "run.yaml")), masked(_yaml(directory / "config.yaml"))
     )
 
 
