@@ -8,6 +8,7 @@ from pathlib import Path
 import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import fill
+from flcog.commands.compare.intact import tell
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
@@ -61,6 +62,10 @@ def compare(arguments: list[str]) -> None:
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
     table = _chosen(options, path, out)
     runs = cells(table, out, extra)
+    tell(
+        [cell.damage for cell in runs],
+        "" if options.show else ", and is trained again; the old run is kept in the folder damaged",
+    )
     failed = [] if options.show else _fill(table, runs, out, options)
     _report(table, runs, out, path, options)
     _end(failed, len(apart(runs)))

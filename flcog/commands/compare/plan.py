@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from flcog.commands.compare.intact import FINISHED, damage_in, rows_of, table_of
 from flcog.commands.compare.published import Published
-from flcog.commands.compare.reuse import FINISHED, folder_with_run
+from flcog.commands.compare.reuse import folder_with_run
 from flcog.run.directory import LAST, kept_checkpoint
-from flcog.run.metrics_rows import read_rows
 
 OUT_REMEDY = "free space or choose another --out"
 """What to do where the folder of the runs and the table cannot be written."""
@@ -125,7 +125,13 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        return (folder_with_run(self.folder) / FINISHED).is_file()
+        folder = folder_with_run(self.folder)
+        return (folder / FINISHED).is_file() and damage_in(folder) is None
+
+    @property
+    def damage(self) -> str | None:
+        """What is wrong with the ``metrics.csv`` of its finished run, which then counts as unfinished; None where nothing is."""
+        return damage_in(folder_with_run(self.folder))
 
     @property
     def begun(self) -> bool:
@@ -135,12 +141,12 @@ class Cell:
     @property
     def run(self) -> Path | None:
         """The directory of its run, the newest if it began anew; another table's, if that has finished the same run."""
-        tables = sorted(folder_with_run(self.folder).glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
-        return tables[-1].parent if tables else None
+        table = table_of(folder_with_run(self.folder))
+        return None if table is None else table.parent
 
     def history(self) -> list[dict[str, float]]:
         """The rows of its ``metrics.csv``, as far as it has come."""
-        return read_rows(self.run / "metrics.csv")[0] if self.run else []
+        return rows_of(self.run / "metrics.csv") if self.run else []
 
 
 class Trunk(NamedTuple):

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import yaml
 
+from flcog.commands.compare.intact import FINISHED, damage_in, identity_in, table_of
 from flcog.core.files import write_yaml
 
 SAME_RUN = "same_run.yaml"
-FINISHED = "finished"
-"""The file in a cell's folder that says so; it holds the run's identity."""
 
 
 def folder_with_run(folder: Path) -> Path:
-    """Where a cell's run lies: in its own folder, or in the one that a note there names, as long as that is finished."""
+    """Where a cell's run lies: in its own folder, or in the one that a note there names, as long as that is finished and intact."""
     try:
         named = yaml.safe_load((folder / SAME_RUN).read_text(encoding="utf-8"))["folder"]
         other = (folder / str(named)).resolve()
     except (OSError, UnicodeError, yaml.YAMLError, KeyError, TypeError):
         return folder
-    return other if (other / FINISHED).is_file() and any(other.glob("*/metrics.csv")) else folder
+    finished = (other / FINISHED).is_file() and table_of(other) is not None and damage_in(other) is None
+    return other if finished else folder
 
 
 def note(folder: Path, other: Path, remedy: str) -> None:
@@ -37,6 +37,6 @@ def finished_runs(root: Path) -> dict[str, Path]:
     found = {}
     for pattern in ("*/seed*", "*/*/seed*", "*/*/*/seed*"):
         for path in sorted(root.glob(f"{pattern}/{FINISHED}")):
-            if text := path.read_text(errors="replace").strip():
+            if (text := identity_in(path.parent)) and damage_in(path.parent) is None:
                 found[text] = path.parent
     return found

@@ -15,8 +15,9 @@ from types import FrameType
 import yaml
 
 from flcog.commands.compare.carried import options_to_carry
+from flcog.commands.compare.intact import FINISHED, mark
 from flcog.commands.compare.plan import OUT_REMEDY, Cell
-from flcog.commands.compare.reuse import FINISHED, SAME_RUN, forget, note
+from flcog.commands.compare.reuse import SAME_RUN, forget, note
 from flcog.commands.compare.settings_of_runs import Option, options_of
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
@@ -120,12 +121,16 @@ class Runner:
             self._children.discard(child)
         if code == 0:
             with replacing(cell.folder / FINISHED, "w", OUT_REMEDY) as file:
-                file.write(cell.identity)
+                file.write(mark(cell.folder, cell.identity))
             if cell.identity:
                 self.known[cell.identity] = cell.folder
         else:
             lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
+
+
+DAMAGED = "damaged"
+"""The folder, in a cell's folder, of runs whose ``metrics.csv`` was damaged after they had finished."""
 
 
 def _can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
@@ -142,7 +147,12 @@ def _beginning(cell: Cell) -> list[str]:
 
 
 def claim(cell: Cell) -> None:
-    """Make the cell's folder, or check that what was begun there is this very run."""
+    """Make the cell's folder, or check that what was begun there is this very run. A damaged run is put aside, to be trained again."""
+    if cell.damage and cell.run is not None:
+        with clear_errors(cell.folder, OUT_REMEDY):
+            make_folder(cell.folder / DAMAGED)
+            cell.run.rename(cell.folder / DAMAGED / f"{time.time_ns()}-{cell.run.name}")
+            (cell.folder / FINISHED).unlink()
     given = cell.folder / "arguments.yaml"
     if given.is_file() and _was_run(cell.folder):
         earlier = _earlier_arguments(given)

@@ -1,6 +1,7 @@
 """What a report reads of a run's directory; no model and no data are loaded."""
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +80,8 @@ def read_run(directory: Path) -> RunFiles:
     rows, damage = read_rows(table)
     if not rows:
         raise ValueError(f"{table} has no rows to report on" + (f": {damage}" if damage else ""))
+    if damage:
+        print(f"{table}: {damage}; the page shows the {len(rows):,} rows before it", file=sys.stderr, flush=True)
     return RunFiles(
         directory, directory.resolve().name, rows, masked(_yaml(directory / "run.yaml")), masked(_yaml(directory / "config.yaml"))
     )
