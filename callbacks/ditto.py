@@ -9,7 +9,7 @@ from flcog.apply import Apply
 from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import Context, Method, Personal
+from flcog.method import ClientView, Context, Method, Personal
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ditto(Method):
         momentum: of v_k's steps, in [0, 1), from 0 in every round, as the local optimiser's; None for the local optimiser's.
 
     Example:
-        >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {})
+        >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {}, None)
         {'personal': {'w': tensor([1.])}}
     """
 
@@ -51,7 +51,7 @@ class Ditto(Method):
         positive(self, "lr")
         within(self, "[0, 1)", "momentum")
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         velocity = {} if self.momentum == 0 else {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
         return {"personal": dict(params)} | velocity
 

@@ -23,5 +23,5 @@ class EqualWeights(Method):
         tensor([1., 1.])
     """
 
-    def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
+    def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)

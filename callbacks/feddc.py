@@ -67,10 +67,10 @@ class FedDC(Method):
         slots = ("h", "g") if self._corrects else ("h",)
         return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in slots}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return self.init_server(params)
 
-    def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
+    def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)
 
     def broadcast(self, server: Slot) -> Slot:

@@ -65,10 +65,10 @@ class FedDyn(Method):
     def init_server(self, params: Params) -> Slot:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"g": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
+    def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:

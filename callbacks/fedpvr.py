@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.types import Params, Slot
-from flcog.method import Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 HEAD = r"(^|\.)head\."
 
@@ -57,7 +57,7 @@ class FedPVR(Method):
             )
         return {"c": c}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return self.init_server(params)
 
     def broadcast(self, server: Slot) -> Slot:

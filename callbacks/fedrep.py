@@ -12,7 +12,7 @@ from flcog.apply import Apply
 from flcog.core.checks import within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import Context, Method, Personal, Upload
+from flcog.method import ClientView, Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FedRep(Method):
         body_share: share of the local steps for the body, in (0, 1). The authors take 1/11 for CIFAR-10 and 5/15 for CIFAR-100.
 
     Example:
-        >>> FedRep().init_client({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)}, {})
+        >>> FedRep().init_client({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)}, {}, None)
         {'head': {'model.head.weight': tensor([1.])}}
     """
 
@@ -68,7 +68,7 @@ class FedRep(Method):
             raise ValueError(f"FedRep: head={self.head!r} is in {which} of the parameters' names, which are {', '.join(params)}")
         return {}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"head": {name: value for name, value in params.items() if re.search(self.head, name)}}
 
     def start(self, params: Params, ctx: Context) -> Params:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flcog.core.checks import at_least
 from flcog.core.types import Params, Slot
-from flcog.method import Context, Method, Personal, Upload
+from flcog.method import ClientView, Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FineTune(Method):
         super().__post_init__()
         at_least(self, 0, "steps")
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)} if self.steps is None else {}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:

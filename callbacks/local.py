@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flcog.core.types import Params, Slot
-from flcog.method import Context, Method, Personal, Upload
+from flcog.method import ClientView, Context, Method, Personal, Upload
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Local(Method):
 
     communicates = False
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)}
 
     def start(self, params: Params, ctx: Context) -> Params:

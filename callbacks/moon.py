@@ -103,7 +103,7 @@ class MOON(Method):
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"waits": torch.ones(())} if client.round < self.start_round else {}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         has_previous = next(iter(params.values())).new_zeros(())
         return {"params": dict(params), "buffers": dict(buffers), "has_previous": has_previous}
 

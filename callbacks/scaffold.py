@@ -7,7 +7,7 @@ import torch
 
 from flcog.core.checks import one_of
 from flcog.core.types import Params, Slot
-from flcog.method import Cohort, Context, Messages, Method, Upload
+from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SCAFFOLD(Method):
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
 
     def broadcast(self, server: Slot) -> Slot:

@@ -209,14 +209,13 @@ class FederatedTrainer(Described):
                 for each client of the cohort:
                     plan                                      its number of steps, or that it drops out
                 for each client of the cohort:
-                    report                                    once in its life: what it tells the server
+                    init_client                               once in its life: its state, and its message to the server
                 weights                                       aggregation weights of the cohort
                 broadcast                                     server -> clients: the model, and a part of each server state
                 for each client of the cohort:
                     mask                                      the parts of parameters that it receives and sends
                 aggregator                                    the rule that replaces the weighted mean, if a method has one
                 for each client of the cohort:
-                    init_client                               once in its life: its state
                     draw                                      its randomness of this round
                 for each client (looped, vmapped in chunks, or spread over processes):
                     client_inputs                             data made for it

@@ -109,7 +109,7 @@ class FedCOG(Method):
     def until(self, round: int) -> Method | None:
         return FedCOG(start_round=round) if self._disagrees and self.start_round >= round else super().until(round)
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         if not self._disagrees:
             return {}
         # A new client's last local model is taken to be the global one, with which nothing disagrees.

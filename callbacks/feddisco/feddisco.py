@@ -10,9 +10,10 @@ from torch import Generator, Tensor
 
 from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
+from flcog.core.types import Params
 from flcog.data import Exchange, Federation
 from flcog.label_statistics import label_table
-from flcog.method import ClientView, Cohort, Method
+from flcog.method import ClientView, Cohort, FirstContact, Method
 
 METRICS = ("kl", "l1", "l2", "cosine")
 
@@ -97,7 +98,7 @@ class FedDisco(Method):
         num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
         return LabelSum(federation, (num_bytes, num_bytes), label_counts=unmasked_sum(messages))
 
-    def report(self, client: ClientView) -> float:
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> FirstContact:
         counts = client.label_counts
         if self.target == "uniform":
             target = torch.ones_like(counts)
@@ -111,10 +112,10 @@ class FedDisco(Method):
             target = torch.tensor(self.target, dtype=torch.float64)
         if len(target) != len(counts):
             raise ValueError(f"FedDisco: target lists {len(target)} shares, but the data have {len(counts)} classes")
-        return discrepancy(counts, target, self.metric)
+        return FirstContact({}, discrepancy(counts, target, self.metric))
 
-    def weights(self, weights: Tensor, reports: Sequence[float], cohort: Cohort) -> Tensor:
-        d = torch.tensor(reports, dtype=torch.float64)
+    def weights(self, weights: Tensor, messages: Sequence[float], cohort: Cohort) -> Tensor:
+        d = torch.tensor(messages, dtype=torch.float64)
         if self.metric == "kl":
             d = d / d.sum().clamp(min=1e-12)
         return torch.relu(cohort.num_samples / cohort.num_samples.sum() - self.a * d + self.b)

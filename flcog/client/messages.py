@@ -72,14 +72,18 @@ class Clients(Protocol):
     executor: Any
     """What trains them: a :class:`flcog.client.executor.Executor`, with a name and a number of clients at once."""
 
+    @property
+    def stateful(self) -> bool:
+        """Whether a method keeps state of each client, so that a client must stay where its state is."""
+
     def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         """Send the broadcast once, and a task to each client. Their new states are provisional until :meth:`commit`."""
 
     def commit(self, clients: Sequence[int]) -> None:
         """Keep the provisional states of these clients, whose replies the server has accepted, and forget all others."""
 
-    def report(self, method: str, clients: Sequence[int], round: int) -> dict[int, Any]:
-        """The first-contact messages of clients to a method."""
+    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
+        """The first-contact messages of new clients, by method. ``received.server`` is empty."""
 
     def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
         """A client's own parameters and buffers. ``first`` are the global parameters, for a client that has no state yet."""

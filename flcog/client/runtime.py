@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator, reweighted
-from flcog.method import ClientView, Method
+from flcog.method import ClientView, Method, first_contact
 from flcog.reading import Reader
 from flcog.wire.soundness import floats, is_sound, of_client, suspects
 
@@ -61,15 +62,34 @@ class ClientRuntime:
 
     def __post_init__(self) -> None:
         self._provisional: dict[int, dict[str, Slot]] = {}
+        self._initial: dict[int, dict[str, Slot]] = {}
+        """The states of clients that were met in this round and have not trained yet."""
+
+    @cached_property
+    def stateful(self) -> bool:
+        """Whether a method keeps state of each client. ``init_client`` of a method with ``weights`` may serve its message alone."""
+        initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(0, 0))
+        return any(
+            method.overrides("init_client")
+            and (not method.overrides("weights") or pytree.tree_leaves(first_contact(method, *initial).state))
+            for method in self.methods
+        )
 
     def view(self, client: int, round: int) -> ClientView:
         """A client as plain-Python hooks see it."""
         offsets = self.federation.partition.offsets
         return ClientView(client, int(offsets[client + 1] - offsets[client]), round, self.federation, self.exchanges)
 
-    def report(self, method: str, clients: Sequence[int], round: int) -> dict[int, Any]:
-        chosen = next(each for each in self.methods if each.name == method)
-        return {client: chosen.report(self.view(client, round)) for client in clients}
+    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
+        messages: dict[str, dict[int, Any]] = {}
+        self._initial = {}
+        for method in self.methods:
+            for client in newcomers.get(method.name, ()):
+                view = self.view(client, received.round)
+                state, message = first_contact(method, received.params, received.buffers, view)
+                self._initial.setdefault(client, {})[method.name] = state
+                messages.setdefault(method.name, {})[client] = message
+        return messages
 
     def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         self._provisional = {}
@@ -126,6 +146,7 @@ class ClientRuntime:
         for work, task in zip(works, tasks, strict=True):
             work.masks = {name: mask for name, mask in task.masks.items() if name not in unsent}
         self.prepare(works, methods, received.params, received.buffers, received.round)
+        self._initial = {}
         program = Program(
             self.model,
             methods,
@@ -150,10 +171,11 @@ class ClientRuntime:
         states: dict[int, list[Slot]] = {work.client: [] for work in works}
         draws: dict[int, list[Slot]] = {work.client: [] for work in works}
         for work in works:
-            stored, view = self.store.get(work.client), self.view(work.client, round)
+            view = self.view(work.client, round)
+            known = self._initial.get(work.client, {}) | self.store.get(work.client)
             for method in methods:
-                state = stored.get(method.name)
-                states[work.client].append(method.init_client(params, buffers) if state is None else state)
+                state = known.get(method.name)
+                states[work.client].append(first_contact(method, params, buffers, view).state if state is None else state)
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
                 draws[work.client].append(method.draw(rng, view) if method.overrides("draw") else {})
         in_order = longest_first(works)  # as executors take them

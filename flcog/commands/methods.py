@@ -82,6 +82,8 @@ class Traffic(NamedTuple):
     once_up: int = 0
     """Before the first round, or in a client's first."""
     once_down: int = 0
+    stateful: bool = False
+    """Whether clients keep state between rounds."""
 
 
 def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
@@ -92,7 +94,8 @@ def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
     trainer.prepare(_client("classification", adapters), Probe())
     trainer.train_round()
     again, total = trainer.collect()[1], trainer.run.ledger
-    return Traffic(again.total_up, again.total_down, total.total_up - again.total_up, total.total_down - again.total_down)
+    once = (total.total_up - again.total_up, total.total_down - again.total_down)
+    return Traffic(again.total_up, again.total_down, *once, trainer.run.engine.clients.stateful)
 
 
 def _client(task: str, adapters: bool = False) -> ClientModule:
@@ -117,7 +120,7 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 does=first_paragraph(type(method)),
                 up=_relative(traffic.up, traffic.once_up, plain.up),
                 down=_relative(traffic.down, traffic.once_down, plain.down),
-                stateful=method.overrides("init_client"),
+                stateful=traffic.stateful,
                 secure_aggregation=not method.individual_uploads,
                 labels=", ".join(
                     {"classification": "single", "multilabel": "multi", "regression": "real"}[t] for t in method.tasks

@@ -7,6 +7,7 @@ from flcog.method.context import (
     ClientView,
     Cohort,
     Context,
+    FirstContact,
     Gradient,
     GradientFunction,
     Messages,
@@ -16,7 +17,7 @@ from flcog.method.context import (
     Upload,
     Uploads,
 )
-from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method
+from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.observer import Callback, Kept, Note, Run, Trackers
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
@@ -34,6 +35,7 @@ __all__ = [
     "Cohort",
     "Context",
     "Envelope",
+    "FirstContact",
     "Gradient",
     "GradientFunction",
     "Kept",
@@ -51,4 +53,5 @@ __all__ = [
     "Upload",
     "Uploads",
     "check_methods",
+    "first_contact",
 ]

@@ -145,6 +145,19 @@ class ClientView:
         return self.federation.label_counts(self.id)
 
 
+class FirstContact(NamedTuple):
+    """The return value of ``init_client`` for methods whose clients introduce themselves to the server.
+
+    Args:
+        state: the client's state before its first round.
+        message: a number or a tree of tensors, which the client sends the server once in its life, before it trains. ``weights``
+            receives it. None sends nothing.
+    """
+
+    state: Slot
+    message: Any = None
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a client takes part in a round."""

@@ -21,7 +21,8 @@ from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.method.aggregator import Aggregator
-from flcog.method.context import ClientView, Cohort, Context, GradientFunction, Messages, Personal, Plan, Upload
+from flcog.method.context import ClientView, Cohort, Context, FirstContact, GradientFunction, Messages, Personal, Plan, Upload
+from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
 
 
@@ -66,7 +67,12 @@ class Method(Callback):
             return
         known = {name for base in cls.__mro__[1:] for name in dir(base) if not name.startswith("_")}
         for name, value in vars(cls).items():
-            if name.startswith("_") or name in known or not inspect.isfunction(value):
+            check_former(cls.__name__, name)
+            if name.startswith("_") or not inspect.isfunction(value):
+                continue
+            if name in known:
+                if name in HOOKS:
+                    check_arguments(cls.__name__, value, getattr(Method, name))
                 continue
             close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}"
@@ -113,25 +119,26 @@ class Method(Callback):
         """The server's state for this method. *Own slot.*"""
         return {}
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
-        """A client's state before its first round (made when it is first sampled). *Own slot.*"""
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot | FirstContact:
+        """A client's state before its first round, or a :class:`FirstContact` with a message to the server. *Own slot; plain Python.*
+
+        Called when the client first takes part in a round, with the global model of that round. The message reaches ``weights``, and
+        the server keeps it: FedDisco's clients send how skewed their labels are. The hook must be a function of its arguments, and
+        the state must have the same structure for every client.
+        """
         return {}
 
     # Before a client trains -------------------------------------------------------------------------------------------------------
-
-    def report(self, client: ClientView) -> Any:
-        """What a client tells the server once, when it is first sampled: a number or a tensor. *Own slot; plain Python.*
-
-        FedDisco's is how skewed its labels are. Astraea (Duan et al., 2019), which groups clients by their label counts, is next.
-        """
-        return None
 
     def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
         """How the client takes part: its number of steps, or None if it drops out. *Chain; plain Python.*"""
         return plan
 
-    def weights(self, weights: Tensor, reports: Sequence[Any], cohort: Cohort) -> Tensor:
-        """Aggregation weights [clients of the cohort]; the engine normalises what comes out. *Chain; plain Python.*"""
+    def weights(self, weights: Tensor, messages: Sequence[Any], cohort: Cohort) -> Tensor:
+        """The aggregation weights [clients of the cohort], which the engine divides by their sum. *Chain; plain Python.*
+
+        ``messages`` are the clients' first-contact messages to this method, None for a client that sent none.
+        """
         return weights
 
     def broadcast(self, server: Slot) -> Slot:
@@ -221,11 +228,17 @@ class Method(Callback):
         return Personal(params)
 
 
+def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:
+    """A new client's state and its message to the server, which is None where the method sends none."""
+    returned = method.init_client(params, buffers, client)
+    return returned if isinstance(returned, FirstContact) else FirstContact(returned)
+
+
 HOOKS = [
     name
     for name, value in vars(Method).items()
     if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active", "until")
 ]
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
-SERVER_HOOKS = ("report", "weights", "broadcast", "server_step")
+SERVER_HOOKS = ("weights", "broadcast", "server_step")
 CLIENT_HOOKS = ("client_inputs", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")

@@ -166,6 +166,7 @@ RUN: Entries = {
     "methods": ("a list of names", _list_of(_is_text)),
     "servers": ("each method's state", _by(_is_text, _is_state)),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
+    "messages": ("first-contact messages by method and client", _by(_is_text, _by(_is_count, _is_state))),
     "ledger": ("bytes up and down by what was sent", _is_ledger),
     "exchanged": ("digests by method", _by(_is_text, _is_text)),
     "experiment": ("what the run was", _is_experiment),
@@ -176,7 +177,7 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"exchanged", "experiment", "frozen", "until", "branch", "run_id"}
+LATER = {"messages", "exchanged", "experiment", "frozen", "until", "branch", "run_id"}
 """Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

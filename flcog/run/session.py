@@ -16,7 +16,7 @@ from flcog.data import Federation
 from flcog.evaluation import Evaluator
 from flcog.execute.choice import VmapOrLoop
 from flcog.execute.fastest import Choice, FastestExecutor
-from flcog.method import Callback, Kept, Method, Note, Uploads
+from flcog.method import Callback, Kept, Method, Note, Uploads, first_contact
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
@@ -218,6 +218,7 @@ class Session:
             "methods": [method.name for method in self.methods],
             "servers": server.servers,
             "reported": {name: sorted(clients) for name, clients in server.reported.items()},
+            "messages": server.messages_sent(),
             "ledger": server.ledger.state_dict(),
             "exchanged": checkpoint.digests(self.engine.exchanges),
             "until": methods_until(self.methods, server.round),
@@ -232,7 +233,7 @@ class Session:
         }
         if resumable:
             written = self.clients.save(server.round)
-            if self.engine.stateful:
+            if self.processes.count == 1 or self.engine.clients.stateful:
                 for part in self.processes.gather(written):
                     self.clients.files |= part
             payload["clients"] = self.clients.files
@@ -284,6 +285,7 @@ class Session:
         if self._chosen is not None and saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
             self._chosen.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
+        server.messages = {name: dict(sent) for name, sent in saved.get("messages", {}).items()}  # older checkpoints have none
         server.ledger = Ledger.from_state(saved["ledger"])
         self.clients.run_id = saved.get("run_id") or self.clients.run_id
         self.clients.load(saved["clients"], self.processes.count)
@@ -307,6 +309,6 @@ class Session:
                 raise ValueError(
                     f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
                 )
-            initial = methods[name].init_client(self.params, self.buffers)
+            initial = first_contact(methods[name], self.params, self.buffers, self.engine.view(client, self.round)).state
             check_alike(file, f"{name}'s state of client {client}", slot, initial)
         return slots

@@ -62,11 +62,6 @@ class Engine:
         return self.settings.seed
 
     @property
-    def stateful(self) -> bool:
-        """Whether a method keeps something of each client."""
-        return any(method.overrides("init_client") for method in self.methods)
-
-    @property
     def cohort_size(self) -> int:
         """How many clients are sampled in a round."""
         return cohort_size(self.settings, self.federation)

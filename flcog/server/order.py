@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from flcog.apply import Apply, apply_of
 from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params
-from flcog.method import Context, Gradient, Method, Note, Plan
+from flcog.method import Context, Gradient, Method, Note, Plan, first_contact
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 
@@ -206,7 +206,7 @@ class Trial:
             global_buffers=server.buffers,
             buffers=buffers,
             server=method.broadcast(server.servers[method.name]),
-            client=method.init_client(server.params, server.buffers),
+            client=first_contact(method, server.params, server.buffers, self.view).state,
             draws=engine.to_device(draws),
             inputs={},
             measured={},

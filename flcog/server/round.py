@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,9 +93,8 @@ def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round
             if planned.num_steps < 1:
                 raise ValueError(f"a plan has at least one local step; client {client} got {planned.num_steps}")
             plans[client] = planned.num_steps
-    for method in methods:
-        if method.overrides("report"):
-            server.ask_reports(method, list(plans), engine.clients)
+    if newcomers := server.newcomers(methods, list(plans)):
+        server.meet(engine.clients.contact(_broadcast(engine, server, {}), newcomers))
     return Round(number, methods, selection, plans, weigh(engine, server, methods, plans, {"round": number + 1}))
 
 
@@ -118,13 +118,13 @@ def weigh(
     )
     for method in methods if plans else ():
         if method.overrides("weights"):
-            cohort.weights = _reweighed(method, server.reports_to(method, plans), cohort)
+            cohort.weights = _reweighed(method, server.messages_to(method, plans), cohort)
     return cohort
 
 
-def _reweighed(method: Method, reports: Sequence[object], cohort: Cohort) -> torch.Tensor:
+def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> torch.Tensor:
     """The weights as one method changes them."""
-    proposed = method.weights(cohort.weights, reports, cohort).double()
+    proposed = method.weights(cohort.weights, messages, cohort).double()
     if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
         raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
     if proposed.sum() == 0:
@@ -138,14 +138,8 @@ def _reweighed(method: Method, reports: Sequence[object], cohort: Cohort) -> tor
 
 def ask(engine: Engine, server: ServerState, round: Round) -> tuple[Received, list[ClientTask]]:
     """The broadcast, and the task of each client."""
-    received = Received(
-        round=round.number,
-        seed=engine.seed,
-        params=server.params,
-        buffers=server.buffers,
-        server={method.name: method.broadcast(server.servers[method.name]) for method in round.methods},
-        rates=engine.rates(round.number),
-        optimisation=round.cohort.optimisation,
+    received = _broadcast(
+        engine, server, {method.name: method.broadcast(server.servers[method.name]) for method in round.methods}
     )
     weights = round.cohort.weights.tolist()
     tasks = [
@@ -153,6 +147,13 @@ def ask(engine: Engine, server: ServerState, round: Round) -> tuple[Received, li
         for (client, steps), weight in zip(round.plans.items(), weights, strict=True)
     ]
     return received, tasks
+
+
+def _broadcast(engine: Engine, server: ServerState, states: Mapping[str, Any]) -> Received:
+    """The broadcast of the coming round, with the parts of the methods' server states that clients receive."""
+    round = server.round
+    rates, optimisation = engine.rates(round), engine.optimisation(round)
+    return Received(round, engine.seed, server.params, server.buffers, states, rates, optimisation)
 
 
 def masks_of(methods: Sequence[Method], params: Params, client: int) -> dict[str, torch.Tensor]:

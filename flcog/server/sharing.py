@@ -19,12 +19,13 @@ def share_out(engine: Engine, plans: Mapping[int, int]) -> list[list[int]]:
         return [list(range(len(cohort)))]
     shares: list[list[int]] = [[] for _ in range(count)]
     load = [0] * count
-    owner = engine.clients.store.owner if engine.stateful else {}
+    stateful = engine.clients.stateful
+    owner = engine.clients.store.owner if stateful else {}
     for i in sorted(range(len(cohort)), key=lambda i: (cohort[i] not in owner, -steps[i], cohort[i])):
         rank = owner.get(cohort[i])
         if rank is None:
             rank = min(range(count), key=load.__getitem__)
-            if engine.stateful:
+            if stateful:
                 owner[cohort[i]] = rank
         shares[rank].append(i)
         load[rank] += steps[i]

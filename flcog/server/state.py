@@ -1,14 +1,13 @@
 """The server's state, which a round changes and a checkpoint saves."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import Clients
 from flcog.core.types import Params, Slot
 from flcog.method import Method, Uploads
 from flcog.wire.envelope import num_bytes
@@ -17,14 +16,14 @@ from flcog.wire.ledger import Ledger
 
 @dataclass
 class ServerState:
-    """The global model, what methods keep at the server, the clients' reports, and the bytes sent so far.
+    """The global model, the methods' state at the server, the clients' first-contact messages, and the bytes sent so far.
 
     Args:
         params, buffers: the global model. Values are replaced, never changed in place.
         servers: each method's state, by its name.
         round: rounds done.
         ledger: bytes sent so far.
-        reported: which clients have sent each method their report.
+        reported: for each method the clients whose first-contact messages were counted.
     """
 
     params: Params
@@ -35,16 +34,16 @@ class ServerState:
     reported: dict[str, set[int]] = field(default_factory=dict)
     uploads: dict[str, Uploads] = field(default_factory=dict)
     """What single clients sent in the round in hand, for methods that also observe; let go of at its end, and in no checkpoint."""
-    reports: dict[str, dict[int, Any]] = field(default_factory=dict)
-    """The reports, by method and client; not in a checkpoint, but asked for again after a resume."""
+    messages: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """The first-contact messages by method and client; None for a client that sent none."""
     _newcomers: list[tuple[str, int]] = field(default_factory=list, repr=False)
-    """The clients that have reported in the round in hand, by method."""
+    """The methods and clients of the messages that arrived in this round."""
 
     def copy(self, round: int) -> "ServerState":
         """The state as it is, with nothing sent yet, in whose place another round can be tried."""
         reported = {name: set(clients) for name, clients in self.reported.items()}
-        reports = {name: dict(values) for name, values in self.reports.items()}
-        return ServerState(self.params, dict(self.buffers), dict(self.servers), round, reported=reported, reports=reports)
+        messages = {name: dict(values) for name, values in self.messages.items()}
+        return ServerState(self.params, dict(self.buffers), dict(self.servers), round, reported=reported, messages=messages)
 
     @contextmanager
     def undone_at(self, error: type[BaseException]) -> Iterator[None]:
@@ -62,20 +61,32 @@ class ServerState:
                 setattr(self, name, getattr(before, name))
             for name, client in self._newcomers:
                 self.reported[name].discard(client)
+                self.messages[name].pop(client, None)
             raise
 
-    def ask_reports(self, method: Method, clients: Sequence[int], runtime: Clients) -> None:
-        """Ask clients for their report to a method, each once in its life; after a resume again, but its bytes count once."""
-        reports, known = self.reports.setdefault(method.name, {}), self.reported.setdefault(method.name, set())
-        new = [client for client in clients if client not in reports]
-        for client, report in runtime.report(method.name, new, self.round).items() if new else ():
-            reports[client] = report
-            if client not in known:
-                known.add(client)
-                self._newcomers.append((method.name, client))
-                self.ledger.add(method.name, up=sum(map(num_bytes, pytree.tree_leaves(report))))
+    def newcomers(self, methods: Sequence[Method], clients: Sequence[int]) -> dict[str, list[int]]:
+        """The clients whose first-contact messages are still to be asked for, by method. ``weights`` alone reads such messages."""
+        asking = [method.name for method in methods if method.overrides("weights") and method.overrides("init_client")]
+        return {
+            name: new for name in asking if (new := [client for client in clients if client not in self.messages.get(name, {})])
+        }
 
-    def reports_to(self, method: Method, clients: Iterable[int]) -> list[Any]:
-        """These clients' reports to a method."""
-        reports = self.reports.get(method.name, {})
-        return [reports.get(client) for client in clients]
+    def meet(self, messages: Mapping[str, Mapping[int, Any]]) -> None:
+        """Keep first-contact messages, and count their bytes. Early checkpoints lacked the messages, whose bytes count once."""
+        for name, sent in messages.items():
+            known = self.reported.setdefault(name, set())
+            self.messages.setdefault(name, {}).update(sent)
+            for client in sent.keys() - known:
+                known.add(client)
+                self._newcomers.append((name, client))
+                self.ledger.add(name, up=sum(map(num_bytes, pytree.tree_leaves(sent[client]))))
+
+    def messages_to(self, method: Method, clients: Iterable[int]) -> list[Any]:
+        """These clients' first-contact messages to a method."""
+        messages = self.messages.get(method.name, {})
+        return [messages.get(client) for client in clients]
+
+    def messages_sent(self) -> dict[str, dict[int, Any]]:
+        """The first-contact messages that are not None, as a checkpoint saves them."""
+        sent = {name: {k: message for k, message in kept.items() if message is not None} for name, kept in self.messages.items()}
+        return {name: messages for name, messages in sent.items() if messages}

@@ -143,7 +143,7 @@ class Counts(flcog.Method):
     def active(self, round):
         return super().active(max(round, self.start_round))
 
-    def init_client(self, params, buffers):
+    def init_client(self, params, buffers, client):
         return {"rounds": torch.zeros(())}
 
 

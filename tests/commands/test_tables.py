@@ -59,8 +59,8 @@ class SendsThings(Method):
 def test_bytes_are_those_that_travel() -> None:
     """Two clients of SimpleCNN, 44,426 parameters of four bytes; a round's bytes and those before it are told apart."""
     plain = tables.bytes_of_a_round()
-    assert plain == (2 * 4 * 44_426, 2 * 4 * 44_426, 0, 0)
-    assert tables.bytes_of_a_round(SendsThings()) == (plain.up + 2 * 2000, plain.down + 2 * 4000, 100_000, 40_000)
+    assert plain == (2 * 4 * 44_426, 2 * 4 * 44_426, 0, 0, False)
+    assert tables.bytes_of_a_round(SendsThings()) == (plain.up + 2 * 2000, plain.down + 2 * 4000, 100_000, 40_000, False)
     assert tables.bytes_of_a_round(FedProx()) == plain
     assert tables.bytes_of_a_round(FedDisco()) == plain._replace(once_up=2 * 4)
     (row,) = tables.method_rows([SendsThings()])
@@ -73,6 +73,7 @@ def test_bytes_are_those_that_travel() -> None:
         (SCAFFOLD(), "stateful", True),
         (SCAFFOLD(), "up", "2.00"),
         (FedAvgM(), "stateful", False),
+        (FedDisco(), "stateful", False),
         (FedAvgM(), "papers", "FedCOG, FedDisco"),
         (FedAvgM(), "year", "2019"),
         (FedDisco(), "up", "1.00"),

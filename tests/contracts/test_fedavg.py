@@ -79,7 +79,7 @@ class Without(Method):
     def plan(self, plan: Any, client: Any, rng: torch.Generator) -> Any:
         return plan if self.trains or client.id != self.client else None
 
-    def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
+    def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         return weights * torch.tensor([float(client != self.client) for client in cohort.clients])
 
 

@@ -38,7 +38,7 @@ class Seen(Method):
     cohorts: list[Cohort] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
 
-    def weights(self, weights: Tensor, reports: object, cohort: Cohort) -> Tensor:
+    def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         self.cohorts.append(copy.copy(cohort))
         return weights
 
@@ -51,20 +51,20 @@ class Seen(Method):
         return delta, server
 
 
-WEIGHING = {name: case for name, case in CASES.items() if case.method.overrides("weights") or case.method.overrides("report")}
+WEIGHING = {name: case for name, case in CASES.items() if case.method.overrides("weights")}
 
 
 @pytest.mark.parametrize("case", WEIGHING.values(), ids=WEIGHING.keys())
-def test_weights_and_reports_are_those_of_a_float64_run(case: Case) -> None:
-    seen, reports = {}, {}
+def test_weights_and_messages_are_those_of_a_float64_run(case: Case) -> None:
+    seen, messages = {}, {}
     for precision in ("64-true", "bf16-true"):
         seen[precision] = Seen()
         trainer = train(case.method, seen[precision], data=case.data(), rounds=1, local_steps=1, precision=precision)
-        reports[precision] = trainer.run.server.reports
+        messages[precision] = trainer.run.server.messages
     cohort, exact = (seen[precision].cohorts[0] for precision in ("bf16-true", "64-true"))
     assert cohort.weights.dtype == cohort.num_samples.dtype == torch.float64
     assert torch.equal(cohort.weights, exact.weights)
-    assert reports["bf16-true"] == reports["64-true"]
+    assert messages["bf16-true"] == messages["64-true"]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])

@@ -42,7 +42,7 @@ class BadDelta(ByClient):
 class BadSlot(ByClient):
     """What one client keeps becomes infinite in round 3, and all else is as it should be."""
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: Any) -> Slot:
         return {"seen": torch.zeros(2), "calls": torch.tensor(0)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
@@ -163,7 +163,7 @@ def test_large_numbers_are_no_bad_ones() -> None:
     class Large(Method):
         """Each is finite, their sum is not."""
 
-        def init_client(self, params: Params, buffers: Params) -> Slot:
+        def init_client(self, params: Params, buffers: Params, client: Any) -> Slot:
             return {"large": torch.full((NUM_CLASSES,), 1.7e308)}
 
     assert train(EqualWeights(), Large(), rounds=1).rows[0]["clients/participating"] == 5

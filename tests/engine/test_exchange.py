@@ -1,5 +1,6 @@
 """What a method's exchange of data before round 1 hands to the run: data, bytes, and what its own hooks read of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from harness import TinyData, classifier, make_trainer, train
+from torch import Tensor
 
 from flcog.data import Exchange, Federation, Partition
-from flcog.method import ClientView, Method
+from flcog.method import ClientView, Cohort, FirstContact, Method, Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,12 @@ class Halves(Method):
         changed = replace(federation, partition=partition)
         return Kept(changed, (30, 7), clients=federation.num_clients, workspace=workspace)
 
-    def report(self, client: ClientView) -> float:
-        return client.exchanges[self.name].clients  # type: ignore[attr-defined]
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> FirstContact:
+        return FirstContact({}, client.exchanges[self.name].clients)  # type: ignore[attr-defined]
+
+    def weights(self, weights: Tensor, messages: Sequence[Any], cohort: Cohort) -> Tensor:
+        assert messages[0] >= 8
+        return weights
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,6 @@ def test_fit_fires_what_its_docstring_says(tmp_path: Path) -> None:
     script = documented_script(flcog.FederatedTrainer.fit.__doc__ or "")
     expected = play(script, {"round": 2, "client": 2, "local step": 3})
     assert set(expected) == {*HOOKS, *OBSERVER_HOOKS} - NOT_RECORDED
-    # The cohort plans and reports client by client; each newcomer's state is made just before its draw.
     assert seen == expected
 
 

@@ -53,7 +53,7 @@ def test_only_the_sampled_clients_have_state_and_cost() -> None:
 
     @dataclass(frozen=True)
     class Stateful(Method):
-        def init_client(self, params: Any, buffers: Any) -> Any:
+        def init_client(self, params: Any, buffers: Any, client: Any) -> Any:
             return {"seen": torch.zeros(1)}
 
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:

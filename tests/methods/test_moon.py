@@ -88,7 +88,7 @@ def test_moon_adds_exactly_nothing_before_it_has_a_previous_model() -> None:
         )
         return method.loss(Apply(model, model.buffers), model.params, batch, torch.zeros(()), ctx).item()
 
-    new = method.init_client(model.params, model.buffers)
+    new = method.init_client(model.params, model.buffers, None)
     assert loss(new) == 0
     assert loss(new | {"has_previous": torch.ones(())}) > 1
 

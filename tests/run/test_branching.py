@@ -41,7 +41,7 @@ class CountsRounds(Method):
     def active(self, round: int) -> bool:
         return super().active(max(round, self.start_round))
 
-    def init_client(self, params: Params, buffers: Params) -> Slot:
+    def init_client(self, params: Params, buffers: Params, client: Any) -> Slot:
         return {"rounds": next(iter(params.values())).new_zeros(())}
 
     def draw(self, rng: torch.Generator, client: Any) -> Slot:

@@ -66,9 +66,9 @@ def test_feddisco_weighs_any_kind_of_label(targets: Any, executor: str) -> None:
     assert distance(trainers[0].state, trainers[1].state) > 1e-4
     counts = torch.stack([data.federation.label_counts(k) for k in range(8)])
     assert counts.shape == (8, 3)
-    reports = trainers[1].run.server.reports["FedDisco"]
+    messages = trainers[1].run.server.messages["FedDisco"]
     for k, shares in enumerate(counts / counts.sum(1, keepdim=True)):
-        assert reports[k] == pytest.approx(float(sum(s * math.log(3 * s) for s in shares.tolist() if s)), abs=1e-12)
+        assert messages[k] == pytest.approx(float(sum(s * math.log(3 * s) for s in shares.tolist() if s)), abs=1e-12)
 
 
 def test_weights_that_are_all_zero_are_not_used() -> None:
@@ -108,9 +108,9 @@ def test_uniform_means_over_the_bins_that_there_are(metric: Any) -> None:
     values = [0.0] * 70 + [float(x) for x in range(1, 31)]  # bins of 0, 1 to 10, 11 to 20, 21 to 30
     even, skewed = [0, 1, 70, 71, 80, 81, 90, 91], [0, 1, 2, 3]
     federation = regression(values, [even, skewed])
-    reports = [FedDisco(metric=metric).report(ClientView(k, 8, 0, federation)) for k in range(2)]
-    assert reports[0] == pytest.approx(0, abs=1e-7)
-    assert reports[1] == pytest.approx({"kl": np.log(4), "l1": 1.5, "l2": 0.75**0.5, "cosine": 0.5}[metric])
+    messages = [FedDisco(metric=metric).init_client({}, {}, ClientView(k, 8, 0, federation)).message for k in range(2)]
+    assert messages[0] == pytest.approx(0, abs=1e-7)
+    assert messages[1] == pytest.approx({"kl": np.log(4), "l1": 1.5, "l2": 0.75**0.5, "cosine": 0.5}[metric])
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -143,8 +143,8 @@ def test_a_client_without_labels_does_not_count_most(target: Any) -> None:
 
     module = flcog.MultiLabelClassifier(MLP(6, (8,), 3), optimizer=partial(torch.optim.SGD, lr=0.1))
     trainer = train(FedDisco(target=target), module=module, data=Unlabelled(targets="multilabel"), clients_per_round=8, rounds=1)
-    reports = trainer.run.server.reports["FedDisco"]
-    assert reports[0] == max(reports.values()) > min(reports.values())
+    messages = trainer.run.server.messages["FedDisco"]
+    assert messages[0] == max(messages.values()) > min(messages.values())
 
 
 # Configs and costs ------------------------------------------------------------------------------------------------------------------
