@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flcog import models, schedules
     from flcog.apply import Apply
     from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
+    from flcog.commands.federated_cli import FederatedCLI
     from flcog.core.types import Batch, Params, Slot
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
     from flcog.method import (
@@ -49,6 +50,7 @@ __all__ = [
     "Cohort",
     "Context",
     "Exchange",
+    "FederatedCLI",
     "FederatedDataModule",
     "FederatedTrainer",
     "Federation",

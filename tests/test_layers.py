@@ -48,7 +48,7 @@ CLOSED = {
     "flcog.callbacks": ("flcog.client", "flcog.server", "flcog.execute", *ABOVE),
 }
 
-FACES = {"flcog.callbacks": ("flcog.run.observers",)}
+FACES = {"flcog": ("flcog.commands.federated_cli",), "flcog.callbacks": ("flcog.run.observers",)}
 """What a package's face, its own ``__init__``, shows of other rooms."""
 
 OPEN = {"flcog.server": ("flcog.client.messages",)}
@@ -95,9 +95,10 @@ def wrong_imports(graph: dict[str, set[str]]) -> list[str]:
         room = next((room for room in CLOSED if lies_in(module, (room,))), "")
         is_command = module.rsplit(".")[-1] == "command" or module.endswith("_study")
         for target in targets:
-            excused = lies_in(target, FACES.get(module, ()) + OPEN.get(room, ())) or (is_command and target == COMMANDS_USE)
+            excused = lies_in(target, OPEN.get(room, ())) or (is_command and target == COMMANDS_USE)
             closed = lies_in(target, CLOSED.get(room, ())) and not lies_in(target, (room,))
-            if floor_of(target) > floor_of(module) or (closed and not excused):
+            shown = lies_in(target, FACES.get(module, ()))
+            if not shown and (floor_of(target) > floor_of(module) or (closed and not excused)):
                 wrong.append(f"{module} imports {target}")
     return wrong
 

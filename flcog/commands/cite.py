@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from flcog.commands.lightning_cli import find_modules_here
+from flcog.commands.federated_cli import find_modules_here
 from flcog.core.commands import parser_of
 
 ADDRESS = re.compile(r"https?://[^\s,;)]*[^\s,;).:]")

@@ -5,8 +5,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from flcog.commands.complaint import complain
-from flcog.commands.refusals import refusal
+from flcog.commands.refusals import mistakes_in_one_line
 from flcog.core.commands import Command, TrainerCommand
 
 
@@ -19,16 +18,14 @@ def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) 
         argv: what ``main`` was given, for LightningCLI warns of arguments that are given twice.
     """
     try:
-        _run(command, arguments, argv)
-        sys.stdout.flush()
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
-            raise SystemExit(1) from None
-        reason = refusal(error)
-        if reason is None:
-            raise
-        complain(reason)
-        raise SystemExit(2) from None
+        with mistakes_in_one_line():
+            try:
+                _run(command, arguments, argv)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                if _nobody_reads():
+                    raise SystemExit(1) from None
+                raise
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # a run's Checkpoint, or compare, has said how to go on
 
@@ -42,9 +39,9 @@ def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> 
 
     with lost_processes.fails_for_all():
         if isinstance(command, TrainerCommand):
-            from flcog.commands.lightning_cli import FederatedCLI
+            from flcog.commands.command_cli import CommandCLI
 
-            FederatedCLI(argv, command)
+            CommandCLI(argv, command)
         else:
             run(list(arguments))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import yaml
 
-from flcog.commands.lightning_cli import FederatedCLI
+from flcog.commands.command_cli import CommandCLI
 from flcog.core.fabric import make_fabric
 
 
-def open_run(run: Path, *options: str) -> FederatedCLI:
+def open_run(run: Path, *options: str) -> CommandCLI:
     """The trainer, model and data of a run, as its config.yaml describes them; nothing is tracked.
 
     Args:
@@ -23,7 +23,7 @@ def open_run(run: Path, *options: str) -> FederatedCLI:
         warnings.filterwarnings(
             "ignore", "LightningCLI's args parameter"
         )  # it takes the words of our own command for its options
-        return FederatedCLI(["--config", str(config), "--trainer.logger", "false", *_devices_here(config), *options])
+        return CommandCLI(["--config", str(config), "--trainer.logger", "false", *_devices_here(config), *options])
 
 
 def _devices_here(config: Path) -> list[str]:

@@ -3,17 +3,33 @@
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import flcog
 import flcog.callbacks
 import flcog.datamodules
+from flcog.commands.complaint import complain
 from flcog.core.files import short
 
-OURS = tuple(f"{Path(module.__path__[0])}{os.sep}" for module in (flcog, flcog.callbacks, flcog.datamodules))
+FOLDERS = (Path(__file__).parents[1], *flcog.callbacks.__path__, *flcog.datamodules.__path__)
+OURS = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
 
 INSTALLED = ("<", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
 """Where the code of Python and of other packages lies; "<" begins the name of what is compiled into Python."""
+
+
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """Show a mistake of the user's in one line and exit with status 2; other errors keep their traceback."""
+    try:
+        yield
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
+        complain(reason)
+        raise SystemExit(2) from None
 
 
 def refusal(error: BaseException | None) -> str | None:

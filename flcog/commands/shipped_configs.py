@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import flcog
 from flcog.core.commands import parser_of
 
 OPTIONS = ("-c", "--config")
@@ -13,7 +12,7 @@ OPTIONS = ("-c", "--config")
 
 def folder() -> Path:
     """Where they lie: inside the installed package, or beside it in a clone."""
-    package = Path(flcog.__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 
 from flcog.apply import ModelFunction
@@ -24,6 +23,7 @@ from flcog.run.client_states import SavedClientStates
 from flcog.run.description import acting_rounds, describe
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
+from flcog.run.lightning_checkpoint import lightning_entries, warn_of_lost_hyperparameters
 from flcog.run.masking import masked
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
@@ -159,6 +159,7 @@ class Session:
         """Write what the run is into its directory, and tell the trackers."""
         if not self.processes.is_first:
             return
+        warn_of_lost_hyperparameters(self.model.module)
         engine = self.engine
         module = engine.model.module
         setting: dict[str, Any] = {
@@ -229,7 +230,7 @@ class Session:
             "tracker_run": self.trackers.run_id,
             "run_id": self.clients.run_id,
             "resumable": resumable,
-            **self._for_lightning(),
+            **lightning_entries(self.model.module, self._weights, self.config),
         }
         if resumable:
             written = self.clients.save(server.round)
@@ -243,18 +244,10 @@ class Session:
             if pinned is not None:
                 self.clients.prune({*pinned, *self.state_files})
 
-    def _for_lightning(self) -> dict[str, Any]:
-        """What ``LightningModule.load_from_checkpoint`` reads: the global model, and how the command line made the module."""
-        shared = {name: self.buffers[name] for name in self.model.shared_buffers}
-        entries = {"pytorch-lightning_version": lightning.__version__, "state_dict": self.params | shared}
-        made, module = (self.config or {}).get("model"), self.model.module
-        if not made:
-            return entries
-        path, arguments = made["class_path"], made.get("init_args") or {}
-        if path.rpartition(".")[2] != type(module).__name__:  # the config names a bare network, around which this module was put
-            path, arguments = f"{type(module).__module__}.{type(module).__qualname__}", {"model": made}
-        maker = {"_class_path": path, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
-        return entries | {"hyper_parameters": masked(arguments) | maker}
+    @property
+    def _weights(self) -> Params:
+        """The global model's parameters and shared buffers."""
+        return self.params | {name: self.buffers[name] for name in self.model.shared_buffers}
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
         """Take over a checkpoint of the same model: that model alone to evaluate it, everything to go on.

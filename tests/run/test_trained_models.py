@@ -233,6 +233,27 @@ def test_a_users_own_module_is_loaded_too(tmp_path: Path) -> None:
     assert torch.equal(outputs_of(loaded.net), outputs_of(own.net))
 
 
+def test_hyperparameters_that_a_module_saves_construct_it_again(tmp_path: Path) -> None:
+    class Own(L.LightningModule):
+        def __init__(self, width: int, rates: dict[str, float], loss: nn.Module) -> None:
+            super().__init__()
+            self.save_hyperparameters(logger=False)
+            self.net, self.loss = nn.Linear(6, width), loss
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.loss(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.hparams["rates"]["lr"])
+
+    with pytest.warns(UserWarning) as warned:
+        trainer = fit(tmp_path, module=Own(3, {"lr": 0.5}, nn.CrossEntropyLoss()), **FLOAT)
+    assert any("do not store the hyper-parameter loss of Own" in str(each.message) for each in warned)
+    loaded = Own.load_from_checkpoint(trainer.run.directory / "checkpoints/last.ckpt", loss=nn.CrossEntropyLoss())
+    assert loaded.hparams["rates"] == {"lr": 0.5}
+    assert torch.equal(outputs_of(loaded.net), outputs_of(trainer.model.net))  # type: ignore[arg-type]
+
+
 def test_a_model_that_a_method_changed_says_what_loads_it(tmp_path: Path) -> None:
     trainer = fit(tmp_path, MOON(projection=4), **FLOAT)
     with pytest.raises(ValueError, match=r"methods of the run had changed is loaded by trainer.test"):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import flcog
+from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.plan import SPLIT_SEED, Cell
-from flcog.commands.lightning_cli import FederatedCLI
 
 Config = Mapping[str, Any]
 
@@ -21,7 +21,7 @@ WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "Summary")
 """Callbacks that add nothing to the rows."""
 
 
-class _Reader(FederatedCLI):
+class _Reader(CommandCLI):
     """Reads a command line, and makes nothing of what it says."""
 
     def instantiate_classes(self) -> None:

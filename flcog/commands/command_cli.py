@@ -1,0 +1,40 @@
+"""The commands of ``flcog`` that act on a trainer, a model and data: each is a LightningCLI with a single verb."""
+
+from typing import Any
+
+from flcog.commands.federated_cli import FederatedCLI, print_figures
+from flcog.core.commands import TrainerCommand
+from flcog.trainer import FederatedTrainer
+
+
+class CommandCLI(FederatedCLI):
+    """Constructs trainer, model and data from the command line, and runs one command on them.
+
+    Args:
+        args: the words after ``flcog``; by default those of the process.
+        command: the command. None constructs the three alone, from options without a command's name.
+    """
+
+    def __init__(self, args: list[str] | None = None, command: TrainerCommand | None = None) -> None:
+        self.command = command
+        super().__init__(
+            save_config_callback=None,
+            trainer_class=_trainer_with(command),
+            args=args,
+            run=command is not None,
+            auto_configure_optimizers=False,
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        return {self.command.name: {"model", "datamodule"}} if self.command else {}
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        assert self.command is not None
+        result: Any = self.command.run(self.trainer, **self._prepare_subcommand_kwargs(subcommand))
+        if self.trainer.fabric.is_global_zero:
+            print_figures(result)
+
+
+def _trainer_with(command: TrainerCommand | None) -> type[FederatedTrainer]:
+    """A trainer with the command as a method: LightningCLI reads a command's help and options from a method of the trainer's class."""
+    return FederatedTrainer if command is None else type("FederatedTrainer", (FederatedTrainer,), {command.name: command.run})

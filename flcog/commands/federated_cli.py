@@ -1,0 +1,240 @@
+"""FederatedCLI: LightningCLI around the federated trainer, for the ``flcog`` command and for users' own scripts."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from torch import nn
+from torch.utils.data import Dataset
+
+import flcog.callbacks
+import flcog.datamodules
+from flcog.commands.callback_options import reach_by_name, take_changes
+from flcog.commands.complaint import complain
+from flcog.commands.config_file import check_config
+from flcog.commands.errors import base_class_refusal, explain
+from flcog.commands.refusals import mistakes_in_one_line
+from flcog.commands.shipped_configs import with_paths
+from flcog.core import lost_processes
+from flcog.core.lazy import load
+from flcog.method import Callback, Run
+from flcog.trainer import FederatedTrainer
+
+NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round")
+"""Options of ``fit`` that describe how a run begins. They are not part of its configuration."""
+
+DATA = (L.LightningDataModule, Dataset)
+"""The classes of data that the command line accepts. flcog's own data modules are LightningDataModules."""
+
+
+class Parser(LightningArgumentParser):
+    """Explains a mistake in one line, and suggests the option that was probably meant."""
+
+    changes: Sequence[tuple[str, str]] = ()
+    """Changes that the config being read makes to callbacks of an earlier config."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+        # jsonargparse passes `--model.model.weights null` to the class's own parser as Python writes it, `--weights=None`, and that
+        # parser reads a string.
+        if args is not None:
+            args = with_paths(re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args)
+        return super().parse_args(args, *rest, **options)
+
+    def parse_path(self, path: Any, *rest: Any, **options: Any) -> Any:
+        if Path(path).is_file():
+            check_config(Path(path))
+        return super().parse_path(path, *rest, **options)
+
+    def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+        content, self.changes = take_changes(content)
+        return super().parse_string(content, *rest, **options)
+
+    def add_class_arguments(self, theclass: type, nested_key: str | None = None, *rest: Any, **options: Any) -> Any:
+        if nested_key is None:
+            self.owner = theclass  # the parser of one class's options, for messages
+        return super().add_class_arguments(theclass, nested_key, *rest, **options)
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Lightning's method, which also accepts networks, data sets, and flcog's methods and observers."""
+        classes = lightning_class if isinstance(lightning_class, tuple) else (lightning_class,)
+        if not all(isinstance(each, type) and issubclass(each, (nn.Module, *DATA, Callback)) for each in classes):
+            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+        if any(issubclass(each, Callback) for each in classes):
+            self.callback_keys.append(nested_key)
+        if subclass_mode:
+            self.add_subclass_arguments(lightning_class, nested_key, fail_untyped=False, required=required)
+            return []
+        return list(self.add_class_arguments(classes[0], nested_key, fail_untyped=False, sub_configs=True))
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        complain(explain(self, message))
+        raise SystemExit(2)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI for federated training, for scripts of your own::
+
+        from flcog import FederatedCLI
+
+        FederatedCLI(MyModel, MyDataModule)  # python main.py fit --model.lr 0.1 --trainer.rounds 20 --trainer.callbacks+=FedProx
+
+    Everything that LightningCLI offers for subclasses works here: ``add_arguments_to_parser`` with ``link_arguments`` and
+    ``add_lightning_class_args``, ``before_fit`` and ``after_fit``, ``before_instantiate_classes`` and so on.
+
+    Args:
+        model_class: a LightningModule or another network, or a function that returns one; None lets users choose one by its class path.
+        datamodule_class: a LightningDataModule (flcog's data modules are some) or a map-style data set, or a function that returns one;
+            None lets users choose.
+        save_config_callback: every run writes its ``config.yaml``. The ``save_config`` method of a subclass of Lightning's
+            ``SaveConfigCallback`` is also called when the run begins.
+        save_config_kwargs: options of that subclass.
+        trainer_class: :class:`flcog.FederatedTrainer`, or a subclass.
+        trainer_defaults: defaults of its options. Callbacks among them are appended to those of the user.
+        seed_everything_default: seeds the initial weights and the trainer; True draws a seed.
+        parser_kwargs: options of the argument parsers.
+        subclass_mode_model, subclass_mode_data: whether users may choose a subclass by its class path.
+        args: the command line; by default that of the process.
+        run: whether the command line begins with a verb (``fit``, ``validate``, ``test`` or ``predict``), which is executed. With False,
+            ``cli.trainer``, ``cli.model`` and ``cli.datamodule`` are only constructed.
+        auto_configure_optimizers: whether ``--optimizer`` and ``--lr_scheduler`` exist, which replace the model's own.
+    """
+
+    trainer: FederatedTrainer  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        model_class: Callable[..., nn.Module] | None = None,
+        datamodule_class: Callable[..., Any] | None = None,
+        save_config_callback: type[SaveConfigCallback] | None = SaveConfigCallback,
+        save_config_kwargs: dict[str, Any] | None = None,
+        trainer_class: type[FederatedTrainer] = FederatedTrainer,
+        trainer_defaults: dict[str, Any] | None = None,
+        seed_everything_default: bool | int = 0,
+        parser_kwargs: dict[str, Any] | None = None,
+        subclass_mode_model: bool = False,
+        subclass_mode_data: bool = False,
+        args: Any = None,
+        run: bool = True,
+        auto_configure_optimizers: bool = True,
+    ) -> None:
+        for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
+            load(package)  # jsonargparse finds a class by its name alone only after it was imported
+        find_modules_here()
+        with mistakes_in_one_line() if run else nullcontext():
+            super().__init__(
+                model_class=model_class,  # type: ignore[arg-type]
+                datamodule_class=datamodule_class,
+                save_config_callback=save_config_callback,
+                save_config_kwargs=save_config_kwargs,
+                trainer_class=trainer_class,  # type: ignore[arg-type]
+                trainer_defaults=trainer_defaults,
+                seed_everything_default=seed_everything_default,
+                parser_kwargs={"dump_header": ["flcog"]} | (parser_kwargs or {}),
+                parser_class=Parser,
+                subclass_mode_model=subclass_mode_model,
+                subclass_mode_data=subclass_mode_data,
+                args=args,
+                run=run,
+                auto_configure_optimizers=auto_configure_optimizers,
+                load_from_checkpoint_support=False,
+            )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {
+            "fit": {"model", "datamodule"},
+            "validate": {"model", "datamodule"},
+            "test": {"model", "datamodule"},
+            "predict": {"model", "datamodule", "inputs"},
+        }
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(self.trainer_class, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)  # type: ignore[arg-type]
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items() if name != "callbacks"})
+        parser.add_lightning_class_args(self.model_class or nn.Module, "model", subclass_mode=self.subclass_mode_model)  # type: ignore[arg-type]
+        parser.add_lightning_class_args(self.datamodule_class or DATA, "data", subclass_mode=self.subclass_mode_data)  # type: ignore[arg-type]
+        reach_by_name(parser)
+        parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)
+
+    def _parse_ckpt_path(self) -> None:
+        """flcog's checkpoints do not change the configuration."""
+
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if not isinstance(seed, bool) and not 0 <= seed < 1 << 32:
+            raise ValueError(f"seed_everything must lie in [0, {1 << 32}), as numpy has it; got {seed}")
+        super()._set_seed()
+        if seed is True:  # the seed was drawn after the trainer's was linked to the option
+            config = self.config[self.subcommand] if self.subcommand else self.config
+            config["trainer"]["seed"] = config["seed_everything"]
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        callbacks = [self._get(self.config_init, key) for key in self._parser(self.subcommand).callback_keys]
+        options = {**self._get(self.config_init, "trainer"), **kwargs}
+        always = self.trainer_defaults.get("callbacks") or []
+        callbacks = [*(options.get("callbacks") or []), *callbacks, *(always if isinstance(always, list) else [always])]
+        for part in (self.model, self.datamodule, *callbacks):
+            if problem := base_class_refusal(part):
+                raise ValueError(problem)
+        options["callbacks"] = callbacks + self._config_savers()
+        trainer = self.trainer_class(**options)
+        self._dump_config()
+        trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}  # type: ignore[attr-defined]
+        # The option applies to one resume: a run's own config.yaml must not repeat it at each later one.
+        trainer.config["trainer"].pop("resume_changed", None)  # type: ignore[attr-defined]
+        return trainer
+
+    def _config_savers(self) -> list[Callback]:
+        """An observer that calls the user's ``SaveConfigCallback.save_config``, if that class has one."""
+        kind = self.save_config_callback
+        if kind is None or kind.save_config is SaveConfigCallback.save_config:
+            return []
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        return [_SaveConfig(kind(self._parser(self.subcommand), config, **self.save_config_kwargs), self)]
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with lost_processes.fails_for_all():
+            self._call_if_defined(f"before_{subcommand}")
+            verb = getattr(self, subcommand, getattr(self.trainer, subcommand))
+            result = verb(**self._prepare_subcommand_kwargs(subcommand))
+            if subcommand in ("validate", "test") and self.trainer.fabric.is_global_zero:
+                print_figures(result)
+            self._call_if_defined(f"after_{subcommand}")
+
+    def _call_if_defined(self, name: str) -> None:
+        if callable(hook := getattr(self, name, None)):
+            hook()
+
+
+class _SaveConfig(Callback):
+    """Calls the ``save_config`` method of a user's ``SaveConfigCallback`` once, in the main process, when the run begins."""
+
+    def __init__(self, saver: SaveConfigCallback, cli: FederatedCLI) -> None:
+        self._saver, self._cli = saver, cli
+
+    def on_fit_start(self, run: Run) -> None:
+        if run.processes.is_first:
+            self._saver.save_config(self._cli.trainer, self._cli.model, "fit")  # type: ignore[arg-type]
+
+
+def print_figures(figures: dict[str, float] | None) -> None:
+    """Print the figures of an evaluation, one to a line."""
+    for name, value in (figures or {}).items():
+        print(f"{name:<32} {value:.6g}")
+
+
+def find_modules_here() -> None:
+    """Let class paths name modules in the working directory, as ``python -m flcog`` does and an installed script does not.
+
+    The directory comes last on the path: a file called random.py or torch.py there must not replace the module of that name.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)

@@ -1,0 +1,86 @@
+"""The entries of a checkpoint that ``LightningModule.load_from_checkpoint`` reads, with flcog installed or without it."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+
+from flcog.core.types import Params
+from flcog.run.masking import masked
+
+PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
+
+
+def lightning_entries(module: L.LightningModule, weights: Params, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The weights, and the arguments with which the module can be constructed again.
+
+    The arguments are those that the module stored with ``save_hyperparameters()``, or else those of the run's configuration.
+
+    Args:
+        module: the client module.
+        weights: the global model's parameters and shared buffers.
+        config: the full configuration, if the command line knows it.
+    """
+    entries: dict[str, Any] = {"pytorch-lightning_version": L.__version__, "state_dict": weights}
+    if module.hparams:
+        kept, _ = split_hyperparameters(module)
+        return entries | {"hparams_name": module._hparams_name, "hyper_parameters": masked(kept)}
+    model = (config or {}).get("model")
+    return entries | ({"hyper_parameters": _from_config(module, model)} if model else {})
+
+
+def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], list[str]]:
+    """The hyper-parameters that a checkpoint can hold, and the names of the others, such as networks.
+
+    >>> class Lit(L.LightningModule):
+    ...     def __init__(self, width, network):
+    ...         super().__init__()
+    ...         self.save_hyperparameters(logger=False)
+    >>> with warnings.catch_warnings(action="ignore"):
+    ...     split_hyperparameters(Lit(3, L.LightningModule()))
+    ({'width': 3}, ['network'])
+    """
+    stored = dict(module.hparams)
+    lost = [name for name, value in stored.items() if not _is_plain(value)]
+    return {name: _plain(value) for name, value in stored.items() if name not in lost}, lost
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values())) and all(isinstance(key, str | int) for key in value)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return type(value) in PRIMITIVES
+
+
+def _plain(value: Any) -> Any:
+    """The value without subclasses of dict, such as jsonargparse's Namespace, which ``weights_only=True`` refuses to load."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _from_config(module: L.LightningModule, model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the configuration, as Lightning's own command line stores them."""
+    own = f"{type(module).__module__}.{type(module).__qualname__}"
+    if "class_path" not in model:  # a script's FederatedCLI has a fixed class
+        return dict(masked(dict(model)))
+    path, arguments = model["class_path"], model.get("init_args") or {}
+    if path.rpartition(".")[2] != type(module).__name__:  # the configuration names a network, and flcog put this module around it
+        path, arguments = own, {"model": model}
+    return masked(arguments) | {"_class_path": path, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+
+
+def warn_of_lost_hyperparameters(module: L.LightningModule) -> None:
+    """Say once which hyper-parameters no checkpoint can hold, as it contains only tensors and primitives."""
+    _, lost = split_hyperparameters(module) if module.hparams else ({}, [])
+    if lost:
+        name = type(module).__name__
+        warnings.warn(
+            f"checkpoints do not store the hyper-parameter{'s' * (len(lost) > 1)} {', '.join(lost)} of {name}, which are no numbers or "
+            f"text: give them to {name}.load_from_checkpoint(PATH, {lost[0]}=...), or leave them out with save_hyperparameters(ignore=...)",
+            stacklevel=2,
+        )
