@@ -7,8 +7,10 @@ from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
 from flcog.method import Optimisation
 from flcog.wire.envelope import Envelope, Manifest
+from flcog.wire.packing import message
 
 
+@message
 class Received(NamedTuple):
     """The broadcast of a round, which all of its clients share.
 
@@ -30,6 +32,7 @@ class Received(NamedTuple):
     optimisation: Optimisation
 
 
+@message
 class ClientTask(NamedTuple):
     """The work of one client in a round, beside the broadcast.
 
@@ -46,6 +49,7 @@ class ClientTask(NamedTuple):
     masks: Mapping[str, Any] = {}
 
 
+@message
 class ClientReply(NamedTuple):
     """The reply of one or more clients that were trained together. Tensors have a leading client axis.
 

@@ -12,8 +12,10 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
+from flcog.wire.packing import message
 
 
+@message
 class Optimisation(NamedTuple):
     """The local optimiser as its clients run it this round (of its first parameter group)."""
 

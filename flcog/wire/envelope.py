@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params
+from flcog.wire.packing import message
 
 
+@message
 class Envelope(NamedTuple):
     """Everything that a client sends in a round. Replies of several clients hold it with a leading client axis.
 
@@ -28,6 +30,7 @@ class Envelope(NamedTuple):
     measured: Mapping[str, Tensor] = {}
 
 
+@message
 class Field(NamedTuple):
     """The shape and type of one client's tensor, as it was before it was encoded."""
 
@@ -35,6 +38,7 @@ class Field(NamedTuple):
     dtype: torch.dtype
 
 
+@message
 class Manifest(NamedTuple):
     """A description of one client's envelope that is known without reading a tensor; all clients of a reply share it.
 
