@@ -21,7 +21,7 @@ from flcog.execute.choice import choose_executor
 from flcog.execute.job import Job
 from flcog.execute.loop import LoopExecutor
 from flcog.execute.memory import chunk_bytes
-from flcog.method import Method, Note
+from flcog.method import Method, Note, Notes, WarningNote
 from flcog.reading import Reader
 from flcog.server.engine import Engine, cohort_size
 from flcog.server.state import ServerState
@@ -48,9 +48,10 @@ def set_up(
         workspace: where methods may keep what runs can share; None where nothing is to be written.
     """
     function, optimizer = client.function, client.optimizer
-    notes = [*client.notes, *(Note("note", text) for text in datamodule.notes)]
+    notes = Notes()
+    notes.add(*client.notes, *map(Note, datamodule.notes))
     if settings.tf32 is not None and processes.device.type != "cuda":
-        notes.append(Note("note", f"tf32={settings.tf32} plays no part here: {processes.device.type} has no TF32"))
+        notes.add(Note(f"tf32={settings.tf32} plays no part here: {processes.device.type} has no TF32"))
     server = ServerState(
         params={name: value.detach().clone() for name, value in function.params.items()},
         buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
@@ -64,7 +65,7 @@ def set_up(
     _check_batches(methods, example, federation)
     check_outputs(function, example, federation)
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
-    notes.extend(_outdated(methods, exchanges))
+    notes.add(*_outdated(methods, exchanges))
     reader = Reader(federation, processes.device, dtype, function.convolves)
     server.servers = {method.name: method.init_server(server.params) for method in methods}
     batching = _batching(settings, datamodule, federation)
@@ -162,13 +163,14 @@ def _exchanged(
 
 def _outdated(methods: Sequence[Method], exchanges: Mapping[str, Exchange]) -> list[Note]:
     """Methods that have told one another of data which a later one then changed."""
-    notes, told = [], []
+    notes: list[Note] = []
+    told: list[str] = []
     before = None
     for method in [method for method in methods if method.name in exchanges]:
         exchange = exchanges[method.name]
         if before is not None and exchange.federation is not before:
             notes += [
-                Note("warning", f"{method.name} changes the data after {name} has exchanged what they are: list {name} after it")
+                WarningNote(f"{method.name} changes the data after {name} has exchanged what they are: list {name} after it")
                 for name in told
             ]
         elif exchange.bytes_sent is not None:

@@ -202,6 +202,7 @@ class FederatedTrainer(Described):
             configure_model                                   once: the model, with what methods add to it
             prepare_data                                      once: exchanges of data before round 1
             init_server                                       once: each method's server state
+            on_note                                           once per note; later notes come before on_round_end
             on_fit_start
             for each round:
                 sample the cohort
@@ -265,6 +266,7 @@ class FederatedTrainer(Described):
                 run = self._session = opening.fit(ckpt_path, self.resume_changed, self.logger, lock)
             else:
                 run = self._session = opening.branch(*check_branch_arguments(branch, round, ckpt_path), self.logger, lock)
+            self._deliver_notes(run)
             self._observe("on_fit_start")
             stop.rounds_begin(shared=run.processes.count > 1)
             while run.round < self.settings.rounds and not run.should_stop:
@@ -404,6 +406,7 @@ class FederatedTrainer(Described):
             self._observe("on_evaluation_end", run.round, metrics)
         run.table.append(metrics)
         run.record_executor()
+        self._deliver_notes(run)
         self._observe("on_round_end", run.round, metrics)
         run.server.uploads.clear()
         run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
@@ -413,6 +416,10 @@ class FederatedTrainer(Described):
         number = run.processes.largest(stop.number)
         if number and run.round < self.settings.rounds and not run.should_stop:
             raise stop.stop(number, run.processes.is_first)
+
+    def _deliver_notes(self, run: Session) -> None:
+        for note in run.engine.notes.undelivered():
+            self._observe("on_note", note)
 
     def _observe(self, hook: str, *args: Any) -> None:
         if self._session is not None:

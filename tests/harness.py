@@ -270,7 +270,7 @@ class RecordingTrainer(flcog.FederatedTrainer):
 
     @property
     def notes(self) -> list[str]:
-        return [f"{topic}: {text}" for topic, text in self.run.engine.notes]
+        return [f"{note.topic}: {note.text}" for note in self.run.engine.notes]
 
     @property
     def state(self) -> State:

@@ -19,7 +19,7 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import fold, seeded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
-from flcog.method import CLIENT_HOOKS, Method, Note
+from flcog.method import CLIENT_HOOKS, Method, ModelNote, Note, WarningNote
 from flcog.models.lora import adapters
 from flcog.schedules import Piecewise
 from flcog.settings import Settings
@@ -75,7 +75,7 @@ def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.Lig
     client = as_client(model, datamodule.federation.task)
     kind, optimizer = type(client).__name__, describe_optimizer(single_optimizer(client))
     text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"
-    return client, [Note("client", text)]
+    return client, [ModelNote(text)]
 
 
 def _with_methods(
@@ -98,7 +98,7 @@ def _with_methods(
         model = _with_method(settings, method, model, datamodule.federation, processes)
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
         if method.overrides("personal") and method.communicates and unmeasured:
-            notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
+            notes.append(Note(f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = model.to(device, dtype)
     processes.overwrite(model.state_dict().values())
     return model, notes + notes_on_methods(methods, settings.rounds) + notes_on_schedules(model, methods, settings.rounds)
@@ -137,8 +137,8 @@ def _with_method(
 
 def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
     """Methods that never act, and weights that are overruled."""
-    notes = [
-        Note("warning", f"{method.name} starts after {method.start_round} rounds, so it never acts in this run")
+    notes: list[Note] = [
+        WarningNote(f"{method.name} starts after {method.start_round} rounds, so it never acts in this run")
         for method in methods
         if method.start_round >= rounds
     ]
@@ -147,7 +147,7 @@ def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
         only_weighs = not any(earlier.overrides(hook) for hook in (*CLIENT_HOOKS, "server_step"))
         if only_weighs and (earlier.active(later.start_round) or later.active(earlier.start_round)):
             advice = f"swap them to weigh by {earlier.name}"
-            notes.append(Note("warning", f"{later.name} is listed after {earlier.name} and sets the weights: {advice}"))
+            notes.append(WarningNote(f"{later.name} is listed after {earlier.name} and sets the weights: {advice}"))
     return notes
 
 
@@ -158,7 +158,7 @@ def notes_on_schedules(model: L.LightningModule, methods: Sequence[Method], roun
         (owner, name, value) for owner, thing in owners for name, value in vars(thing).items() if isinstance(value, Piecewise)
     ]
     return [
-        Note("warning", f"{owner}: {name} changes after round {boundary}, which a run of {rounds} rounds never reaches")
+        WarningNote(f"{owner}: {name} changes after round {boundary}, which a run of {rounds} rounds never reaches")
         for owner, name, schedule in schedules
         for boundary in schedule.boundaries
         if boundary >= rounds
@@ -169,7 +169,7 @@ def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]
     settings = [[group.get(name) for name in ("lr", "momentum", "weight_decay")] for group in optimizer.param_groups]
     if not methods or all(setting == settings[0] for setting in settings):
         return []
-    return [Note("note", "the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
+    return [Note("the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:

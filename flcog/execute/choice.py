@@ -16,7 +16,7 @@ from flcog.execute.fastest import Choice, FastestExecutor, Times
 from flcog.execute.job import Job, obstacle_to_threads, obstacles_to_vmap
 from flcog.execute.making import compilable, make_batched, make_loop
 from flcog.execute.vmap import VmapExecutor
-from flcog.method import Note
+from flcog.method import ExecutorNote, MemoryNote, Notes
 from flcog.settings import Compile
 
 SMALL_STEP = 5_000_000
@@ -30,7 +30,7 @@ STREAMS = 4
 
 
 def choose_executor(
-    job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"], notes: list[Note], processes: Processes
+    job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"], notes: Notes, processes: Processes
 ) -> Executor:
     """The executor; where the user did not choose it, a note says why."""
     job = compilable(job)
@@ -49,11 +49,9 @@ def choose_executor(
     if wanted == "auto" and job.on_cpu and (job.model.convolves or work > SMALL_STEP):
         return loop(job, notes, "on a CPU batching clients pays only for small models without convolutions")
     chunk = _evenly(job, _chunk(job, patches=wanted == "vmap-patches"))
-    if wanted == "auto":
-        why = (
-            "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
-        )
-        notes.append(Note("executor", f"vmap, {chunk} clients at a time ({why})"))
+    why = "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
+    name = "vmap" if wanted == "auto" else wanted
+    notes.add(ExecutorNote(f"{name}, {chunk} clients at a time" + f" ({why})" * (wanted == "auto")))
     return VmapOrLoop(job, make_batched(job, chunk, wanted == "vmap-patches", notes), notes)
 
 
@@ -75,7 +73,7 @@ def _evenly(job: Job, most: int) -> int:
     return -(-job.clients // -(-job.clients // most)) if job.compile else most
 
 
-def _fastest(job: Job, notes: list[Note], processes: Processes) -> Executor:
+def _fastest(job: Job, notes: Notes, processes: Processes) -> Executor:
     """Whichever turns out to be fastest, or the loop where there is nothing to choose from."""
     if job.draws_here:
         return loop(job, notes, "nothing is timed: samples are read in this process, whose random streams a trial would move on")
@@ -128,7 +126,7 @@ def _streams(job: Job) -> int:
     return min(job.chunk_size or STREAMS, job.clients)
 
 
-def loop(job: Job, notes: list[Note], why: str = "") -> Executor:
+def loop(job: Job, notes: Notes, why: str = "") -> Executor:
     """The loop, and a note about it.
 
     Clients run side by side on a CPU's cores where their kernels outweigh their Python, which holds a lock on the others. Where it
@@ -151,7 +149,7 @@ def loop(job: Job, notes: list[Note], why: str = "") -> Executor:
     how_many = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time{or_one}" if at_once > 1 else ""
     compiled = {False: "", True: "compiled", "graphs": "CUDA graphs"}[job.compile]
     text = "; ".join(filter(None, [how_many, compiled, why]))
-    notes.append(Note("executor", "loop" + f" ({text})" * bool(text)))
+    notes.add(ExecutorNote("loop" + f" ({text})" * bool(text)))
     return make_loop(job, 1 if obstacle else at_once, notes, tries_one)
 
 
@@ -163,7 +161,7 @@ class VmapOrLoop:
     fails later (memory that ran out, say) is no reason to go on with other roundings.
     """
 
-    def __init__(self, job: Job, batched: VmapExecutor, notes: list[Note]) -> None:
+    def __init__(self, job: Job, batched: VmapExecutor, notes: Notes) -> None:
         self._job, self._notes = job, notes
         self._executor: Executor = batched
         self._has_run = False
@@ -195,7 +193,7 @@ class VmapOrLoop:
             self._executor = loop(self._job, self._notes, why)
             self._has_run = True
         elif choice.name == self.name:
-            self._notes.append(Note("memory", f"{choice.clients_at_once} clients at a time, {why}"))
+            self._notes.add(MemoryNote(f"{choice.clients_at_once} clients at a time, {why}"))
             self._executor = make_batched(self._job, choice.clients_at_once, choice.name == "vmap-patches", self._notes)
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
@@ -215,11 +213,11 @@ class VmapOrLoop:
 
     def _fall_back(self, assignment: Assignment, reason: str) -> tuple[Generator[Result, None, None], Result | None]:
         """The loop's results from the beginning, the first of them already made."""
-        notes: list[Note] = []
+        notes = Notes()
         executor = loop(self._job, notes, reason)
         results = executor.run(assignment)
         first = next(results, None)
         self._executor = executor
-        self._notes += notes
+        self._notes.add(*notes)
         warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
         return results, first

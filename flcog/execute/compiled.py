@@ -25,7 +25,7 @@ from flcog.execute.local_step import Given, Held, LocalStep, Shared
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.steps import Chunk, PlainSteps
 from flcog.execute.tensor_optimizer import TensorOptimizer
-from flcog.method import Note
+from flcog.method import ExecutorNote, Notes
 from flcog.settings import Compile
 
 
@@ -51,7 +51,7 @@ class Programs:
     verb: str = "compiled"
     kind: Compile = True
 
-    def __init__(self, notes: list[Note]) -> None:
+    def __init__(self, notes: Notes) -> None:
         self._notes, self._lock = notes, threading.Lock()
         self._made: dict[Any, Made] = {}
         self._failed, self._growing = set[tuple[int, ...]](), set[tuple[int, ...]]()
@@ -112,7 +112,7 @@ class Programs:
 
     def _say(self, held: Held, began: float) -> None:
         clients, took = len(held.total), seconds(time.perf_counter() - began)
-        self._notes.append(Note("executor", f"the local step of {clients} client{'s' * (clients > 1)} was {self.verb} in {took}"))
+        self._notes.add(ExecutorNote(f"the local step of {clients} client{'s' * (clients > 1)} was {self.verb} in {took}"))
 
 
 def methods_of(assignment: Assignment) -> tuple[int, ...]:

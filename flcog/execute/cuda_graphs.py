@@ -18,7 +18,7 @@ from flcog.execute.compiled_loop import CompiledLoop
 from flcog.execute.lane import Lane, layout_of
 from flcog.execute.local_step import Given, Held, LocalStep, Shared
 from flcog.execute.steps import Chunk
-from flcog.method import Note
+from flcog.method import Notes
 
 WARM_UPS = 3
 """Steps before one is captured: libraries choose kernels and ask for memory in the first ones, which a graph may not contain."""
@@ -138,7 +138,7 @@ class Graphs(Programs):
 
     verb, kind = "captured", "graphs"
 
-    def __init__(self, notes: list[Note], compiles: bool = True, device: Capturing | None = None) -> None:
+    def __init__(self, notes: Notes, compiles: bool = True, device: Capturing | None = None) -> None:
         super().__init__(notes)
         self._compiles, self._device = compiles, device or Cuda()
 

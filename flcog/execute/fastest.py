@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flcog.client.executor import Assignment, Executor, Result, longest_first
 from flcog.core.text import seconds
-from flcog.method import Note
+from flcog.method import ExecutorNote, Notes
 from flcog.settings import Compile
 
 BUDGET = 2.0
@@ -57,13 +57,12 @@ class FastestExecutor:
         compiled: Callable[[Times], Sequence[Choice]],
         make: Callable[[Choice], Executor],
         agree: Callable[[tuple[Choice, str]], tuple[Choice, str]],
-        notes: list[Note],
+        notes: Notes,
     ) -> None:
         self._choices, self._compiled, self._make, self._agree, self._notes = choices, compiled, make, agree, notes
         self._executor: Executor | None = None
         self._made: dict[Choice, Executor] = {}
-        self._open = Note("executor", f"the fastest, timed in round 1, of {'; '.join(map(str, choices))}")
-        notes.append(self._open)
+        notes.add(ExecutorNote(f"the fastest, timed in round 1, of {'; '.join(map(str, choices))}"))
 
     @property
     def name(self) -> str:
@@ -86,8 +85,7 @@ class FastestExecutor:
         """Take an executor for good."""
         self._executor = self._made.get(choice) or self._make(choice)
         self._made.clear()
-        self._notes.remove(self._open)
-        self._notes.append(Note("executor", f"{choice} ({why})"))
+        self._notes.add(ExecutorNote(f"{choice} ({why})"))
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         if self._executor is None:

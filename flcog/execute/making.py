@@ -15,7 +15,7 @@ from flcog.execute.job import Job, obstacles_to_compiling
 from flcog.execute.loop import LoopExecutor
 from flcog.execute.threads import ThreadedLoop
 from flcog.execute.vmap import VmapExecutor
-from flcog.method import Note
+from flcog.method import Notes
 
 
 def compilable(job: Job) -> Job:
@@ -41,7 +41,7 @@ def _captures(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def make_loop(job: Job, at_once: int, notes: list[Note], tries_one: bool = False) -> Executor:
+def make_loop(job: Job, at_once: int, notes: Notes, tries_one: bool = False) -> Executor:
     """The loop for so many clients at a time: on threads, or on a GPU's streams."""
     if job.compile == "graphs":
         return GraphLoop(job.model, job.optimizer, Graphs(notes, compiles=False), job.rows, at_once)
@@ -57,7 +57,7 @@ def make_loop(job: Job, at_once: int, notes: list[Note], tries_one: bool = False
     return ThreadedLoop(job.model, job.optimizer, at_once, max(1, torch.get_num_threads() // at_once), tries_one, one)
 
 
-def make_batched(job: Job, chunk: int, patches: bool, notes: list[Note]) -> VmapExecutor:
+def make_batched(job: Job, chunk: int, patches: bool, notes: Notes) -> VmapExecutor:
     """So many clients as one batched program."""
     if not job.compile:
         return VmapExecutor(job.model, job.optimizer, chunk, patches)

@@ -3,7 +3,7 @@
 import torch
 
 from flcog.core.processes import Processes
-from flcog.method import Note
+from flcog.method import MemoryNote, Notes
 from flcog.wire.ledger import human
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
@@ -22,7 +22,7 @@ STEP = 2**30
 """Bytes to which what is taken is rounded up, so that runs are mostly alike on a GPU where it counts, too."""
 
 
-def chunk_bytes(processes: Processes, notes: list[Note]) -> int:
+def chunk_bytes(processes: Processes, notes: Notes) -> int:
     """What a chunk may take, the same in every process.
 
     Args:
@@ -37,9 +37,7 @@ def chunk_bytes(processes: Processes, notes: list[Note]) -> int:
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, from an earlier run, for the next
     taken = _counted(total - free - kept, total)
     if taken:
-        notes.append(
-            Note("memory", f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left")
-        )
+        notes.add(MemoryNote(f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left"))
     return -processes.largest(-int(CHUNK_SHARE * (total - taken)) // processes.per_device)
 
 

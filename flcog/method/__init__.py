@@ -18,7 +18,8 @@ from flcog.method.context import (
     Uploads,
 )
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
-from flcog.method.observer import Callback, Kept, Note, Run, Trackers
+from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
+from flcog.method.observer import Callback, Kept, Run, Trackers
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
 
@@ -30,18 +31,23 @@ __all__ = [
     "SERVER_HOOKS",
     "Batch",
     "Callback",
+    "ChangedSetting",
     "ClientUpload",
     "ClientView",
     "Cohort",
     "Context",
     "Envelope",
+    "ExecutorNote",
     "FirstContact",
     "Gradient",
     "GradientFunction",
     "Kept",
+    "MemoryNote",
     "Messages",
     "Method",
+    "ModelNote",
     "Note",
+    "Notes",
     "Optimisation",
     "Params",
     "Personal",
@@ -49,9 +55,11 @@ __all__ = [
     "Run",
     "Slot",
     "Stage",
+    "TrackerNote",
     "Trackers",
     "Upload",
     "Uploads",
+    "WarningNote",
     "check_methods",
     "first_contact",
 ]

@@ -12,15 +12,9 @@ from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.evaluation import Evaluator
 from flcog.method.context import Uploads
+from flcog.method.notes import Note
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
-
-
-class Note(NamedTuple):
-    """A choice made on the user's behalf, as the run's summary shows it."""
-
-    topic: str
-    text: str
 
 
 class Kept(NamedTuple):
@@ -63,8 +57,8 @@ class Run(Protocol):
         """What the user asked of the training."""
 
     @property
-    def description(self) -> Sequence[Note]:
-        """What the run is, line by line, with the choices made on the user's behalf."""
+    def description(self) -> Sequence[tuple[str, str]]:
+        """The task, model, data, clients, methods and so on: a topic and a text each."""
 
     @property
     def directory(self) -> Path:
@@ -145,6 +139,9 @@ class Callback:
     def name(self) -> str:
         """Its name in a run: the name of its class."""
         return type(self).__name__
+
+    def on_note(self, run: Run, note: Note) -> None:
+        """The run has made a choice on the user's behalf. Called before ``on_fit_start``, and at the end of a round for later notes."""
 
     def on_fit_start(self, run: Run) -> None:
         """Before the first round (or the first after a resume)."""

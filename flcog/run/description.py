@@ -8,15 +8,15 @@ from flcog.client.model import describe_optimizer
 from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.data.batching import Batching
-from flcog.method import Method, Note
+from flcog.method import Method
 from flcog.run.masking import masked_text
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 
 
-def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]:
-    """The run in lines of a topic and a text, with the choices that were made on the user's behalf."""
+def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple[str, str]]:
+    """The run in lines of a topic and a text."""
     federation, module, settings = engine.federation, engine.model.module, engine.settings
     network = module.model if isinstance(module, ClientModule) else module
     num_parameters = sum(p.numel() for p in server.params.values())
@@ -24,23 +24,20 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[Note]
     frozen = f" trained, {num_constants:,} frozen" if num_constants else ""
     tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
     classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
-    has_executor = any(note.topic == "executor" for note in engine.notes)
-    notes = engine.notes if has_executor else [Note("executor", engine.clients.executor.name), *engine.notes]
     count, per_device = engine.processes.count, engine.processes.per_device
     shared = f", {per_device} on each device" if per_device > 1 else ""
     going_on = f", going on after round {server.round}" if server.round else ""
     return [
-        Note("task", f"{federation.task}{classes}"),
-        Note("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
-        Note("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
-        Note("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
-        Note("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
-        Note("optimizer", describe_optimizer(engine.optimizer)),
-        Note("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
-        *notes,
-        Note("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}{shared}"),
-        Note("rounds", f"{settings.rounds}{going_on}"),
-        Note("run", str(short(directory))),
+        ("task", f"{federation.task}{classes}"),
+        ("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
+        ("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
+        ("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
+        ("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
+        ("optimizer", describe_optimizer(engine.optimizer)),
+        ("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
+        ("processes", f"{count} process{'es' * (count > 1)} on {engine.processes.device.type}{shared}"),
+        ("rounds", f"{settings.rounds}{going_on}"),
+        ("run", str(short(directory))),
     ]
 
 

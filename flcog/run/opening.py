@@ -16,7 +16,7 @@ from flcog.client.model import ClientModel, make_client_model
 from flcog.core.fabric import processes_of
 from flcog.core.processes import Processes
 from flcog.data import FederatedDataModule
-from flcog.method import Callback, Method, Note
+from flcog.method import Callback, ChangedSetting, Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.run.branching import check_branch, check_rows, take_over
 from flcog.run.directory import LAST, check_run_directory, find_checkpoint, find_round, new_run_directory, run_of
@@ -88,9 +88,9 @@ class Opening:
             check_meant(saved.path, notes)
         run = self._session(client, described, saved, directory, trackers, keep_files=True)
         if saved is not None:
-            run.engine.notes.extend(notes)
+            run.engine.notes.add(*notes)
             run.restore(*saved, resume=True)
-        run.engine.notes.extend(notes_on_order(run.engine, run.server))
+        run.engine.notes.add(*notes_on_order(run.engine, run.server))
         run.record()
         self._note_training(run, anew=saved is None)
         return run
@@ -116,7 +116,7 @@ class Opening:
         trackers = Trackers(logger, directory) if processes.is_first else Trackers()
         run = self._session(client, described, None, directory, trackers, keep_files=True)
         content = take_over(saved.content, other, self.methods, run.server.servers, directory, processes)
-        run.engine.notes.extend(notes_on_order(run.engine, run.server))
+        run.engine.notes.add(*notes_on_order(run.engine, run.server))
         run.restore(saved.path, content, resume=True)
         run.record()
         run.save(directory / LAST)  # so that it goes on like any run, even if it is killed in its first round
@@ -136,12 +136,12 @@ class Opening:
         client, described = self._describe()
         notes = [] if saved is None else check_resumable(*saved, self.settings, self.methods, client.tensors, described)
         for note in notes:
-            if note.topic == "changed":
+            if isinstance(note, ChangedSetting):
                 print(f"other numbers than the run's: {note.text}")
         run = self._session(client, described, saved, keep_files=keep_files)
-        run.engine.notes.extend(notes_on_order(run.engine, run.server))
+        run.engine.notes.add(*notes_on_order(run.engine, run.server))
         if saved is not None:
-            run.engine.notes.extend(notes)
+            run.engine.notes.add(*notes)
             run.restore(*saved, resume=True)
         return run
 
@@ -160,7 +160,7 @@ class Opening:
         """Remember the model, and note on a run that begins ``anew`` that an earlier one has trained it."""
         if self.model in _trained and anew:
             text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
-            run.engine.notes.append(Note("note", text))
+            run.engine.notes.add(Note(text))
         _trained.add(self.model)
 
     def _find(self, ckpt_path: str | None) -> Path | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.core.types import Params
-from flcog.method import Method, Note
+from flcog.method import ChangedSetting, Method, Note, WarningNote
 from flcog.run import checkpoint, experiment
 from flcog.settings import Settings
 
@@ -42,19 +42,19 @@ def check_resumable(
         text = (
             f"{saved['round']} rounds are done and trainer.rounds, those in all, is {settings.rounds}: there is nothing to train"
         )
-        notes.append(Note("warning", text))
+        notes.append(WarningNote(text))
     if not saved.get("experiment"):
         return [
             *notes,
-            Note("note", "this older checkpoint does not say what its run was: settings and partition are not compared"),
+            Note("this older checkpoint does not say what its run was: settings and partition are not compared"),
         ]
     experiment.check_same(path, saved["experiment"], present)
-    return notes + [Note("changed", change) for change in experiment.differences(saved["experiment"], present)]
+    return notes + [ChangedSetting(change) for change in experiment.differences(saved["experiment"], present)]
 
 
 def check_meant(path: Path, notes: Sequence[Note]) -> None:
     """Refuse settings that differ from the checkpoint's, where nobody said that they are meant to."""
-    changes = [note.text for note in notes if note.topic == "changed"]
+    changes = [note.text for note in notes if isinstance(note, ChangedSetting)]
     if changes:
         raise ValueError(
             f"{path} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "

@@ -15,7 +15,7 @@ from flcog.data import Federation
 from flcog.evaluation import Evaluator
 from flcog.execute.choice import VmapOrLoop
 from flcog.execute.fastest import Choice, FastestExecutor
-from flcog.method import Callback, Kept, Method, Note, Uploads, first_contact
+from flcog.method import Callback, Kept, Method, TrackerNote, Uploads, first_contact
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
@@ -81,7 +81,7 @@ class Session:
         return self.engine.settings
 
     @property
-    def description(self) -> Sequence[Note]:
+    def description(self) -> Sequence[tuple[str, str]]:
         return describe(self.engine, self.server, self.directory)
 
     @property
@@ -187,7 +187,7 @@ class Session:
         # The command and the figures of single clients stay in the run's directory.
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
-        engine.notes.extend(Note("tracker", tracker) for tracker in self.trackers.begin())
+        engine.notes.add(*map(TrackerNote, self.trackers.begin()))
 
     def _executor(self) -> dict[str, Any]:
         executor = self.engine.clients.executor

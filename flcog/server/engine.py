@@ -15,7 +15,7 @@ from flcog.core.processes import Processes
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
-from flcog.method import ClientView, Method, Note, Optimisation
+from flcog.method import ClientView, Method, Notes, Optimisation
 from flcog.reading import Reader
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -55,7 +55,7 @@ class Engine:
     clients: Clients
     processes: Processes
     data_name: str
-    notes: list[Note]
+    notes: Notes
 
     @property
     def seed(self) -> int:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from flcog.apply import Apply, apply_of
 from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params
-from flcog.method import Context, Gradient, Method, Note, Plan, first_contact
+from flcog.method import Context, Gradient, Method, Note, Plan, WarningNote, first_contact
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 
@@ -43,7 +43,7 @@ def notes_on_order(engine: Engine, server: ServerState) -> list[Note]:
             *_never_sent(engine, trial),
             *_unweighed(engine, trial),
         ]
-    return [Note("warning", text) for text in texts]
+    return [WarningNote(text) for text in texts]
 
 
 def _replaced(engine: Engine, trial: "Trial") -> Iterator[str]:

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.fabric import SharedDevices, device_of, launch, make_fabric, processes_of
 from flcog.core.processes import Processes
-from flcog.method import Note
 
 
 def fabric(devices: int, per_device: int, accelerator: str = "cpu", strategy: str = "auto") -> Any:
@@ -76,7 +75,7 @@ def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyP
 
 def test_a_run_says_how_many_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flcog.run.opening.processes_of", lambda fabric: Processes(per_device=2))
-    assert Note("processes", "1 process on cpu, 2 on each device") in fit(tmp_path, rounds=1).run.description
+    assert ("processes", "1 process on cpu, 2 on each device") in fit(tmp_path, rounds=1).run.description
 
 
 def test_on_a_cpu_they_are_as_many_processes() -> None:

@@ -60,7 +60,7 @@ def test_what_a_script_has_set_is_left_and_put_back() -> None:
 
 
 def described(trainer: RecordingTrainer) -> str:
-    return " ".join(note.text for note in trainer.run.description)
+    return " ".join(trainer.notes)
 
 
 def test_where_there_is_none_the_summary_says_so(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from flcog.execute.fastest import Choice
 from flcog.execute.job import Job
 from flcog.execute.loop import LoopExecutor
 from flcog.execute.vmap import VmapExecutor
-from flcog.method import Note
+from flcog.method import ExecutorNote, MemoryNote, Notes
 from flcog.run.session import Session
 
 
@@ -173,7 +173,7 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
 ) -> None:
     """Half of the card, or of what is left of it, in equal parts; a few MiB more or less change nothing."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - int(taken), 80 * GIB))
-    notes: list[Note] = []
+    notes = Notes()
     assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
     assert [note.text.partition(":")[0] for note in notes] == (
         [f"{-(-int(taken) // GIB)}.0 GiB of the GPU's 80.0 GiB are taken"] if taken > 10 * GIB else []
@@ -184,8 +184,8 @@ def test_what_torch_keeps_of_an_earlier_run_is_free(monkeypatch: pytest.MonkeyPa
     """As a second fit of a notebook finds it, and every way but the first of flcog bench --vary."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 45 * GIB)
-    notes: list[Note] = []
-    assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0)), notes) == 40 * GIB and not notes
+    notes = Notes()
+    assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0)), notes) == 40 * GIB and not list(notes)
 
 
 def test_processes_have_as_many_clients_at_a_time_as_the_one_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +197,12 @@ def test_processes_have_as_many_clients_at_a_time_as_the_one_with_the_least(monk
         return max(number, -10 * GIB)  # another process's
 
     monkeypatch.setattr(Processes, "largest", largest)
-    assert memory.chunk_bytes(Processes(0, 2, torch.device("cuda", 0)), []) == 10 * GIB
+    assert memory.chunk_bytes(Processes(0, 2, torch.device("cuda", 0)), Notes()) == 10 * GIB
     assert asked == [0, -40 * GIB], "all have come before one asks"
 
 
 def test_on_a_cpu_each_core_has_caches_of_its_own() -> None:
-    assert len({memory.chunk_bytes(Processes(per_device=count), []) for count in (1, 4)}) == 1
+    assert len({memory.chunk_bytes(Processes(per_device=count), Notes()) for count in (1, 4)}) == 1
 
 
 def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, data: Any = None, **options: Any) -> Session:
@@ -227,7 +227,7 @@ def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatc
                 half = fitted(tmp_path, 1)
         resumed = fitted(tmp_path, 2, half.directory)
         assert half.engine.clients.executor.clients_at_once == resumed.engine.clients.executor.clients_at_once == 2
-        assert Note("memory", "2 clients at a time, as the checkpoint says") in resumed.description
+        assert MemoryNote("2 clients at a time, as the checkpoint says") in resumed.engine.notes
         assert fitted(tmp_path, 3, half.directory, chunk_size=3).engine.clients.executor.clients_at_once == 3, (
             "the user's word counts"
         )
@@ -262,5 +262,5 @@ def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch:
                 half = fitted(tmp_path, 1)
         resumed = fitted(tmp_path, 2, half.directory)
         assert half.engine.clients.executor.name == resumed.engine.clients.executor.name == "loop"
-        assert Note("executor", "loop (as the checkpoint says)") in resumed.description
+        assert ExecutorNote("loop (as the checkpoint says)") in resumed.engine.notes
         assert fitted(tmp_path, 3, half.directory, executor="vmap-patches").engine.clients.executor.name == "vmap-patches"

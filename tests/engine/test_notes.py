@@ -1,11 +1,12 @@
 """Choices made on the user's behalf, which the summary shows."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import TinyData, classifier, make_trainer
+from harness import TinyData, classifier, fit, make_trainer
 
-from flcog.method import Method
+from flcog.method import Callback, ExecutorNote, Method, Note, WarningNote
 
 
 def test_what_a_user_should_know_is_noted() -> None:
@@ -45,3 +46,24 @@ def test_weights_that_are_lost_are_noted() -> None:
         assert notes(*fine) == []
     assert notes(FedDisco(stop_round=2), EqualWeights(start_round=2)) == []
     assert len(notes(FedDisco(stop_round=3), EqualWeights(start_round=2))) == 1
+
+
+def test_observers_receive_each_note_once(tmp_path: Path) -> None:
+    """The earlier ones before ``on_fit_start``, those of a round at its end."""
+    seen: list[Any] = []
+
+    class Listening(Callback):
+        def on_note(self, run: Any, note: Note) -> None:
+            seen.append(note)
+
+        def on_fit_start(self, run: Any) -> None:
+            seen.append("start")
+
+        def on_round_start(self, run: Any, round: int, cohort: list[int]) -> None:
+            run.engine.notes.add(WarningNote(f"in round {round}"))
+
+        def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+            seen.append(round)
+
+    fit(tmp_path, Listening(), rounds=2)
+    assert seen == [ExecutorNote("loop"), "start", WarningNote("in round 1"), 1, WarningNote("in round 2"), 2]

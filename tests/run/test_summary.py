@@ -15,6 +15,7 @@ from harness import TinyData, classifier, fit
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedProx, RoundsToTarget
 from flcog.core.processes import Processes
 from flcog.data import Splits
+from flcog.method import ExecutorNote
 from flcog.run import checkpoint
 from flcog.run.description import describe_method as describe
 from flcog.run.observers.checkpoint import Checkpoint
@@ -135,6 +136,7 @@ def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_p
         stand_in: Any = run
         capsys.readouterr()
         for observer in observers:
+            observer.on_note(stand_in, ExecutorNote("loop"))
             observer.on_fit_start(stand_in)
             observer.on_round_start(stand_in, 1, [0])
             observer.on_evaluation_end(stand_in, 1, metrics)

@@ -12,7 +12,7 @@ from flcog.core.allocations import peak_memory
 from flcog.core.files import short
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import clock, figure, seconds
-from flcog.method import Callback, Run
+from flcog.method import Callback, Note, Run
 from flcog.wire.ledger import human
 
 Rows = Sequence[tuple[str, str]]
@@ -31,19 +31,17 @@ class Summary(Callback):
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self._told: Rows = []
+        self._unprinted: list[tuple[str, str]] = []
+
+    def on_note(self, run: Run, note: Note) -> None:
+        self._unprinted.append((note.topic, note.text))
 
     def on_fit_start(self, run: Run) -> None:
-        if self.enabled and run.processes.is_first:
-            self._told = run.description
-            _print(self._told)
+        self._unprinted[:0] = run.description
+        self._print(run)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
-        if self.enabled and run.processes.is_first:
-            news = [note for note in run.description if note.topic == "executor" and note not in self._told]
-            self._told = [*self._told, *news]
-            if news:
-                _print(news)
+        self._print(run)
 
     def on_fit_end(self, run: Run) -> None:
         if self.enabled and run.processes.is_first and run.history:
@@ -52,6 +50,12 @@ class Summary(Callback):
                 # Not in the table: a command that is wrapped cannot be pasted.
                 print(f"{what}:\n  {command}")
             print(flush=True)
+
+    def _print(self, run: Run) -> None:
+        """Print the rows that were not printed yet."""
+        rows, self._unprinted = self._unprinted, []
+        if rows and self.enabled and run.processes.is_first:
+            _print(rows)
 
 
 def results(run: Run) -> Rows:
