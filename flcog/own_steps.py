@@ -59,7 +59,7 @@ def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
 
 
 @contextmanager
-def _logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> Iterator[None]:
+def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> Iterator[None]:
     """Hands what a module logs to a function: without a ``Trainer``, ``self.log`` has nowhere to go."""
 
     def one(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ def _logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> I
 def names_logged(module: L.LightningModule) -> Iterator[dict[str, None]]:
     """The names under which a module logs; values are let go of."""
     names: dict[str, None] = {}
-    with _logging_to(module, lambda name, value: names.setdefault(name)):
+    with logging_to(module, lambda name, value: names.setdefault(name)):
         yield names
 
 
@@ -103,7 +103,7 @@ class Means:
             else:
                 logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
-        with _logging_to(module, log):
+        with logging_to(module, log):
             yield
         for name, value in logged.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * rows

@@ -25,6 +25,7 @@ from flcog.run.branching import check_branch_arguments
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
+from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
 from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import score
 from flcog.run.opening import Opening
@@ -69,7 +70,7 @@ class FederatedTrainer(Described):
         compile: whether ``torch.compile`` makes one program of a local step (gradient, every method's part, optimiser), which is equal
             up to rounding and takes up to half a minute once. ``graphs`` captures it as a CUDA graph as well; under ``loop`` that is
             the plain step, replayed for several clients at a time. What cannot be compiled runs as it is, and one line says so.
-        callbacks: methods and observers, in the order in which they act.
+        callbacks: methods, in the order in which they act, observers, and callbacks of Lightning's.
         logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
         eval_every: rounds between evaluations, the last round included in any case; 0 for no evaluation at all.
         default_root_dir: where runs get their directories.
@@ -97,7 +98,7 @@ class FederatedTrainer(Described):
         executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"] = "auto",
         chunk_size: int | None = None,
         compile: bool | Literal["graphs"] = False,
-        callbacks: list[Callback] | None = None,
+        callbacks: list[Callback | L.Callback] | None = None,
         logger: Logger | list[Logger] | bool | None = True,
         eval_every: int = 1,
         default_root_dir: str = "runs",
@@ -127,12 +128,19 @@ class FederatedTrainer(Described):
             on_bad_update=on_bad_update,
         )
         require_one_of("strategy", strategy, "auto", "ddp", "single_device")
+        observers, lightning = list[Callback](), list[L.Callback]()
+        self.methods: list[Method] = []
         for callback in callbacks or []:
-            if not isinstance(callback, Callback):
-                raise ValueError(f"callbacks are flcog methods or observers; got {type(callback).__name__}")
-        self.methods: list[Method] = [callback for callback in callbacks or [] if isinstance(callback, Method)]
+            if isinstance(callback, Method):
+                self.methods.append(callback)
+            elif isinstance(callback, Callback):
+                observers.append(callback)
+            elif is_lightning_callback(callback):
+                lightning.append(callback)
+            else:
+                raise ValueError(f"callbacks are methods or observers of flcog, or Lightning's; got {type(callback).__name__}")
         check_methods(self.methods)
-        self.observers: list[Callback] = default_observers([c for c in callbacks or [] if not isinstance(c, Method)])
+        self.observers: list[Callback] = default_observers(observers, LightningCallbacks(lightning))
         watching: list[Any] = [*self.methods, *self.observers]
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
         self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
@@ -233,6 +241,7 @@ class FederatedTrainer(Described):
                 evaluate_at                                   where the global model is evaluated
                 personal                                      each client's own model, if a method keeps one
                 on_evaluation_end
+                on_round_metrics                              the row is about to be written
                 on_round_end
             on_fit_end
 
@@ -404,6 +413,7 @@ class FederatedTrainer(Described):
             raise stop.stop(stop.number, run.processes.is_first) from None
         if evaluated:
             self._observe("on_evaluation_end", run.round, metrics)
+        self._observe("on_round_metrics", run.round, metrics)
         run.table.append(metrics)
         run.record_executor()
         self._deliver_notes(run)

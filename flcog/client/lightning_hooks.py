@@ -13,8 +13,16 @@ from torch import nn
 from flcog.client_module import ClientModule, trains_itself
 from flcog.data import FederatedDataModule
 
-CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "log", "log_dict"}
+CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "setup", "log", "log_dict"}
 """The hooks that are called on every module."""
+
+EPOCH_HOOKS = (
+    *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end"),
+    *("on_validation_start", "on_validation_end", "teardown"),
+)
+"""Hooks that ``fit`` calls once in a run or once in a round, as an epoch is a round."""
+
+CALLED_BY_FIT = {*EPOCH_HOOKS, "configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"}
 
 CALLED_TO_EVALUATE = {kind: {f"{kind}_step", f"on_{kind}_epoch_start", f"on_{kind}_epoch_end"} for kind in ("validation", "test")}
 """The hooks that are called on modules with such a step of their own."""
@@ -111,4 +119,4 @@ def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
     if isinstance(module, L.LightningDataModule):
         return CALLED_ON_DATA
     written = written_hooks(module)
-    return CALLED.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))
+    return (CALLED | CALLED_BY_FIT).union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

@@ -89,8 +89,11 @@ def _with_methods(
     dtype, device = DTYPES[settings.precision], processes.device
     if dtype == torch.float64 and float64_device(device) != device:
         raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
-    if "configure_model" in written_hooks(model):
-        with seeded(fold(settings.seed, "configure_model"), processes.device), default_dtype(torch.float32):
+    written = written_hooks(model)
+    with seeded(fold(settings.seed, "configure_model"), processes.device), default_dtype(torch.float32):
+        if "setup" in written:
+            model.setup("fit")
+        if "configure_model" in written:
             model.configure_model()
     _check_task(model, datamodule)
     notes = []

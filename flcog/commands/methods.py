@@ -14,7 +14,7 @@ from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, 
 from flcog.core.commands import parser_of
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
-from flcog.method import Callback, Method
+from flcog.method import Method
 from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 
@@ -89,7 +89,7 @@ class Traffic(NamedTuple):
 def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
     """Bytes up and down in one round of SimpleCNN, or of LoRA's adapters of it, apart from those that are sent only once."""
     adapters = adapters or any(method.needs_adapters for method in methods)
-    acting: list[Callback] = [dataclasses.replace(method, start_round=0) for method in methods]
+    acting: list[Any] = [dataclasses.replace(method, start_round=0) for method in methods]
     trainer = FederatedTrainer(rounds=10**6, local_steps=1, callbacks=acting, logger=False, accelerator="cpu", executor="loop")
     trainer.prepare(_client("classification", adapters), Probe())
     trainer.train_round()

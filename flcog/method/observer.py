@@ -152,6 +152,9 @@ class Callback:
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         """The global model was evaluated."""
 
+    def on_round_metrics(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        """The round is done, evaluated or not, and its row is about to be written: the last chance to add columns."""
+
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         """The round's row is complete and written. Rounds count from 1 here: ``round`` rounds are done."""
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+from torch import Tensor
 
 from flcog.core.types import Params
 from flcog.run.masking import masked
@@ -25,9 +26,31 @@ def lightning_entries(module: L.LightningModule, weights: Params, config: Mappin
     entries: dict[str, Any] = {"pytorch-lightning_version": L.__version__, "state_dict": weights}
     if module.hparams:
         kept, _ = split_hyperparameters(module)
-        return entries | {"hparams_name": module._hparams_name, "hyper_parameters": masked(kept)}
-    model = (config or {}).get("model")
-    return entries | ({"hyper_parameters": _from_config(module, model)} if model else {})
+        entries |= {"hparams_name": module._hparams_name, "hyper_parameters": masked(kept)}
+    elif model := (config or {}).get("model"):
+        entries["hyper_parameters"] = _from_config(module, model)
+    return entries
+
+
+def entries_of_module(module: L.LightningModule, taken: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that the module's ``on_save_checkpoint`` adds to a checkpoint.
+
+    Args:
+        module: the client module.
+        taken: the entries that the checkpoint already has.
+    """
+    name = f"{type(module).__name__}.on_save_checkpoint"
+    checkpoint = dict(taken)
+    module.on_save_checkpoint(checkpoint)
+    added = {key: value for key, value in checkpoint.items() if value is not taken.get(key)}
+    for key, value in added.items():
+        if key in taken:
+            raise ValueError(f"{name} changes {key!r}, which flcog writes: add entries of other names")
+        if not _is_plain(value, Tensor):
+            raise ValueError(
+                f"{name} adds {key!r}, which must contain tensors, numbers and text alone; got {type(value).__name__}"
+            )
+    return {key: _plain(value) for key, value in added.items()}
 
 
 def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], list[str]]:
@@ -46,12 +69,12 @@ def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], li
     return {name: _plain(value) for name, value in stored.items() if name not in lost}, lost
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, *further: type) -> bool:
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values())) and all(isinstance(key, str | int) for key in value)
+        return all(_is_plain(inner, *further) for inner in value.values()) and all(isinstance(key, str | int) for key in value)
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return type(value) in PRIMITIVES
+        return all(_is_plain(inner, *further) for inner in value)
+    return type(value) in (*PRIMITIVES, *further)
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flcog.apply import ModelFunction
+from flcog.client.lightning_hooks import written_hooks
 from flcog.core.files import write_yaml
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
@@ -23,7 +24,7 @@ from flcog.run.client_states import SavedClientStates
 from flcog.run.description import acting_rounds, describe
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
-from flcog.run.lightning_checkpoint import lightning_entries, warn_of_lost_hyperparameters
+from flcog.run.lightning_checkpoint import entries_of_module, lightning_entries, warn_of_lost_hyperparameters
 from flcog.run.masking import masked
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
@@ -238,6 +239,9 @@ class Session:
                 for part in self.processes.gather(written):
                     self.clients.files |= part
             payload["clients"] = self.clients.files
+        if "on_save_checkpoint" in written_hooks(self.model.module):
+            self.engine.hand_over(server)
+            payload |= entries_of_module(self.model.module, payload)
         if self.processes.is_first:
             self._frozen.write(path.parent)
             checkpoint.write(path, payload)
@@ -268,6 +272,9 @@ class Session:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
         server.round, self.branch = saved["round"], saved.get("branch")
+        if "on_load_checkpoint" in written_hooks(self.model.module):
+            self.engine.hand_over(server)
+            self.model.module.on_load_checkpoint(dict(saved))
         if not resume:
             if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
                 raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")

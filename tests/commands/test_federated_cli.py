@@ -108,6 +108,15 @@ def test_the_command_takes_lightnings_data_modules_and_data_sets(tmp_path: Path)
     main(["fit", *options(tmp_path / "nested", "--model", f"{__name__}.Lit", *nested)])
 
 
+def test_a_callback_of_lightnings_by_its_path(tmp_path: Path) -> None:
+    """A name alone is flcog's class."""
+    path = ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping", "--trainer.callbacks.monitor", "train/loss"]
+    words = [*options(tmp_path), *path, "--trainer.callbacks+=EarlyStopping"]
+    cli = flcog.FederatedCLI(Lit, Rows, args=words, run=False)
+    by_path, named = (each for each in cli.config_init["trainer"]["callbacks"])
+    assert isinstance(named, flcog.callbacks.EarlyStopping) and isinstance(by_path, L.pytorch.callbacks.EarlyStopping)
+
+
 def test_an_optimizer_from_the_command_line(tmp_path: Path) -> None:
     words = ["fit", *options(tmp_path), "--optimizer", "Adam", "--optimizer.lr", "0.5"]
     with pytest.warns(UserWarning, match="will be overridden"):

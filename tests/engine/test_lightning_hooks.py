@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -11,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
-from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, assert_close, classifier, make_trainer, train
+from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, assert_close, classifier, fit, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Ditto, FedSAM, FineTune
-from flcog.client.lightning_hooks import CALLED, CALLED_ON_DATA, CALLED_TO_EVALUATE, REFUSED, lightning_hooks
+from flcog.client.lightning_hooks import CALLED, CALLED_BY_FIT, CALLED_ON_DATA, CALLED_TO_EVALUATE, REFUSED, lightning_hooks
 from flcog.models import MLP, Dropout
 
 
@@ -74,31 +75,35 @@ def with_hook(base: type, name: str, calls: list[str]) -> Any:
     return cls()
 
 
-def fate(model: Any, data: Any, calls: list[str]) -> str:
-    """What becomes of a hook: called, refused, or named by the only warning."""
+def fate(model: Any, data: Any, calls: list[str], root: Path | None = None) -> str:
+    """What becomes of a hook: called, refused, or named by the only warning. With a folder, by a whole run and its resume."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             trainer = make_trainer(None, rounds=1, local_steps=1, eval_every=1)
-            trainer.prepare(model, data)
-            trainer.train_round()
-            trainer.evaluate()
+            if root is not None:
+                fit(root, module=model, data=data, rounds=1, local_steps=1, eval_every=1)
+                fit(root, module=model, data=data, rounds=2, local_steps=1, eval_every=1, ckpt_path="last")
+            else:
+                trainer.prepare(model, data)
+                trainer.train_round()
+                trainer.evaluate()
         except ValueError as error:
             return f"refused: {error}"
     told = [str(warning.message) for warning in caught if "hooks of Lightning's" in str(warning.message)]
-    assert len(told) <= 1
+    assert len(told) <= 1 or root is not None
     return "called" if calls and not told else told[0] if told and not calls else f"in silence: {calls} {told}"
 
 
 @pytest.mark.parametrize("base", [Plain, Client])
 @pytest.mark.parametrize("name", lightning_hooks(L.LightningModule))
-def test_every_hook_of_a_module(name: str, base: type) -> None:
+def test_every_hook_of_a_module(name: str, base: type, tmp_path: Path) -> None:
     calls: list[str] = []
-    result = fate(with_hook(base, name, calls), Both(), calls)
+    result = fate(with_hook(base, name, calls), Both(), calls, tmp_path if name in CALLED_BY_FIT else None)
     of_test = CALLED_TO_EVALUATE["test"] if base is Plain else set()  # it has a test_step
     if name in REFUSED:
         assert result.startswith(f"refused: Mine.{name} would never be called in federated training: ")
-    elif name in (CALLED | of_test | {"test_step", "validation_step"}) - {"log", "log_dict"}:
+    elif name in (CALLED | CALLED_BY_FIT | of_test | {"test_step", "validation_step"}) - {"log", "log_dict"}:
         assert result == "called"
     elif name not in ("log", "log_dict"):
         assert f"never called in federated training: Mine.{name} (" in result
@@ -121,13 +126,13 @@ def test_hooks_are_named_together() -> None:
         def on_train_batch_end(self, *args: Any) -> None:
             pass
 
-        def on_validation_start(self, *args: Any) -> None:
+        def on_validation_batch_end(self, *args: Any) -> None:
             pass
 
     model = Watching()
-    model.on_train_start = lambda: None  # type: ignore[method-assign]
+    model.on_train_batch_start = lambda *args: None  # type: ignore[method-assign]
     with pytest.warns(
-        UserWarning, match=r"Watching.on_train_batch_end, Watching.on_train_start, Watching.on_validation_start \("
+        UserWarning, match=r"Watching.on_train_batch_end, Watching.on_train_batch_start, Watching.on_validation_batch_end \("
     ) as told:
         make_trainer(None).prepare(model, TinyData())
     assert len(told) == 1
@@ -384,7 +389,7 @@ def test_the_page_lists_what_is_called() -> None:
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (\w+)", page, re.MULTILINE))
     expected: dict[str, str] = {}
     for base, called in (
-        (L.LightningModule, CALLED.union(*CALLED_TO_EVALUATE.values())),
+        (L.LightningModule, (CALLED | CALLED_BY_FIT).union(*CALLED_TO_EVALUATE.values())),
         (L.LightningDataModule, CALLED_ON_DATA),
     ):
         for name in lightning_hooks(base):

@@ -1,0 +1,182 @@
+"""The observer that calls Lightning's callbacks, and the module's own hooks of whole epochs, at their places in a federated run."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.trainer.states import RunningStage, TrainerStatus
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+
+from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
+from flcog.method import Callback
+from flcog.own_steps import logging_to
+from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
+from flcog.run.session import Session
+
+REFUSED = {
+    "StochasticWeightAveraging": "EMAModel of flcog.callbacks averages the global model over rounds",
+    "WeightAveraging": "EMAModel of flcog.callbacks averages the global model over rounds",
+    "GradientAccumulationScheduler": "a larger data.batch_size gives the same steps",
+    "BatchSizeFinder": "the batch size decides the results: choose data.batch_size",
+    "LearningRateFinder": "the learning rate of clients cannot be read off one model's loss: compare a few rates with flcog compare",
+    "BaseFinetuning": "clients get a new optimizer in each round: freeze layers with requires_grad_(False) before the run",
+    "ModelPruning": "clients' masks would differ: write a flcog.Method that prunes the global model in server_step",
+    "SpikeDetection": "trainer.on_bad_update=drop leaves out clients whose update is not finite",
+    "BasePredictionWriter": "trainer.predict returns the predictions, and flcog predict writes them",
+}
+"""Callbacks of Lightning's that federated training cannot run, with the counterpart or the reason."""
+
+INSIDE_CLIENTS = (
+    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_validation_batch_start", "on_validation_batch_end"),
+)
+"""Hooks of single batches. Lightning's own callbacks, which use them to keep time or to draw, get one batch in each round."""
+
+
+def is_lightning_callback(callback: Any) -> bool:
+    """Whether it is a callback of ``lightning`` or of the separate package ``pytorch_lightning``."""
+    separate = sys.modules.get("pytorch_lightning")
+    return isinstance(callback, (L.Callback, separate.Callback) if separate is not None else L.Callback)
+
+
+def check_callback(callback: Any) -> None:
+    """Refuse callbacks that federated training cannot run."""
+    for cls in type(callback).__mro__:
+        if cls.__name__ in REFUSED and _is_lightnings(cls):
+            raise ValueError(f"{type(callback).__name__} cannot be used in federated training: {REFUSED[cls.__name__]}")
+    if _is_lightnings(type(callback)) or isinstance(callback, lightning_callbacks.LambdaCallback):
+        return
+    for name in INSIDE_CLIENTS:
+        if getattr(type(callback), name) not in [vars(base).get(name) for base in type(callback).__mro__ if _is_lightnings(base)]:
+            raise ValueError(
+                f"{type(callback).__name__}.{name} would be called for batches of single clients, which are trained side by side: use "
+                "on_train_epoch_end, which is called after each round, or write a flcog.Method, whose hooks act inside a client"
+            )
+
+
+def _is_lightnings(cls: type) -> bool:
+    return cls.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
+
+
+class LightningCallbacks(Callback):
+    """Calls Lightning's callbacks, and those hooks of the module that belong to whole epochs. Every run has one.
+
+    An epoch is a round. In each round the hooks are called in Lightning's order: ``on_train_epoch_start``, one batch (for Lightning's own
+    callbacks), the validation hooks around the evaluation, and ``on_train_epoch_end``. Values that a callback or the module logs become
+    columns of the round's row.
+
+    Args:
+        callbacks: in the order in which they are called.
+    """
+
+    def __init__(self, callbacks: Sequence[L.Callback] = ()) -> None:
+        for callback in callbacks:
+            check_callback(callback)
+        self.callbacks = list(callbacks)
+        self._trainer: LightningTrainer | None = None
+        self._active: list[L.Callback] = []
+        self._hooks: list[str] = []
+        self._states: dict[str, Any] = {}
+        """States from a checkpoint, until the callbacks are set up."""
+
+    @property
+    def draws_progress(self) -> bool:
+        """Whether one of the callbacks is a progress bar, which replaces flcog's."""
+        return any(isinstance(callback, lightning_callbacks.ProgressBar) for callback in self.callbacks)
+
+    # Events of the run ------------------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self, run: Session) -> None:  # type: ignore[override]
+        module = run.model.module
+        self._hooks = [name for name in EPOCH_HOOKS if name in written_hooks(module)]
+        added = module.configure_callbacks() if "configure_callbacks" in written_hooks(module) else []
+        self._active = [*self.callbacks, *(added if isinstance(added, Sequence) else [added])]
+        for callback in self._active[len(self.callbacks) :]:
+            check_callback(callback)
+        self._trainer = LightningTrainer(run, self._active) if self._active or self._hooks else None
+        for callback in self._active:
+            if isinstance(callback, lightning_callbacks.ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(run.directory / "checkpoints")
+        self._call(("setup", "fit"))
+        for callback in self._active:
+            if state := self._states.get(callback.state_key):
+                callback.load_state_dict(state)
+        self._call(("on_fit_start",), ("on_train_start",))
+
+    def on_round_start(self, run: Session, round: int, cohort: list[int]) -> None:  # type: ignore[override]
+        if self._trainer is not None:
+            self._trainer.current_epoch, self._trainer.metrics = round - 1, {}
+            self._call(("on_train_epoch_start",), ("on_train_batch_start", None, 0))
+
+    def on_evaluation_end(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        if self._trainer is not None:
+            self._trainer.metrics, self._trainer.state.stage = metrics, RunningStage.VALIDATING
+            self._call(
+                ("on_validation_start",), ("on_validation_epoch_start",), ("on_validation_epoch_end",), ("on_validation_end",)
+            )
+            self._trainer.state.stage = RunningStage.TRAINING
+
+    def on_round_metrics(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        if self._trainer is not None:
+            self._trainer.metrics = metrics
+            self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
+
+    def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
+        if self._trainer is not None:
+            self._trainer.state.status = TrainerStatus.FINISHED
+            self._call(("on_train_end",), ("on_fit_end",), ("teardown", "fit"))
+
+    def on_exception(self, run: Session, exception: BaseException) -> None:  # type: ignore[override]
+        if self._trainer is not None:
+            self._trainer.state.status = TrainerStatus.INTERRUPTED
+            self._call(("on_exception", exception))
+
+    # State ------------------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {callback.state_key: callback.state_dict() for callback in self._active}
+        return {"callbacks": {key: state for key, state in states.items() if state}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._states = state.get("callbacks", {})
+
+    # Calls ------------------------------------------------------------------------------------------------------------------------
+
+    def _call(self, *hooks: tuple[Any, ...]) -> None:
+        """Call hooks, given with their arguments: of every callback, and then the module's own. The module has the global weights."""
+        trainer = self._trainer
+        if trainer is None:
+            return
+        trainer.load_global_model()
+        module = trainer.lightning_module
+        with visible_as_trainer(trainer), self._logging(trainer):
+            for hook, *arguments in hooks:
+                for callback in self._active:
+                    _call_hook(callback, hook, trainer, module, *arguments)
+                if hook in self._hooks:
+                    getattr(module, hook)(*arguments)
+
+    @contextmanager
+    def _logging(self, trainer: LightningTrainer) -> Iterator[None]:
+        """Values that are logged become columns of the row in hand."""
+
+        def log(name: str, value: Any) -> None:
+            trainer.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
+
+        with logging_to(trainer.lightning_module, log):
+            yield
+
+
+def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *arguments: Any) -> None:
+    """Call a hook of one callback, and name it in an error."""
+    try:
+        getattr(callback, hook)(trainer, *arguments)
+    except MisconfigurationException as error:
+        raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        error.add_note(f"in {type(callback).__name__}.{hook}, round {trainer.current_epoch + 1}")
+        raise

@@ -1,0 +1,229 @@
+"""The trainer as Lightning's callbacks see it: the attributes of ``lightning.Trainer`` that have a meaning in federated training."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from torch import Tensor
+
+from flcog.core.processes import Processes
+from flcog.run.session import Session
+
+
+class Strategy:
+    """The part of a Lightning strategy that callbacks use: decisions that all processes share."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes, self.root_device = processes, processes.device
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """The first process's value, on every process."""
+        return self._processes.agree(value)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all processes, or any of them, say yes."""
+        yes = int(self._processes.total(torch.tensor(int(decision), device=self.root_device)))
+        return yes == self._processes.count if all else yes > 0
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all processes."""
+        self._processes.agree(None)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        if self._processes.is_first:
+            Path(path).unlink(missing_ok=True)
+
+
+class LightningTrainer:
+    """A federated run with the attributes of ``lightning.Trainer``.
+
+    An epoch is a round, and a step of the global model is a round, too: ``current_epoch`` counts rounds from 0, and ``global_step`` is
+    the number of completed rounds.
+
+    Args:
+        run: the run.
+        callbacks: Lightning's callbacks, in their order.
+    """
+
+    sanity_checking, predicting, testing, interrupted, fast_dev_run = False, False, False, False, False
+    check_val_every_n_epoch, val_check_interval, accumulate_grad_batches, max_steps = 1, 1.0, 1, -1
+    num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
+
+    def __init__(self, run: Session, callbacks: Sequence[L.Callback]) -> None:
+        self._run, self.callbacks = run, list(callbacks)
+        self.strategy = Strategy(run.processes)
+        self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
+        self.metrics: dict[str, float] = {}
+        """The row of the last evaluation or round, to which callbacks and modules may add."""
+        self.current_epoch = run.round
+
+    # Progress ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def global_step(self) -> int:
+        return self._run.round
+
+    @property
+    def max_epochs(self) -> int:
+        return self._run.settings.rounds
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self._run.settings.rounds
+
+    @property
+    def should_stop(self) -> bool:
+        return self._run.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self._run.should_stop = value
+
+    @property
+    def fitting(self) -> bool:
+        return self.state.fn == TrainerFn.FITTING
+
+    @property
+    def training(self) -> bool:
+        return self.state.stage == RunningStage.TRAINING
+
+    @property
+    def validating(self) -> bool:
+        return self.state.stage == RunningStage.VALIDATING
+
+    # Metrics ----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The columns of the newest row, under their own names (``val/loss``) and with an underscore (``val_loss``)."""
+        found = {name: torch.tensor(float(value)) for name, value in self.metrics.items()}
+        return found | {name.replace("/", "_"): value for name, value in found.items()}
+
+    logged_metrics = callback_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        return {name: value for name, value in self.metrics.items() if name.endswith(("/loss", "/accuracy"))}
+
+    # Where ------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def loggers(self) -> list[Logger]:
+        self._run.trackers.open()
+        return self._run.trackers.loggers
+
+    @property
+    def logger(self) -> Logger | None:
+        return next(iter(self.loggers), None)
+
+    @property
+    def default_root_dir(self) -> str:
+        return str(self._run.directory)
+
+    log_dir = default_root_dir
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self._run.processes.is_first
+
+    @property
+    def world_size(self) -> int:
+        return self._run.processes.count
+
+    num_devices = world_size
+
+    @property
+    def global_rank(self) -> int:
+        return self._run.processes.rank
+
+    @property
+    def precision(self) -> str:
+        return self._run.settings.precision
+
+    # Parts ------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def lightning_module(self) -> L.LightningModule:
+        return self._run.model.module
+
+    model = lightning_module
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The clients' optimizer, with the learning rates of the round."""
+        engine = self._run.engine
+        for group, rate in zip(engine.optimizer.param_groups, engine.rates(self.current_epoch), strict=True):
+            group["lr"] = rate
+        return [engine.optimizer]
+
+    lr_scheduler_configs: Sequence[Any] = ()
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
+
+    @property
+    def checkpoint_callback(self) -> Checkpoint | None:
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def progress_bar_callback(self) -> ProgressBar | None:
+        return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
+
+    def load_global_model(self) -> None:
+        """Load the global weights into the module, which otherwise holds those of some client."""
+        self._run.engine.hand_over(self._run.server)
+
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Write the global model. A run resumes from its own ``last.ckpt``, which also holds the clients' states."""
+        path = Path(filepath)
+        if self.is_global_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._run.save(path, resumable=False)
+
+    # Internals that some of Lightning's own callbacks read --------------------------------------------------------------------------
+
+    num_val_batches = num_test_batches = num_sanity_val_batches = num_predict_batches = (1,)
+
+    @property
+    def fit_loop(self) -> Any:
+        return SimpleNamespace(total_batch_idx=self._run.round, epoch_loop=SimpleNamespace(_batches_that_stepped=self._run.round))
+
+    @property
+    def _logger_connector(self) -> Any:
+        return SimpleNamespace(should_update_logs=True)
+
+    @property
+    def _accelerator_connector(self) -> Any:
+        return SimpleNamespace(is_distributed=self.world_size > 1)
+
+    @property
+    def accelerator(self) -> Any:
+        from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
+
+        kinds = {"cuda": CUDAAccelerator, "mps": MPSAccelerator}
+        return kinds.get(self.strategy.root_device.type, CPUAccelerator)()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a Lightning callback or module asked the trainer for {name!r}, which federated training does not have: docs/lightning.md "
+            "lists the attributes that exist"
+        )
+
+
+@contextlib.contextmanager
+def visible_as_trainer(trainer: LightningTrainer) -> Iterator[None]:
+    """Let the client module find the trainer as ``self.trainer``."""
+    module = trainer.lightning_module
+    before, module.trainer = module._trainer, trainer  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.trainer = before

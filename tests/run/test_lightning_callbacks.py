@@ -1,0 +1,205 @@
+"""Lightning's callbacks, and the module's hooks of whole epochs, in a federated run."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from datamodules.common import one_line
+from harness import TinyData, classifier, fit, make_trainer
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+
+import flcog
+
+OPTIONS: dict[str, Any] = {"eval_every": 1, "rounds": 3, "local_steps": 1, "precision": "32-true"}
+
+
+def tracked(root: Path, callback: L.Callback, module: Any = None) -> flcog.FederatedTrainer:
+    """A run with a tracker, which some callbacks need."""
+    trainer = make_trainer(root, callback, **OPTIONS)
+    trainer.logger = CSVLogger(str(root / "csv"))
+    trainer.fit(module or classifier(), TinyData())
+    return trainer
+
+
+class Recorder(L.Callback):
+    """Records its hooks with the round and the progress that it sees, and keeps a count."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int]] = []
+        self.epochs = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epochs = state["epochs"]
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.epochs += 1
+        self.seen.append(("on_train_epoch_end", trainer.current_epoch, trainer.global_step))
+        pl_module.log("epochs", self.epochs)
+
+
+def recording(name: str) -> Any:
+    def hook(self: Recorder, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        assert pl_module.trainer is trainer and pl_module.current_epoch == trainer.current_epoch
+        self.seen.append((name, trainer.current_epoch, trainer.global_step))
+
+    return hook
+
+
+for _name in ("setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_start", "on_validation_end"):
+    setattr(Recorder, _name, recording(_name))
+for _name in ("on_train_end", "on_fit_end", "teardown"):
+    setattr(Recorder, _name, recording(_name))
+
+
+def test_the_order_of_hooks(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer = fit(tmp_path, recorder, **OPTIONS | {"rounds": 2})
+    one_round = ["on_train_epoch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end"]
+    expected = [(name, 0, 0) for name in ("setup", "on_fit_start", "on_train_start")]
+    for round in range(2):
+        expected += [(name, round, round + (name != "on_train_epoch_start")) for name in one_round]
+    assert recorder.seen == [*expected, *[(name, 1, 2) for name in ("on_train_end", "on_fit_end", "teardown")]]
+    assert [row["epochs"] for row in trainer.history] == [1, 2]
+
+
+def test_a_callback_with_a_state_resumes(tmp_path: Path) -> None:
+    first = fit(tmp_path, Recorder(), **OPTIONS | {"rounds": 2})
+    recorder = Recorder()
+    fit(tmp_path, recorder, ckpt_path=str(first.run_dir), **OPTIONS)  # type: ignore[arg-type]
+    assert recorder.epochs == 3 and recorder.seen[0] == ("setup", 2, 2)
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    stopping = lightning_callbacks.EarlyStopping("test_loss", stopping_threshold=1e9)
+    assert len(fit(tmp_path, stopping, **OPTIONS).history) == 1
+    patient = lightning_callbacks.EarlyStopping("test/loss", min_delta=1e9, patience=1)
+    assert len(fit(tmp_path, patient, **OPTIONS).history) == 2
+
+
+def test_model_checkpoint(tmp_path: Path) -> None:
+    checkpoint = lightning_callbacks.ModelCheckpoint(monitor="test/loss", save_top_k=1, filename="round{epoch}")
+    trainer = fit(tmp_path, checkpoint, **OPTIONS)
+    best = min(range(3), key=lambda round: trainer.history[round]["test/loss"])
+    assert Path(checkpoint.best_model_path) == trainer.run.directory / f"checkpoints/roundepoch={best}.ckpt"
+    saved = torch.load(checkpoint.best_model_path, weights_only=True)
+    assert saved["round"] == best + 1
+    loaded = flcog.Classifier.load_from_checkpoint(checkpoint.best_model_path, model=classifier().model)
+    assert all(torch.equal(value, saved["state_dict"][name]) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seen: lightning_callbacks.Timer(timedelta(seconds=60)),
+        lambda seen: lightning_callbacks.DeviceStatsMonitor(),
+        lambda seen: lightning_callbacks.ModelSummary(),
+        lambda seen: lightning_callbacks.RichModelSummary(),
+        lambda seen: lightning_callbacks.LearningRateMonitor(),
+        lambda seen: lightning_callbacks.RichProgressBar(),
+        lambda seen: lightning_callbacks.TQDMProgressBar(),
+        lambda seen: lightning_callbacks.OnExceptionCheckpoint(str(seen)),
+        lambda seen: lightning_callbacks.LambdaCallback(on_train_epoch_end=lambda trainer, module: None),
+    ],
+)
+def test_callbacks_of_lightnings(make: Any, tmp_path: Path) -> None:
+    callback = make(tmp_path)
+    assert len(tracked(tmp_path, callback).history) == 3
+
+
+def test_the_learning_rate_is_the_rounds(tmp_path: Path) -> None:
+    monitor = lightning_callbacks.LearningRateMonitor("epoch")
+    module = flcog.Classifier(classifier().model, lr_schedule=lambda round: 0.5**round)  # type: ignore[arg-type]
+    tracked(tmp_path, monitor, module)
+    assert monitor.lrs == {"lr-SGD": [0.01, 0.005, 0.0025]}
+
+
+def test_an_exception_is_told_and_saved(tmp_path: Path) -> None:
+    class Failing(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            raise RuntimeError("of the user's")
+
+    with pytest.raises(RuntimeError, match="of the user's"):
+        fit(tmp_path, Failing(), lightning_callbacks.OnExceptionCheckpoint(str(tmp_path), "broken"), **OPTIONS)
+    assert torch.load(tmp_path / "broken.ckpt", weights_only=True)["round"] == 1
+
+
+class Hooked(L.LightningModule):
+    """A module that uses the hooks of whole epochs, and stores something in checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.calls: list[str] = []
+        self.kept = 0.0
+
+    def setup(self, stage: str) -> None:
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def configure_callbacks(self) -> Any:
+        return Recorder()
+
+    def on_train_epoch_end(self) -> None:
+        self.calls.append(f"epoch {self.current_epoch} of {self.trainer.max_epochs}")
+        self.log("norm", self.net.weight.norm())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["kept"] = float(self.net.weight.sum())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.kept = checkpoint["kept"]
+
+
+def test_a_modules_hooks(tmp_path: Path) -> None:
+    module = Hooked()
+    trainer = fit(tmp_path, module=module, **OPTIONS | {"rounds": 2})
+    assert module.calls == ["epoch 0 of 2", "epoch 1 of 2"]
+    assert trainer.history[-1]["norm"] == pytest.approx(float(trainer.params["net.weight"].norm()))
+    assert [row["epochs"] for row in trainer.history] == [1, 2], "configure_callbacks"
+    again = Hooked()
+    fit(tmp_path, module=again, ckpt_path=str(trainer.run_dir), **OPTIONS)
+    assert again.kept == pytest.approx(float(trainer.params["net.weight"].sum()))
+
+
+def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
+    class Batches(L.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            pass
+
+    with one_line(ValueError, "Batches.on_train_batch_end would be called for batches of single clients"):
+        make_trainer(None, Batches())
+    with one_line(ValueError, "StochasticWeightAveraging cannot be used in federated training: EMAModel"):
+        make_trainer(None, lightning_callbacks.StochasticWeightAveraging(0.1))
+    with one_line(ValueError, r"DeviceStatsMonitor: Cannot use `DeviceStatsMonitor` callback with `Trainer\(logger=False\)`"):
+        fit(tmp_path, lightning_callbacks.DeviceStatsMonitor(), **OPTIONS)
+    with one_line(ValueError, "callbacks are methods or observers of flcog, or Lightning's; got int"):
+        make_trainer(None, 3)  # type: ignore[arg-type]
+
+
+def test_bad_entries_of_a_checkpoint(tmp_path: Path) -> None:
+    class Storing(Hooked):
+        entry: Any = {"kept": object()}
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint.update(self.entry)
+
+    with one_line(
+        ValueError, "Storing.on_save_checkpoint adds 'kept', which must contain tensors, numbers and text alone; got object"
+    ):
+        fit(tmp_path, module=Storing(), **OPTIONS)
+    Storing.entry = {"round": 7}
+    with one_line(ValueError, "Storing.on_save_checkpoint changes 'round', which flcog writes"):
+        fit(tmp_path, module=Storing(), **OPTIONS)
