@@ -19,6 +19,7 @@ from flcog.core.described import Described
 from flcog.core.fabric import launch, make_fabric
 from flcog.core.files import short
 from flcog.core.signals import RoundDropped, StopSignals
+from flcog.core.waiting import CoreWaiting
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, Method, check_methods
 from flcog.run.branching import check_branch_arguments
@@ -395,6 +396,7 @@ class FederatedTrainer(Described):
 
     def _run_round(self, run: Session, stop: StopSignals) -> None:
         began, evaluated = time.perf_counter(), self.settings.evaluates(run.round + 1)
+        waiting = CoreWaiting()
         try:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), stop.round_in_hand() as begin:
 
@@ -404,6 +406,7 @@ class FederatedTrainer(Described):
 
                 metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
                 metrics["time/round"] = time.perf_counter() - began
+                metrics |= waiting.column()
                 if evaluated:
                     began = time.perf_counter()
                     metrics |= self.evaluate()

@@ -437,17 +437,34 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     assert math.isnan(curve.low[2])  # one seed has no interval, and that of two is too wide to look at
     assert np.isnan(over_seeds(series[:2], 0.95).low).all()
     figure = curves_figure({"x": {"A": series, "B": []}, "y": {"A": series[:2]}}, dict.fromkeys("xy", "Test accuracy (%)"), 0.95)
-    (legend,) = figure.legends
-    assert (
-        legend.get_title().get_text() == "Mean over 2 to 3 seeds,\nband: its 95 % interval\n(Student's t,\nfrom three seeds on)"
-    )
-    assert [text.get_text() for text in legend.get_texts()] == ["A"]
+    said = "Means over 2 to 3 seeds; bands: 95 % intervals of the mean (Student's t, from three seeds on)."
+    assert figure.get_supxlabel() == said and [axes.get_title() for axes in figure.axes] == ["x", "y"]
     first, second = figure.axes
-    assert first.get_ylabel() == "Test accuracy (%)" and second.get_ylabel() == ""
+    assert [text.get_text() for text in first.texts] == ["A"], "a line is labelled at its end"
+    assert first.get_ylabel() == "Test accuracy (%)" and second.get_ylabel() == "" and first.get_ylim() == second.get_ylim()
     assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
     assert first.get_ylim()[0] > 0 and first.get_ylim()[1] < 100  # the wide bands are cut off
-    for count, title in ((1, "One seed"), (2, "Mean over 2 seeds")):
-        assert curves_figure({"": {"A": series[:count]}}, {"": ""}, 0.95).legends[0].get_title().get_text() == title
+    for count, words in ((1, "One seed."), (2, "Means over 2 seeds.")):
+        assert curves_figure({"": {"A": series[:count]}}, {"": ""}, 0.95).get_supxlabel() == words
+
+
+def test_panels_whose_axes_differ_say_so() -> None:
+    settings = {"easy": {"A": [[(1, 90.0), (2, 91.0)]]}, "hard": {"A": [[(1, 10.0), (2, 30.0)]]}}
+    figure = curves_figure(settings, dict.fromkeys(settings, "Test accuracy (%)"), 0.95)
+    assert figure.get_supxlabel() == "One seed. The panels' vertical axes differ."
+    assert [axes.get_ylabel() for axes in figure.axes] == ["Test accuracy (%)"] * 2
+
+
+def test_no_two_lines_of_a_panel_look_alike() -> None:
+    """Bands have a panel each, in which the other arms are grey; more arms than there are colours have a further panel."""
+    one = [[(1, 20.0), (2, 40.0)], [(1, 25.0), (2, 45.0)], [(1, 30.0), (2, 60.0)]]
+    figure = curves_figure({"": dict.fromkeys("ABC", one)}, {"": "Test loss"}, 0.95)
+    assert [axes.get_title() for axes in figure.axes] == ["A", "B", "C"]
+    assert all(len({line.get_color() for line in axes.lines}) == 2 and len(axes.lines) == 3 for axes in figure.axes)
+    figure = curves_figure({"x": {str(arm): one[:1] for arm in range(17)}, "y": {"0": one[:1]}}, dict.fromkeys("xy", ""), 0.95)
+    assert [axes.get_title() for axes in figure.axes] == ["x (1 of 3)", "x (2 of 3)", "x (3 of 3)", "y"]
+    for axes in figure.axes:
+        assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == len(axes.lines) <= 8
 
 
 def test_curves_are_drawn_in_percent_for_screen_and_paper(tmp_path: Path) -> None:

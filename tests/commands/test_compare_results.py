@@ -12,9 +12,11 @@ import yaml
 from commands.test_compare import fake_run, plan_file
 from flcog.callbacks import FedCOG, FedProx
 from flcog.commands.cli import main
+from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Cell, cells
+from flcog.commands.compare.report import text
 from flcog.commands.compare.results import Result, percent_scale, result_of
-from flcog.commands.compare.saved_results import read_results, write_results
+from flcog.commands.compare.saved_results import read_results, results_of, write_results
 from flcog.commands.compare.table_file import read_table
 from flcog.run.description import acting_rounds
 
@@ -125,6 +127,20 @@ def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.Cap
     shutil.rmtree(out)
     main(command)
     assert "the first 2 of B are those of A, late" in capsys.readouterr().out
+
+
+def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell, share in zip(runs, (0.0, 0.4), strict=True):
+        fake_run(cell, [0.5, 0.6], finished=True, time__waiting_share=[share] * 2)
+    results = results_of(plan, runs, None)
+    write_results(tmp_path / "saved.csv", results, runs)
+    shutil.rmtree(tmp_path / "out")
+    for found in (results, results_of(plan, runs, tmp_path / "saved.csv")):
+        said = text(Filled(plan, found), "std")
+        marked = [line[:3] for line in said.splitlines() if "†" in line and line.startswith("|")]
+        assert marked == ["| B"] and "for a core: B · seed 0 (40 %)" in said
 
 
 def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from flcog.commands.cli import main
 from flcog.commands.report.charts import Axis, Series, line_chart
+from flcog.commands.report.groups import without_defaults
 
 VOID = {"meta", "img", "br", "line", "circle", "polyline", "polygon"}
 
@@ -61,11 +62,11 @@ class Page(HTMLParser):
             self.charts[self.headings[-1]] = json.loads(data)
 
     def row(self, name: str) -> list[str]:
-        """The cells of the first row that begins so."""
-        return next(row for table in self.tables for row in table if row and row[0] == name)
+        """The cells of the first row with this name, which is its first cell or, after a score, its second."""
+        return next(row for table in self.tables for row in table if name in row[:2])
 
 
-def make_run(root: Path, name: str, methods: list[str], accuracy: list[float], **columns: Any) -> Path:
+def make_run(root: Path, name: str, methods: list[str], accuracy: list[float], seed: int = 0, **columns: Any) -> Path:
     """A run's directory, made by hand."""
     directory = root / name
     (directory / "figures").mkdir(parents=True)
@@ -75,7 +76,12 @@ def make_run(root: Path, name: str, methods: list[str], accuracy: list[float], *
         for number, value in enumerate(accuracy, start=1):
             further = [column if np.isscalar(column) else column[number - 1] for column in columns.values()]
             writer.writerow([number, value, 1 / number, 1024, 2048, 0.25, *further])
-    setting = {"methods": methods, "data": "Digits", "seed": 0, "partition": {"hash": "ab12cd34", "clients": 10, "size/min": 3}}
+    setting = {
+        "methods": methods,
+        "data": "Digits",
+        "seed": seed,
+        "partition": {"hash": "ab12cd34", "clients": 10, "size/min": 3},
+    }
     (directory / "run.yaml").write_text(yaml.safe_dump(setting))
     config = {"trainer": {"rounds": len(accuracy), "callbacks": methods}, "data": {"hf_token": "hunter2", "num_clients": 10}}
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
@@ -94,8 +100,9 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(1, 8):
         Image.new("RGB", (5, 5), (0, 0, number)).save(run / "figures" / f"generated_images-{number:06d}.png")
     page = written(run, "--output", tmp_path / "page.html")
-    assert page.row("FedProx")[1:5] == ["test/accuracy", "75 %, round 2", "50 %", "3"]
-    assert page.row("FedProx")[5:] == ["3.0 KiB", "6.0 KiB", "0.25 s", "FedProx(mu=0.01)"]
+    assert page.tables[0][0][:2] == ["best test/accuracy", "method"], "scores come before names"
+    assert page.row("FedProx")[:4] == ["75 %, round 2", "FedProx", "50 %", "3"]
+    assert page.row("FedProx")[4:] == ["3.0 KiB", "6.0 KiB", "0.25 s"]
     curve = page.charts["test/accuracy (%)"]
     assert [point[2:] for point in curve["series"][0]["points"]] == [["1", "25"], ["2", "75"], ["3", "50"]]
     (x1, y1, *_), (x2, y2, *_), (x3, y3, *_) = curve["series"][0]["points"]
@@ -130,13 +137,56 @@ def test_several_runs_side_by_side(tmp_path: Path) -> None:
     ]
     page = written(*runs, "--title", "Ours & theirs", "--output", tmp_path / "page.html")
     assert page.headings[0] == "Ours & theirs"
-    assert [row[0] for row in page.tables[0][1:]] == ["FedAvg, a", "FedProx, b", "FedProx, c"]
-    assert page.row("FedAvg, a")[2] == "25 %, round 1", "the validation set chooses, the test score of that round is shown"
+    names = ["FedAvg", "FedProx", "FedProx(mu=0.1)"]
+    assert [row[1] for row in page.tables[0][1:]] == names
+    assert page.row("FedAvg")[0] == "25 %, round 1", "the validation set chooses, the test score of that round is shown"
     series = page.charts["test/accuracy (%)"]["series"]
-    assert [one["label"] for one in series] == ["FedAvg, a", "FedProx, b", "FedProx, c"]
+    assert [one["label"] for one in series] == names
     assert [len(one["points"]) for one in series] == [2, 2, 1], "NaN is not drawn"
     assert page.row("trainer.rounds")[1:] == ["2", "3", "1"]
     assert not any(row and row[0] == "data.num_clients" for table in page.tables for row in table), "only what differs"
+
+
+def test_seeds_of_a_method_are_one_line(tmp_path: Path) -> None:
+    """Their mean with a band, in one row; beyond eight methods lines are grey, and all charts share one legend."""
+    runs = [
+        make_run(tmp_path, f"{name}{seed}", [name] if name else [], [0.2 + 0.1 * seed, 0.5 + 0.1 * seed], seed)
+        for name in ("", *(f"Mine{number}" for number in range(9)))
+        for seed in (0, 1, 2)
+    ]
+    page = written(*runs, "--output", tmp_path / "page.html")
+    assert len(page.tables[0]) == 11 and page.row("FedAvg")[0] == "60.0 ± 10.0 %" and page.row("FedAvg")[-1] == "3, seeds 0, 1, 2"
+    assert len(page.tables[1]) == 31, "each run, on demand"
+    series = page.charts["test/accuracy (%)"]["series"]
+    assert sorted(one["css"] for one in series) == ["other", "other", *(f"s{style}" for style in range(8))]
+    assert [point[2:] for point in series[-1]["points"]] == [["1", "30"], ["2", "60"]]
+    text = (tmp_path / "page.html").read_text()
+    assert text.count('<ul class="legend') == 1 and "2 others" in text
+    main(["report", *map(str, runs[:6]), "--output", str(tmp_path / "two.html")])
+    text = (tmp_path / "two.html").read_text()
+    assert 'class="s0 band"' in text and "quiet" not in text.partition("</style>")[2].partition("<script>")[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("FedProx(start_round=0, stop_round=None, mu=0.01)", "FedProx"),
+        ("FedProx(start_round=3, stop_round=None, mu=0.01)", "FedProx(start_round=3)"),
+        ("Mine(mu=0.01)", "Mine(mu=0.01)"),
+        ("Mine(<object at 0x7f>)", "Mine(<object at 0x7f>)"),
+    ],
+)
+def test_default_settings_are_left_out(given: str, shown: str) -> None:
+    assert without_defaults(given) == shown
+
+
+def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, name, [name], [0.5, 0.6], **{"time/waiting_share": share}) for name, share in (("A", 0.0), ("B", 0.4))
+    ]
+    page = written(*runs, "--output", tmp_path / "page.html")
+    assert page.row("A")[6] == "0.25 s" and page.row("B")[6] == "0.25 s †"
+    assert "Other programs slowed these runs down" in (tmp_path / "page.html").read_text()
 
 
 def test_long_runs_are_thinned_but_end_where_they_end() -> None:

@@ -1,5 +1,6 @@
-"""The curves of a comparison: the compared metric against rounds, one line per arm, one panel per setting."""
+"""The curves of a comparison: the compared metric against rounds, one panel per setting, each line labelled at its end."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,10 @@ Series = Sequence[Sequence[tuple[float, float]]]
 
 COLOURS = ("#1f5f99", "#d98032", "#3a8f5c", "#a23b52", "#7a5ea8", "#8a6d3b", "#4aa3b5", "#6b6b6b")
 STYLES = ("-", "--", ":", "-.")
+GREY = "#c4c4c4"
 PANELS_A_LINE = 3
+MOST_SPAN = 3.0
+"""Panels share a vertical axis if it is at most so many times as long as the shortest of their own."""
 
 
 @dataclass(frozen=True)
@@ -35,90 +39,164 @@ class Curve:
     high: np.ndarray
 
 
-def curves_figure(panels: Mapping[str, Mapping[str, Series]], metrics: Mapping[str, str], confidence: float) -> Figure:
-    """Means over seeds as lines, with confidence intervals as bands; more arms than colours are told apart by dashes.
+@dataclass(frozen=True)
+class Panel:
+    """A part of the figure.
 
     Args:
-        panels: for each setting, each arm's evaluations.
-        metrics: the vertical axes' texts; where all are alike, each line of panels has one.
+        title: above it.
+        arms: the evaluations of the arms that have a colour, by name; at most as many as there are colours.
+        grey: further arms, for comparison.
+        ylabel: the text of its vertical axis.
+        styles: the number of each arm's colour.
+    """
+
+    title: str
+    arms: Mapping[str, Series]
+    grey: Mapping[str, Series]
+    ylabel: str
+    styles: Mapping[str, int]
+
+    @property
+    def values(self) -> list[float]:
+        """All that was measured, without infinities."""
+        seeds = [seed for arms in (self.arms, self.grey) for series in arms.values() for seed in series]
+        return [value for seed in seeds for _, value in seed if math.isfinite(value)]
+
+
+def curves_figure(settings: Mapping[str, Mapping[str, Series]], metrics: Mapping[str, str], confidence: float) -> Figure:
+    """Means over seeds as lines, with confidence intervals as bands.
+
+    The arms of a single setting have a panel each, in which the others are grey, so that bands do not cover each other. Several
+    settings have a panel each, or more panels if a setting has more arms than there are colours.
+
+    Args:
+        settings: for each setting, each arm's evaluations.
+        metrics: for each setting, the text of the vertical axis.
         confidence: of the bands.
     """
-    columns = min(len(panels), PANELS_A_LINE)
+    panels = _panels(settings, metrics)
+    columns = 2 if len(panels) == 4 else min(len(panels), PANELS_A_LINE)
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(1.4 + 3.8 * columns, 0.3 + 3.1 * lines), layout="constrained")
+    figure = Figure(figsize=(0.6 + 3.4 * columns, 0.6 + 2.6 * lines), layout="constrained")
     places = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes in places[len(panels) :]:
         axes.remove()
-    for axes, (title, arms) in zip(places, panels.items(), strict=False):
-        _panel(axes, arms, confidence)
-        axes.set_title(title)
-    alike = len(set(metrics.values())) == 1
-    for axes, title in list(zip(places, panels, strict=False))[:: columns if alike else 1]:
-        axes.set_ylabel(metrics[title])
-    counts = sorted({len(series) for arms in panels.values() for series in arms.values() if series})
-    _legend(figure, counts, confidence)
+    ranges, shared = _ranges(panels)
+    for place, (axes, panel, limits) in enumerate(zip(places, panels, ranges, strict=False)):
+        _draw(axes, panel, confidence, limits)
+        if place % columns == 0 or not shared:
+            axes.set_ylabel(panel.ylabel)
+    figure.supxlabel(_caption(settings, confidence, shared or len(panels) == 1), fontsize=8, color="#555555")
     return figure
 
 
-def _panel(axes: Axes, arms: Mapping[str, Series], confidence: float) -> None:
-    for position, (name, series) in enumerate(arms.items()):
-        if not series:
+def _panels(settings: Mapping[str, Mapping[str, Series]], metrics: Mapping[str, str]) -> list[Panel]:
+    panels = []
+    for setting, arms in settings.items():
+        drawn = {name: series for name, series in arms.items() if series}
+        styles = {name: place % len(COLOURS) for place, name in enumerate(arms)}
+        bands = any(len(series) > 2 for series in drawn.values())
+        if len(settings) == 1 and len(drawn) > 2 and bands:
+            for name in drawn:
+                others = {other: series for other, series in drawn.items() if other != name}
+                panels.append(Panel(name, {name: drawn[name]}, others, metrics[setting], styles))
             continue
+        parts = [list(drawn)[i : i + len(COLOURS)] for i in range(0, max(1, len(drawn)), len(COLOURS))]
+        for number, part in enumerate(parts, start=1):
+            title = f"{setting} ({number} of {len(parts)})" if len(parts) > 1 else setting
+            panels.append(Panel(title, {name: drawn[name] for name in part}, {}, metrics[setting], styles))
+    return panels
+
+
+def _ranges(panels: Sequence[Panel]) -> tuple[list[tuple[float, float] | None], bool]:
+    """Each panel's vertical axis, and whether all have the same: of the same measure, and long enough for each."""
+    own = [(min(panel.values), max(panel.values)) if panel.values else None for panel in panels]
+    spans = [high - low for low, high in filter(None, own)]
+    low, high = min((low for low, _ in filter(None, own)), default=0.0), max((high for _, high in filter(None, own)), default=0.0)
+    shared = len({panel.ylabel for panel in panels}) == 1 and bool(spans) and high - low <= MOST_SPAN * min(spans)
+    ranges = [(low, high)] * len(panels) if shared else own
+    return [None if not found or found[0] == found[1] else _with_margin(*found) for found in ranges], shared
+
+
+def _with_margin(low: float, high: float) -> tuple[float, float]:
+    margin = 0.06 * (high - low)
+    return low - margin, high + margin
+
+
+def _draw(axes: Axes, panel: Panel, confidence: float, limits: tuple[float, float] | None) -> None:
+    for series in panel.grey.values():
         curve = over_seeds(series, confidence)
-        style, colour = STYLES[position // len(COLOURS) % len(STYLES)], COLOURS[position % len(COLOURS)]
-        marker = "o" if len(curve.rounds) == 1 else None
-        axes.plot(curve.rounds, curve.mean, style, color=colour, label=name, linewidth=1.2, marker=marker, markersize=4)
+        axes.plot(curve.rounds, curve.mean, color=GREY, linewidth=0.8, zorder=1)
+    ends = []
+    for name, series in panel.arms.items():
+        curve = over_seeds(series, confidence)
+        number = panel.styles[name]
+        colour, marker = COLOURS[number], "o" if len(curve.rounds) == 1 else None
+        style = STYLES[number % len(STYLES)] if len(panel.arms) > 1 else "-"
+        axes.plot(curve.rounds, curve.mean, style, color=colour, label=name, linewidth=1.3, marker=marker, markersize=4)
         axes.fill_between(curve.rounds, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-    # The bands of two or three seeds may be wide: the axis shows what was measured, and they are cut off there.
-    values = [value for series in arms.values() for seed in series for _, value in seed if np.isfinite(value)]
-    if values and max(values) > min(values):
-        margin = 0.06 * (max(values) - min(values))
-        axes.set_ylim(min(values) - margin, max(values) + margin)
-    axes.set_xlabel("Round")
+        ends.append((float(curve.rounds[-1]), float(curve.mean[-1]), name, colour))
+    if limits is not None:  # the bands of two or three seeds may be wide: they are cut off
+        axes.set_ylim(*limits)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel("Round", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#e6e6e6", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
+    if panel.title not in panel.arms:
+        _label_ends(axes, ends)
 
 
-def _legend(figure: Figure, counts: Sequence[int], confidence: float) -> None:
-    handles = {text: line for axes in figure.axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if not handles:
-        return
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the names at the lines' ends, moved apart where they would cover each other."""
+    low, high = axes.get_ylim()
+    step, last = 0.075 * (high - low), -math.inf
+    top = high - step * len(ends)  # room for the names above the lowest
+    for x, y, name, colour in sorted((end for end in ends if math.isfinite(end[1])), key=lambda end: end[1]):
+        top += step
+        last = max(min(y, top), last + step)
+        place = (1.02, (last - low) / (high - low))
+        axes.annotate(
+            name, (x, y), place, textcoords="axes fraction", fontsize=7.5, color=colour, va="center", annotation_clip=False
+        )
+
+
+def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, shared: bool) -> str:
+    """What lines and bands are, and whether the vertical axes differ."""
+    counts = sorted({len(series) for arms in settings.values() for series in arms.values() if series})
+    if not counts:
+        return ""
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    fewer = "" if counts[0] > 2 else ",\nfrom three seeds on"
-    band = f"Mean over {seeds} seeds,\nband: its {percent(confidence)} interval\n(Student's t{fewer})"
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside right upper",
-        frameon=False,
-        fontsize=8,
-        title=band if counts[-1] > 2 else f"Mean over {seeds} seeds" if counts[-1] == 2 else "One seed",
-        title_fontsize=8,
-        alignment="left",
-        ncols=-(-len(handles) // 14),
-    )
+    text = "One seed" if counts[-1] == 1 else f"Means over {seeds} seeds"
+    if counts[-1] > 2:
+        fewer = "" if counts[0] > 2 else ", from three seeds on"
+        text += f"; bands: {percent(confidence)} intervals of the mean (Student's t{fewer})"
+    if len(settings) == 1 and counts[-1] > 2:
+        text += "; grey: the other arms"
+    name = next(iter(settings)) if len(settings) == 1 else ""
+    return f"{name}. {text}.".removeprefix(". ") + ("" if shared else " The panels' vertical axes differ.")
 
 
 def over_seeds(seeds: Series, confidence: float) -> Curve:
-    """The mean over seeds at each round that any of them evaluated, and from three of them on its interval."""
+    """The mean over seeds at each round that any of them evaluated, with its interval from three seeds on."""
     values: dict[float, list[float]] = {}
     for series in seeds:
         for round, value in series:
             values.setdefault(round, []).append(value)
     rounds = sorted(values)
     found: list[Estimate] = [estimate(values[round], confidence) for round in rounds]
-    # Two seeds' interval is thirteen of their deviations wide, at every round anew: no band.
+    # No band for two seeds: their interval is thirteen deviations wide.
     halves = np.array([e.half if e.count > 2 else np.nan for e in found])
     means = np.array([e.mean for e in found])
     return Curve(np.array(rounds), means, means - halves, means + halves)
 
 
 def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:
-    """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files where nothing has been evaluated yet."""
+    """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files if no run has been evaluated yet."""
     panels: dict[str, dict[str, Series]] = {}
     labels: dict[str, str] = {}
-    # Columns that differ in nothing but the last round that counts have one curve: the last one's.
+    # Columns that differ only in the last round that counts share a curve: the last one's.
     curves = {(part.setting, part.metric) if part.metric else column: column for column, part in table.columns.items()}
     for column in curves.values():
         histories = {(cell.row, cell.seed): cell.history() for cell in runs if cell.column == column}
@@ -134,7 +212,7 @@ def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:
         labels[column] = words[:1].upper() + words[1:] + (" (%)" if scale == 100 else "")
     if not any(series for arms in panels.values() for series in arms.values()):
         return []
-    with rc_context({"pdf.fonttype": 42}):  # fonts that publishers take
+    with rc_context({"pdf.fonttype": 42}):  # fonts that publishers accept
         figure = curves_figure(panels, labels, table.confidence)
         paths = [out / "curves.png", out / "curves.pdf"]
         for path in paths:

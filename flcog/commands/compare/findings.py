@@ -140,7 +140,7 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
             "Times are means over runs, beside the first row's over the settings and seeds that both have: the whole training, without "
             "evaluations and what is prepared before round 1, and a round in which all of the arm's methods act."
         )
-    said += [_note_on_shared_rounds(filled, results), _note_on_bytes(results)]
+    said += [_note_on_shared_rounds(filled, results), _note_on_other_load(results), _note_on_bytes(results)]
     unfinished = [f"{result.name} (round {result.rounds})" for result in filled.unfinished]
     if unfinished:
         said.append(f"Not finished, and left out wherever another seed has: {'; '.join(unfinished)}.")
@@ -150,6 +150,17 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
         said.append(f"Run before the table was changed: {'; '.join(outdated)}.")
     said += [f"Not as in the paper, or not said there: {deviation.rstrip('.')}." for deviation in table.deviations]
     return [note for note in said if note]
+
+
+def _note_on_other_load(results: Sequence[Result]) -> str:
+    """Which runs other programs slowed down."""
+    slowed = [f"{result.name} ({percent(round(result.waiting, 2))})" for result in results if result.disturbed]
+    if not slowed:
+        return ""
+    return (
+        "A time with † is too long, because other programs ran on the same cores. In brackets, the share of the time that a run waited "
+        f"for a core: {'; '.join(slowed)}. Do not compare such times."
+    )
 
 
 def _note_on_bytes(results: Sequence[Result]) -> str:

@@ -13,6 +13,7 @@ import yaml
 from flcog.commands.compare.plan import Cell, Summary
 from flcog.commands.compare.settings_of_runs import added_arguments, is_outdated
 from flcog.core.monitor import lower_is_better, main_metric
+from flcog.core.waiting import DISTURBED, share_of_waiting
 
 WAYS = ("up", "down")
 History = Sequence[Mapping[str, float]]
@@ -38,6 +39,7 @@ class Result:
         trunk: that run's arm; empty where there is none.
         up_bytes: from clients to server, with what was sent before the first round.
         total_bytes: both ways.
+        waiting: the share of the rounds' time in which the run's threads waited for a core, as other programs used it.
         commit: of the code that made it.
         arguments: what the command gave to the run beside the table's own.
         outdated: whether the table has changed since.
@@ -60,9 +62,15 @@ class Result:
     trunk: str = ""
     up_bytes: float = math.nan
     total_bytes: float = math.nan
+    waiting: float = 0.0
     commit: str = ""
     arguments: str = ""
     outdated: bool = False
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether its times are too long because other programs ran on the same cores."""
+        return self.waiting > DISTURBED
 
     @property
     def name(self) -> str:
@@ -105,6 +113,7 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
         trunk=trunk,
         up_bytes=history[-1].get("comm/up_bytes_total", sum(row.get("comm/up_bytes", 0) for row in history)),
         total_bytes=history[-1].get("comm/total_bytes", math.nan),
+        waiting=share_of_waiting(history),
         commit=str(about.get("git_commit") or ""),
         arguments=added_arguments(cell),
         outdated=is_outdated(cell),

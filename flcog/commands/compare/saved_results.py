@@ -16,6 +16,8 @@ TEXTS = ("row", "column", "metric", "commit", "arguments")
 WHOLE = ("seed", "rounds", "averaged")
 SHARED = ("shared_rounds", "shared_acting_rounds", "trunk")
 """Only in files that have a run with shared rounds."""
+LOAD = "waiting"
+"""Only in files that have a run that waited for cores."""
 NUMBERS = ("deviation", "seconds", "acting_seconds", "up_bytes", "total_bytes")
 SUMMARIES: Sequence[Summary] = get_args(Summary)
 COLUMNS, SURPLUS = (*TEXTS, *WHOLE, *NUMBERS, *SUMMARIES, "settings"), "surplus"
@@ -73,6 +75,7 @@ def _line(result: Result, settings: str) -> dict[str, Any]:
     for target, (rounds, sent) in result.targets.items():
         line |= {f"{ROUNDS_TO}{target}": rounds, f"{BYTES_TO}{target}": sent}
     line |= {name: getattr(result, name) for name in SHARED if result.shared_rounds}
+    line |= {LOAD: result.waiting} if result.disturbed else {}
     line |= {"commit": result.commit, "arguments": result.arguments, "settings": settings}
     return {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
 
@@ -98,6 +101,7 @@ def _result(line: Mapping[str, str]) -> Result:
     given |= {name: int(line[name]) for name in WHOLE}
     given |= {name: int(line[name]) if name != "trunk" else line[name] for name in SHARED if line.get(name)}
     given |= {name: _number(line[name]) for name in NUMBERS}
+    given |= {LOAD: float(line[LOAD])} if line.get(LOAD) else {}
     scores = {summary: _number(line[summary]) for summary in SUMMARIES}
     targets = {
         name.removeprefix(ROUNDS_TO): (float(value), float(line[name.replace(ROUNDS_TO, BYTES_TO)]))

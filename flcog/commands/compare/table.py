@@ -198,7 +198,10 @@ def _runs(filled: Filled, row: str) -> list[Result]:
 
 
 SHARED = " *"
-"""After a time of which rounds that another run trained are a part."""
+"""After a time that includes rounds of another run."""
+
+DISTURBED = " †"
+"""After a time that is too long because other programs ran on the same cores."""
 
 
 def _time(filled: Filled, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
@@ -211,7 +214,9 @@ def _time(filled: Filled, row: str, of: Callable[[Result], float], shared: Calla
         return ""
     common = [key for key in ours if key in first]
     ratio = f"{sum(ours[key] for key in common) / sum(first[key] for key in common):.2f} " if common else ""
-    return f"{ratio}({seconds(statistics.fmean(ours.values()))}){SHARED * any(map(shared, _runs(filled, row)))}"
+    runs = _runs(filled, row)
+    marks = SHARED * any(map(shared, runs)) + DISTURBED * any(run.disturbed for run in runs)
+    return f"{ratio}({seconds(statistics.fmean(ours.values()))}){marks}"
 
 
 def _sent(runs: Sequence[Result], of: Callable[[Result], float]) -> str:

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: drawn by us, readable without colour, and with every figure in a table below for those who cannot see them."""
+"""Line charts as inline SVG. They can be read without colour, and each has a table of its numbers for readers who cannot see it."""
 
 import html
 import json
@@ -11,9 +11,11 @@ from flcog.wire.ledger import human
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 44
 DASHES = ("none", "7 4", "3 3", "9 3 2 3")
-NUM_COLOURS = 8
+NUM_STYLES = 8
+"""Lines beyond these would repeat a style, so they are grey."""
+
 MOST_POINTS = 600
-"""More than a screen has columns; longer series are thinned."""
+"""More points than a screen has columns; longer series are thinned."""
 
 Point = tuple[float, float]
 
@@ -23,20 +25,37 @@ class Series:
     """One line of a chart.
 
     Args:
-        label: what the legend calls it.
+        label: its name in the legend.
         points: (x, y), by x.
         band: (x, low, high) of the area around it.
-        number: which run it is, for its colour.
+        style: its colour and dashes, from 0 to 7; None for a thin grey line.
+        quiet: whether the band is hidden until the reader points at the line's name in the legend.
     """
 
     label: str
     points: Sequence[Point]
     band: Sequence[tuple[float, float, float]] = field(default_factory=list)
-    number: int = 0
+    style: int | None = 0
+    quiet: bool = False
+
+    @property
+    def css(self) -> str:
+        """The class of its colour."""
+        return "other" if self.style is None else f"s{self.style}"
+
+    @property
+    def dash(self) -> str:
+        return "none" if self.style is None else DASHES[self.style % len(DASHES)]
+
+    @property
+    def key(self) -> str:
+        """A short piece of the line, for legends."""
+        line = f'<line class="{self.css} line" stroke-dasharray="{self.dash}" x1="1" x2="29" y1="5" y2="5"/>'
+        return f'<svg class="key" viewBox="0 0 30 10" aria-hidden="true">{line}</svg>'
 
     @property
     def drawn(self) -> list[Point]:
-        """Its finite points, no more of them than can be seen."""
+        """Its finite points, thinned to those that a screen can show."""
         finite = [point for point in self.points if all(map(math.isfinite, point))]
         step = -(-len(finite) // MOST_POINTS)
         return [*finite[:: max(1, step)], *(finite[-1:] if step > 1 else [])]
@@ -44,13 +63,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows, and how its numbers are written: as they are, as per cent, or as bytes."""
+    """An axis: its label, and the unit of its numbers (none, "%" or "bytes")."""
 
     label: str
     unit: str = ""
 
     def text(self, value: float, step: float = 0.0) -> str:
-        """A value; of an axis's ticks, which are ``step`` apart, with as many digits as tell them apart."""
+        """A value as text; for ticks that are ``step`` apart, with enough digits to tell them apart."""
         if step and self.unit != "bytes" and not isinstance(value, int):
             scale = 100 if self.unit == "%" else 1
             digits = max(0, -math.floor(math.log10(scale * step) + 1e-9))
@@ -66,17 +85,18 @@ class Axis:
         return " (%)" if self.unit == "%" else ""
 
 
-def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], note: str = "") -> str:
-    """A figure with its heading, its legend, its lines and its numbers; nothing where there is nothing to draw."""
-    shown = [one for one in series if one.drawn]
+def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], note: str = "", keys: bool = True) -> str:
+    """A figure with a heading, a legend (if ``keys``), lines and a table of the numbers; empty text if no series has a finite point."""
+    shown = sorted((one for one in series if one.drawn), key=lambda one: one.style is not None)  # grey lines lie below the others
     if not shown:
         return ""
     frame = Frame(x, y, shown)
+    named = legend(shown) if keys else ""
     lines = "".join(_band(one, frame) + _line(one, frame) for one in shown)
     values = {"x": x.label, "series": [_for_script(one, frame) for one in shown], "left": LEFT, "right": WIDTH - RIGHT}
     data = json.dumps(values).replace("<", "\\u003c")
     return (
-        f'<figure class="chart"><figcaption><h3>{html.escape(title + y.note)}</h3>{_note(note)}{_legend(shown)}</figcaption>'
+        f'<figure class="chart"><figcaption><h3>{html.escape(title + y.note)}</h3>{_note(note)}{named}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(_spoken(title, y, shown))}">'
         f'{frame.axes()}{lines}<g class="cursor"></g></svg>'
         f'<p class="reading" aria-hidden="true">&nbsp;</p><script type="application/json">{data}</script>{_numbers(x, y, shown)}</figure>'
@@ -84,7 +104,7 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], note: str
 
 
 class Frame:
-    """Where values lie in the picture, and the axes around it."""
+    """Maps values to places in the picture, and draws the axes."""
 
     def __init__(self, x: Axis, y: Axis, series: Sequence[Series]) -> None:
         self.x, self.y = x, y
@@ -139,35 +159,37 @@ def ticks(low: float, high: float, whole: bool = False, binary: bool = False, wa
 
 def _line(one: Series, frame: Frame) -> str:
     places = [frame.at(*point) for point in one.drawn]
-    colour, dash = f"s{one.number % NUM_COLOURS}", DASHES[one.number % len(DASHES)]
     if len(places) == 1:
-        return f'<circle class="{colour} dot" cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="4"/>'
+        return f'<circle class="{one.css} dot" cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="4"/>'
     path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-    return f'<polyline class="{colour} line" stroke-dasharray="{dash}" points="{path}"/>'
+    return f'<polyline class="{one.css} line" stroke-dasharray="{one.dash}" points="{path}"/>'
 
 
 def _band(one: Series, frame: Frame) -> str:
     band = [values for values in one.band if all(map(math.isfinite, values))]
-    if not band:
+    if len(band) < 2:
         return ""
     edge = [frame.at(px, high) for px, _, high in band] + [frame.at(px, low) for px, low, _ in reversed(band)]
     points = " ".join(f"{px:.1f},{py:.1f}" for px, py in edge)
-    return f'<polygon class="s{one.number % NUM_COLOURS} band" points="{points}"/>'
+    return f'<polygon class="{one.css} band{" quiet" * one.quiet}" points="{points}"/>'
 
 
-def _legend(series: Sequence[Series]) -> str:
+def legend(series: Sequence[Series], css: str = "") -> str:
+    """A list of the lines' names; empty text for a single line without a name."""
     if len(series) == 1 and not series[0].label:
         return ""
-    keys = (
-        f'<li><svg viewBox="0 0 30 10" aria-hidden="true"><line class="s{one.number % NUM_COLOURS} line" '
-        f'stroke-dasharray="{DASHES[one.number % len(DASHES)]}" x1="1" x2="29" y1="5" y2="5"/></svg>{html.escape(one.label)}</li>'
+    keys = "".join(
+        f'<li data-style="{one.css}" tabindex="0">{one.key}{html.escape(one.label)}</li>'
         for one in series
+        if one.style is not None
     )
-    return f'<ul class="legend">{"".join(keys)}</ul>'
+    grey = [one for one in series if one.style is None]
+    keys += f"<li>{grey[0].key}{len(grey)} others: point at a chart to read them</li>" if grey else ""
+    return f'<ul class="legend {css}">{keys}</ul>'
 
 
 def _numbers(x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """The same as a table, closed until it is asked for."""
+    """The numbers as a table, closed until the reader opens it."""
     by_x = [dict(one.points) for one in series]
     rows = sorted({px for values in by_x for px in values})
     head = "".join(f'<th scope="col">{html.escape(one.label or y.label)}</th>' for one in series)
@@ -184,18 +206,17 @@ def _numbers(x: Axis, y: Axis, series: Sequence[Series]) -> str:
 
 
 def _spoken(title: str, y: Axis, series: Sequence[Series]) -> str:
-    """What a screen reader says of the picture."""
-    ends = "; ".join(
-        f"{one.label or y.label} ends at {y.text(one.drawn[-1][1])}{y.unit if y.unit == '%' else ''}" for one in series
-    )
+    """The text that screen readers read instead of the picture."""
+    unit = y.unit if y.unit == "%" else ""
+    ends = "; ".join(f"{one.label or y.label} ends at {y.text(one.drawn[-1][1])}{unit}" for one in series)
     return f"{title}. {ends}. The numbers follow in a table."
 
 
 def _for_script(one: Series, frame: Frame) -> dict[str, object]:
-    """Places in the picture, with what is to be read there."""
+    """The points' places in the picture, with their values as text."""
     return {
         "label": one.label,
-        "number": one.number % NUM_COLOURS,
+        "css": one.css,
         "points": [[round(v, 1) for v in frame.at(*p)] + [frame.x.text(p[0]), frame.y.text(p[1])] for p in one.drawn],
     }
 

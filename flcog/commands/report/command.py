@@ -1,4 +1,4 @@
-"""The command itself: reads the runs, writes the page."""
+"""The command: it reads the runs and writes the page."""
 
 import html
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from flcog.commands.report import curves, evidence, overview
+from flcog.commands.report.groups import Group, grouped
 from flcog.commands.report.run_files import RunFiles, read_run
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
@@ -15,12 +16,15 @@ from flcog.run.directory import own_file
 def report(arguments: list[str]) -> None:
     """Write one self-contained HTML page about one or several runs: curves, clients, bytes, partition, pictures, settings.
 
-    The page needs no network. It shows what the runs' directories hold, single clients' figures included: mind whom you give it to.
+    Runs that differ only in their seed are shown as one, by their mean and range. The page needs no network. It contains figures of
+    single clients and the whole configuration: check before you publish it.
     """
     parser = parser_of("report", report)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory; several are laid side by side")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory; several are compared")
     parser.add_argument(
-        "--output", type=Path, help="the page; report.html in the run's directory, or here for several, by default"
+        "--output",
+        type=Path,
+        help="the page; by default report.html in the run's directory, or in the working directory for several runs",
     )
     parser.add_argument("--title", help="its heading")
     options = parser.parse_args(arguments)
@@ -36,17 +40,17 @@ def report(arguments: list[str]) -> None:
 
 def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
     """The whole page."""
-    names = overview.labels(runs)
-    title = title or _title(runs, names)
+    groups = grouped(runs)
+    title = title or _title(groups)
     sections = {
-        "Results": overview.results(runs, names),
-        "Curves": curves.scores(runs, names),
-        "Clients": curves.clients(runs, names),
-        "Bytes": curves.bytes_sent(runs, names),
-        "Pictures": evidence.pictures(runs, names),
-        "Partition": evidence.partitions(runs, names),
-        "Further measurements": curves.others(runs, names),
-        "Configuration": evidence.configuration(runs, names),
+        "Results": overview.results(groups),
+        "Curves": curves.scores(groups),
+        "Clients": curves.clients(groups),
+        "Bytes": curves.bytes_sent(groups),
+        "Pictures": evidence.pictures(groups),
+        "Partition": evidence.partitions(groups),
+        "Further measurements": curves.others(groups),
+        "Configuration": evidence.configuration(groups),
     }
     body = "".join(
         f'<section id="{_id(name)}"><h2>{name}</h2>{content}</section>' for name, content in sections.items() if content
@@ -60,17 +64,19 @@ def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
     )
 
 
-def _title(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    data = {run.setting.get("data") for run in runs}
-    where = f" on {data.pop()}" if len(data) == 1 and None not in data else ""
-    return (", ".join(names) if len(names) <= 4 else f"{len(names)} runs") + where
+def _title(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    data = {str(run.setting.get("data")) for run in runs if run.setting.get("data")}
+    where = f" on {data.pop()}" if len(data) == 1 else ""
+    names = [group.name for group in groups]
+    return (", ".join(names) if len(names) <= 4 else f"{len(runs)} runs of {len(names)} methods") + where
 
 
 def _about(runs: Sequence[RunFiles]) -> str:
-    """What was trained on what, where all runs have that in common."""
-    what = {"model": "{}", "num_parameters": "{:,} parameters", "num_clients": "{:,} clients", "git_commit": "commit {:.10}"}
-    values = {key: {run.setting.get(key) for run in runs} for key in what}
-    common = [what[key].format(*found) for key, found in values.items() if len(found) == 1 and None not in found]
+    """The model, the number of clients and the commit, if all runs have them in common."""
+    words = {"model": "{}", "num_parameters": "{:,} parameters", "num_clients": "{:,} clients", "git_commit": "commit {:.10}"}
+    values = {key: {run.setting.get(key) for run in runs} for key in words}
+    common = [words[key].format(*found) for key, found in values.items() if len(found) == 1 and None not in found]
     return html.escape(", ".join(common))
 
 

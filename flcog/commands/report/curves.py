@@ -1,102 +1,133 @@
-"""The report's curves: scores and losses, clients' spread, bytes, and whatever else a run has logged."""
+"""The report's curves: scores and losses, clients' spread, bytes, and everything else that the runs have logged."""
 
 import itertools
+import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from flcog.commands.report.charts import Axis, Series, line_chart
+from flcog.commands.report.charts import Axis, Point, Series, legend, line_chart
+from flcog.commands.report.groups import Group
 from flcog.commands.report.overview import axis_of
 from flcog.commands.report.run_files import RunFiles
 
 ROUND = Axis("round")
+MOST_BANDS = 3
+"""Bands of more groups than these are hidden until the reader points at a name."""
+
 SPREAD = ("_mean", "_std", "_q10", "_q50", "_q90", "_worst_decile")
 
 
-def scores(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """The main score and the losses, all runs in one picture each."""
-    mains = dict.fromkeys(name for run in runs for name in (run.main, run.chooser) if name is not None)
+def scores(groups: Sequence[Group]) -> str:
+    """The main score and the losses, with the legend that holds for all charts of the page."""
+    mains = dict.fromkeys(name for run in _runs(groups) for name in (run.main, run.chooser) if name is not None)
     losses = [f"{split}/loss" for split in ("test", "val") if f"{split}/loss" not in mains]
-    return grid([by_round(runs, names, column) for column in [*mains, *losses, "train/loss"]])
+    charts = grid([by_round(groups, column) for column in [*mains, *losses, "train/loss"]])
+    if len(groups) == 1 or not charts:
+        return charts
+    note = "Lines are means over seeds. Bands reach from the lowest seed to the highest."
+    note += " Point at a name to see its bands." * _quiet(groups)
+    note = f'<p class="note">{note}</p>' if any(len(group.runs) > 1 for group in groups) else ""
+    return note + legend([Series(group.name, [], style=group.style) for group in groups], "shared") + charts
 
 
-def by_round(runs: Sequence[RunFiles], names: Sequence[str], column: str, title: str = "") -> str:
-    """A column by round, a line for each run."""
-    series = [Series(names[i], run.points(column), number=i) for i, run in enumerate(runs)]
-    return line_chart(title or column, ROUND, axis_of(column), series)
+def by_round(groups: Sequence[Group], column: str) -> str:
+    """A column by round, a line for each group."""
+    return line_chart(column, ROUND, axis_of(column), _lines(groups, [group.column(column) for group in groups]), keys=False)
 
 
-def clients(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """How the clients' own scores are spread: the middle client, and the band of all but the best and the worst tenth."""
-    charts = [
-        line_chart(
-            f"{column}: {name}", ROUND, axis_of(column), list(_spread(run, column, number)), "band: 10 % to 90 % of the clients"
-        )
-        for column in _spread_columns(runs)
-        for number, (run, name) in enumerate(zip(runs, names, strict=True))
-    ]
+def _lines(groups: Sequence[Group], series: Sequence[Series]) -> list[Series]:
+    return [replace(one, quiet=_quiet(groups)) for one in series]
+
+
+def _quiet(groups: Sequence[Group]) -> bool:
+    """Whether there are so many bands that they would cover each other."""
+    return sum(group.style is not None for group in groups) > MOST_BANDS
+
+
+def clients(groups: Sequence[Group]) -> str:
+    """How the clients' own scores are spread: of one group in one chart, of several in two that compare them."""
+    charts = []
+    for column in _spread_columns(groups):
+        if len(groups) == 1:
+            note = "Band: from 10 % to 90 % of the clients."
+            charts.append(line_chart(column, ROUND, axis_of(column), list(_spread(groups[0], column)), note))
+            continue
+        for end, words in (("_q50", "middle client"), ("_worst_decile", "mean of the worst tenth")):
+            series = _lines(groups, [group.column(f"{column}{end}") for group in groups])
+            charts.append(line_chart(f"{column}: {words}", ROUND, axis_of(column), series, keys=False))
     return grid(charts)
 
 
-def _spread_columns(runs: Sequence[RunFiles]) -> list[str]:
-    """What is measured on every client: ``test/client_accuracy`` and its like."""
-    columns = dict.fromkeys(name for run in runs for row in run.rows for name in row)
-    return [name.removesuffix("_q50") for name in columns if name.endswith("_q50")]
+def _spread_columns(groups: Sequence[Group]) -> list[str]:
+    """The columns that are measured on every client, such as ``test/client_accuracy``."""
+    return [name.removesuffix("_q50") for name in _columns(groups) if name.endswith("_q50")]
 
 
-def _spread(run: RunFiles, column: str, number: int) -> Iterator[Series]:
-    band = [
-        (row["round"], row[f"{column}_q10"], row[f"{column}_q90"])
-        for row in run.rows
-        if f"{column}_q10" in row and f"{column}_q90" in row
-    ]
-    yield Series("middle client", run.points(f"{column}_q50"), band, number)
-    yield Series("mean of the worst tenth", run.points(f"{column}_worst_decile"), number=number + 1)
+def _spread(group: Group, column: str) -> Iterator[Series]:
+    low, middle, high = (group.column(f"{column}{end}").points for end in ("_q10", "_q50", "_q90"))
+    ends = dict(high)
+    band = [(px, bottom, ends[px]) for px, bottom in low if px in ends]
+    yield Series("middle client", middle, band, 0)
+    yield Series("mean of the worst tenth", group.column(f"{column}_worst_decile").points, (), 1)
 
 
-def bytes_sent(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def bytes_sent(groups: Sequence[Group]) -> str:
     """Bytes in all by round, and the score for the bytes that the clients had sent by then."""
-    up, down = ([_running_sum(run, f"comm/{way}_bytes") for run in runs] for way in ("up", "down"))
     amount = Axis("sent in all", "bytes")
-    charts = [
-        line_chart(f"Sent {way}", ROUND, amount, [Series(names[i], sums, number=i) for i, sums in enumerate(lines)], what)
-        for way, lines, what in (("up", up, "from clients to the server"), ("down", down, "from the server to clients"))
-    ]
-    by_score: dict[str, list[Series]] = {}
-    for i, (run, sums) in enumerate(zip(runs, up, strict=True)):
-        if run.main is not None:
-            sent = dict(sums)
-            points = [(sent[round], value) for round, value in run.points(run.main) if round in sent]
-            by_score.setdefault(run.main, []).append(Series(names[i], points, number=i))
-    charts += [
-        line_chart(f"{score} for what was sent up", Axis("sent up", "bytes"), axis_of(score), series)
-        for score, series in by_score.items()
-    ]
+    charts = []
+    for way, what in (("up", "From clients to the server."), ("down", "From the server to clients.")):
+        series = [_no_band(group, [_running_sum(run, f"comm/{way}_bytes") for run in group.runs]) for group in groups]
+        charts.append(line_chart(f"Sent {way}", ROUND, amount, series, what, keys=False))
+    for score in dict.fromkeys(group.runs[0].main for group in groups):
+        if score is not None:
+            series = [_score_for_bytes(group, score) for group in groups if group.runs[0].main == score]
+            charts.append(
+                line_chart(f"{score} for what was sent up", Axis("sent up", "bytes"), axis_of(score), series, keys=False)
+            )
     return grid(charts)
 
 
-def _running_sum(run: RunFiles, column: str) -> list[tuple[float, float]]:
+def _no_band(group: Group, lines: Sequence[Sequence[Point]]) -> Series:
+    return Series(group.name, group.series(lines).points, (), group.style)
+
+
+def _score_for_bytes(group: Group, score: str) -> Series:
+    """The mean score of each round over the mean of the bytes until then."""
+    sent: dict[float, list[float]] = {}
+    for round, total in (point for run in group.runs for point in _running_sum(run, "comm/up_bytes")):
+        sent.setdefault(round, []).append(total)
+    points = [(statistics.fmean(sent[round]), value) for round, value in group.column(score).points if round in sent]
+    return Series(group.name, points, (), group.style)
+
+
+def _running_sum(run: RunFiles, column: str) -> list[Point]:
     points = run.points(column)
     sums = itertools.accumulate(value for _, value in points)
     return [(round, total) for (round, _), total in zip(points, sums, strict=True)]
 
 
-def others(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Every further column: times, drift, and what methods log."""
-    columns = dict.fromkeys(name for run in runs for row in run.rows for name in row)
-    mains = {name for run in runs for name in (run.main, run.chooser)}
-    spread = tuple(f"{column}{end}" for column in _spread_columns(runs) for end in SPREAD)
+def others(groups: Sequence[Group]) -> str:
+    """Every further column: times, drift, and what methods log. Closed until the reader opens it if there are several groups."""
+    shown = {name for run in _runs(groups) for name in (run.main, run.chooser)} | {"round"}
+    shown |= {f"{column}{end}" for column in _spread_columns(groups) for end in SPREAD}
     left = [
-        name
-        for name in columns
-        if name not in mains
-        and name not in spread
-        and name != "round"
-        and not name.endswith("/loss")
-        and not name.startswith("comm/")
+        name for name in _columns(groups) if name not in shown and not name.endswith("/loss") and not name.startswith("comm/")
     ]
-    return grid([by_round(runs, names, name) for name in left], small=True)
+    charts = grid([by_round(groups, name) for name in left], small=True)
+    if len(groups) == 1 or not charts:
+        return charts
+    return f"<details><summary>{len(left)} charts: {', '.join(left[:4])} ...</summary>{charts}</details>"
+
+
+def _runs(groups: Sequence[Group]) -> list[RunFiles]:
+    return [run for group in groups for run in group.runs]
+
+
+def _columns(groups: Sequence[Group]) -> list[str]:
+    return list(dict.fromkeys(name for run in _runs(groups) for row in run.rows for name in row))
 
 
 def grid(charts: Sequence[str], small: bool = False) -> str:
-    """Charts side by side, as many as there is room for; nothing where all are empty."""
+    """Charts side by side, as many as fit; empty text if all are empty."""
     drawn = "".join(charts)
     return f'<div class="charts{" small" * small}">{drawn}</div>' if drawn else ""

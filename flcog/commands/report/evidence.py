@@ -1,4 +1,4 @@
-"""The report's last part: the partition, the pictures that a run drew, and the whole configuration."""
+"""The report's last part: the partition, the pictures that runs drew, and the whole configuration."""
 
 import base64
 import html
@@ -9,41 +9,56 @@ from typing import Any
 import yaml
 
 from flcog.commands.report.curves import grid
+from flcog.commands.report.groups import Group
 from flcog.commands.report.overview import long, panel, table
 from flcog.commands.report.run_files import RunFiles
 from flcog.core.arguments import flat
 
 MOST_PICTURES = 3
-"""Of one kind: the first, the last, and one between."""
+"""Pictures of one kind from one run: the first, the last and one between."""
 
 
-def partitions(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """How the data fell over the clients: the numbers of each split once, and its chart where the run drew one."""
-    by_hash: dict[Any, list[int]] = {}
-    for i, run in enumerate(runs):
-        if run.setting.get("partition"):
-            by_hash.setdefault(run.setting["partition"].get("hash"), []).append(i)
-    parts = []
-    for members in by_hash.values():
-        of = "" if len(by_hash) == 1 else f"<h3>{html.escape(', '.join(names[i] for i in members))}</h3>"
-        numbers = [[html.escape(name), _cell(value)] for name, value in runs[members[0]].setting["partition"].items()]
-        chart = next((path for i in members for path in runs[i].figures.get("partition", [])), None)
-        drawn = "" if chart is None else picture(chart, "Circles: how many samples of each class each client has.")
-        parts.append(
-            panel(of + drawn + f"<details><summary>The numbers</summary>{table(['number', 'value'], numbers)}</details>")
-        )
-    return "".join(parts)
+def partitions(groups: Sequence[Group]) -> str:
+    """How the data is spread over the clients: each split once, the first one open."""
+    by_hash: dict[Any, list[tuple[str, RunFiles]]] = {}
+    for group in groups:
+        for run in group.runs:
+            if isinstance(run.setting.get("partition"), dict) and run.setting["partition"]:
+                by_hash.setdefault(run.setting["partition"].get("hash"), []).append((group.name, run))
+    parts = [_partition(members, len(by_hash) > 1) for members in by_hash.values()]
+    return "".join(parts[:1]) + _on_demand(f"{len(parts) - 1} further splits", "".join(parts[1:]))
 
 
-def pictures(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """What methods drew, such as the images that they generated."""
-    figures = []
-    for run, name in zip(runs, names, strict=True):
-        for kind, paths in run.figures.items():
-            if kind != "partition":
-                chosen = sorted({round(i * (len(paths) - 1) / max(1, MOST_PICTURES - 1)) for i in range(MOST_PICTURES)})
-                figures += [_figure(paths[i], kind, name) for i in chosen]
-    return grid(figures)
+def _partition(members: Sequence[tuple[str, RunFiles]], named: bool) -> str:
+    """A split's chart, if one of its runs drew it, and its numbers."""
+    seeds = dict.fromkeys(str(run.setting.get("seed", "unknown")) for _, run in members)
+    names = dict.fromkeys(name for name, _ in members)
+    of = f"<h3>{html.escape(', '.join(names))}, seed {html.escape(', '.join(seeds))}</h3>" if named else ""
+    numbers = [[html.escape(name), _cell(value)] for name, value in members[0][1].setting["partition"].items()]
+    chart = next((path for _, run in members for path in run.figures.get("partition", [])), None)
+    drawn = "" if chart is None else picture(chart, "Circles: how many samples of each class each client has.")
+    return panel(of + drawn + f"<details><summary>The numbers</summary>{table(['number', 'value'], numbers)}</details>")
+
+
+def pictures(groups: Sequence[Group]) -> str:
+    """What methods drew, such as the images that they generated: of each group's first run, and the other runs' on demand."""
+    first = grid([figure for group in groups for figure in _figures(group.runs[0], group.name)])
+    rest = [
+        figure
+        for group in groups
+        for run in group.runs[1:]
+        for figure in _figures(run, f"{group.name}, seed {run.setting.get('seed', 'unknown')}")
+    ]
+    return first + _on_demand(f"{len(rest)} pictures of further runs", grid(rest))
+
+
+def _figures(run: RunFiles, name: str) -> list[str]:
+    found = []
+    for kind, paths in run.figures.items():
+        if kind != "partition":
+            chosen = sorted({round(i * (len(paths) - 1) / max(1, MOST_PICTURES - 1)) for i in range(MOST_PICTURES)})
+            found += [_figure(paths[i], kind, name) for i in chosen]
+    return found
 
 
 def _figure(path: Path, kind: str, name: str) -> str:
@@ -58,28 +73,41 @@ def _figure(path: Path, kind: str, name: str) -> str:
 def picture(path: Path, text: str) -> str:
     """A picture inside the page itself."""
     data = base64.b64encode(path.read_bytes()).decode()
-    return f'<div class="picture"><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"></div>'
+    return f'<div class="picture"><img alt="{html.escape(text)}" loading="lazy" src="data:image/png;base64,{data}"></div>'
 
 
-def configuration(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """What differs between the runs, and then all that each was told."""
-    flats = [flat(run.config) for run in runs]
+def configuration(groups: Sequence[Group]) -> str:
+    """The settings in which the groups differ, and on demand every run's whole configuration."""
+    flats = [flat(group.runs[0].config) for group in groups]
     keys = dict.fromkeys(key for one in flats for key in one)
     differ = [key for key in keys if len({str(one.get(key, "not set")) for one in flats}) > 1]
     parts = []
     if differ:
         rows = [[html.escape(key), *(long(str(one.get(key, "not set"))) for one in flats)] for key in differ]
-        parts.append(panel(f"<h3>Where the runs differ</h3>{table(['setting', *names], rows)}"))
-    for run, name in zip(runs, names, strict=True):
-        setting = {key: value for key, value in run.setting.items() if key != "partition"}
-        parts.append(panel(f"<h3>{html.escape(name)}</h3>" + _yaml("config.yaml", run.config) + _yaml("run.yaml", setting)))
-    return "".join(parts)
+        title = (
+            "Where the first runs of the groups differ"
+            if any(len(group.runs) > 1 for group in groups)
+            else "Where the runs differ"
+        )
+        parts.append(panel(f"<h3>{title}</h3>{table(['setting', *(group.name for group in groups)], rows)}"))
+    single = len(groups) == len(groups[0].runs) == 1
+    named = [(group, run) for group in groups for run in group.runs]
+    whole = "".join(_whole(run, group.name if len(group.runs) == 1 else f"{group.name}, {run.name}") for group, run in named)
+    return "".join(parts) + (whole if single else _on_demand("Every run's whole configuration", whole))
+
+
+def _whole(run: RunFiles, name: str) -> str:
+    setting = {key: value for key, value in run.setting.items() if key != "partition"}
+    return panel(f"<h3>{html.escape(name)}</h3>" + _yaml("config.yaml", run.config) + _yaml("run.yaml", setting))
+
+
+def _on_demand(title: str, content: str) -> str:
+    """Content that is closed until the reader opens it; empty text for empty content."""
+    return f"<details><summary>{html.escape(title)}</summary>{content}</details>" if content else ""
 
 
 def _yaml(title: str, content: dict[str, Any]) -> str:
-    text = (
-        yaml.safe_dump(content, sort_keys=False, allow_unicode=True) if content else "the run has none: it was made in Python\n"
-    )
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True) if content else "none: the run was made in Python\n"
     return f"<details><summary>{title}</summary><pre>{html.escape(text)}</pre></details>"
 
 

@@ -1,13 +1,15 @@
-"""The report's first part: what was run, what came out, what it cost."""
+"""The report's first part: the scores, bytes and times of each group of runs."""
 
 import html
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from flcog.commands.report.charts import DASHES, NUM_COLOURS, Axis
+from flcog.commands.report.charts import Axis, Series
+from flcog.commands.report.groups import Group, shown_methods
 from flcog.commands.report.run_files import RunFiles
 from flcog.core.text import seconds
+from flcog.core.waiting import DISTURBED, share_of_waiting
 from flcog.wire.ledger import human
 
 SHARES = re.compile(r"accuracy|(^|/)acc$|-(AP|F1|P|R)$|jain")
@@ -20,48 +22,80 @@ def axis_of(column: str) -> Axis:
     return Axis(column, unit)
 
 
-def labels(runs: Sequence[RunFiles]) -> list[str]:
-    """A short name for each run: its methods, and what else it takes to tell it from the others."""
-    parts: tuple[Callable[[RunFiles], str], ...] = (
-        _method_names,
-        lambda run: f"{_method_names(run)}, seed {run.setting.get('seed', 'unknown')}",
-        lambda run: f"{_method_names(run)}, {run.name}",
-        lambda run: f"{_method_names(run)}, {run.directory}",
-    )
-    return next((found for part in parts if len(set(found := [part(run) for run in runs])) == len(runs)), [r.name for r in runs])
+def results(groups: Sequence[Group]) -> str:
+    """A row for each group: the score of its best round and of its last, its bytes and its time. The score comes first."""
+    mains = dict.fromkeys(run.main for group in groups for run in group.runs)
+    several_scores, several_runs = len(mains) > 1, any(len(group.runs) > 1 for group in groups)
+    best = "best" if several_scores else f"best {next(iter(mains)) or 'score'}"
+    head = [best, "method", "last", "rounds", "sent up", "sent down", "a round took"]
+    head += ["score"] * several_scores + ["runs"] * several_runs
+    rows = []
+    for group in groups:
+        first, *rest = _result(group.runs)
+        name = f"{Series('', [], style=group.style).key}{html.escape(group.name)}{_settings(group)}"
+        extra = [group.runs[0].main or "none"] * several_scores + [_seeds(group.runs)] * several_runs
+        rows.append([f'<span class="score">{html.escape(first)}</span>', name, *map(html.escape, [*rest, *extra])])
+    return panel(table(head, rows, named=1)) + _each_run(groups) * several_runs + "".join(_notes(groups, several_runs))
 
 
-def _method_names(run: RunFiles) -> str:
-    return " + ".join(text.partition("(")[0] for text in run.setting.get("methods") or []) or "FedAvg"
+def _settings(group: Group) -> str:
+    """The methods' settings that are not the defaults, if the name does not have them."""
+    text = " + ".join(shown_methods(group.runs[0]))
+    return "" if text in group.name else f'<div class="long">{html.escape(text)}</div>'
 
 
-def results(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """A row for each run: its best round and its last, its bytes and its time."""
-    head = ["run", "score", "best", "last", "rounds", "sent up", "sent down", "a round took", "methods"]
-    rows = [
-        [f"{_key(number)}{html.escape(names[number])}", *map(html.escape, _result(run)), long(run.methods)]
-        for number, run in enumerate(runs)
-    ]
-    return panel(table(head, rows)) + "".join(_warnings(runs))
-
-
-def _result(run: RunFiles) -> list[str]:
-    rows, main, chosen = run.rows, run.main, run.chosen
-    best = last = "not measured"
-    if main is not None and chosen is not None:
-        axis, unit = axis_of(main), " %" if axis_of(main).unit == "%" else ""
-        best = f"{axis.text(chosen[main])}{unit}, round {chosen['round']:,}" if main in chosen else "not measured"
-        last = axis.text(run.points(main)[-1][1]) + unit
-    times = [row["time/round"] for row in rows if "time/round" in row]
-    planned = run.config.get("trainer", {}).get("rounds", len(rows))
+def _result(runs: Sequence[RunFiles]) -> list[str]:
+    """Best and last score, rounds, bytes and time of one run, or their means over several."""
+    main = runs[0].main
+    best = [run.chosen[run.main] for run in runs if run.chosen is not None and run.main in run.chosen]
+    where = f", round {runs[0].chosen['round']:,}" if len(runs) == 1 and best and runs[0].chosen is not None else ""
+    last = [run.points(run.main)[-1][1] for run in runs if run.main is not None]
+    times = [row["time/round"] for run in runs for row in run.rows if "time/round" in row]
+    sent = (statistics.fmean(sum(row.get(f"comm/{way}_bytes", 0) for row in run.rows) for run in runs) for way in ("up", "down"))
+    disturbed = any(share_of_waiting(run.rows) > DISTURBED for run in runs)
     return [
-        main or "none",
-        best,
-        last,
-        f"{rows[-1]['round']:,}" + (f" of {planned:,}" if planned != rows[-1]["round"] else ""),
-        *(human(sum(row.get(f"comm/{way}_bytes", 0) for row in rows)) for way in ("up", "down")),
-        seconds(statistics.median(times)) if times else "unknown",
+        _score(main, best) + where,
+        _score(main, last),
+        _rounds(runs),
+        *(human(round(amount)) for amount in sent),
+        (seconds(statistics.median(times)) if times else "unknown") + " †" * disturbed,
     ]
+
+
+def _score(main: str | None, values: Sequence[float]) -> str:
+    if main is None or not values:
+        return "not measured"
+    axis = axis_of(main)
+    unit = " %" if axis.unit == "%" else ""
+    if len(values) == 1:
+        return f"{axis.text(values[0])}{unit}"
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if unit else f"{mean:.4g} ± {deviation:.2g}"
+
+
+def _rounds(runs: Sequence[RunFiles]) -> str:
+    """How many rounds the runs have, and of how many if some are not finished."""
+    found = sorted({run.rows[-1]["round"] for run in runs})
+    text = f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+    planned = {run.config.get("trainer", {}).get("rounds", found[-1]) for run in runs}
+    return text if planned == set(found) else f"{text} of {max(planned):,}"
+
+
+def _seeds(runs: Sequence[RunFiles]) -> str:
+    seeds = [str(run.setting["seed"]) for run in runs if "seed" in run.setting]
+    return f"{len(runs)}" + (f", seeds {', '.join(seeds)}" if seeds and len(seeds) == len(runs) > 1 else "")
+
+
+def _each_run(groups: Sequence[Group]) -> str:
+    """The same for every single run, closed until the reader opens it."""
+    head = ["best", "method", "seed", "last", "rounds", "sent up", "sent down", "a round took", "folder"]
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            first, *rest = _result([run])
+            seed = str(run.setting.get("seed", "unknown"))
+            rows.append([html.escape(text) for text in (first, group.name, seed, *rest, run.name)])
+    return f"<details><summary>Each run</summary>{panel(table(head, rows, named=1))}</details>"
 
 
 def long(text: str) -> str:
@@ -69,32 +103,38 @@ def long(text: str) -> str:
     return f'<div class="long">{html.escape(text)}</div>'
 
 
-def _warnings(runs: Sequence[RunFiles]) -> Iterable[str]:
+def _notes(groups: Sequence[Group], several_runs: bool) -> Iterable[str]:
+    runs = [run for group in groups for run in group.runs]
+    if several_runs:
+        yield _note("Runs that differ only in their seed share a row: means, and ± the standard deviation over runs.")
     for name in sorted({run.chooser for run in runs if run.chooser is not None}):
         if name.startswith("test/"):
-            text = f"by {name}, on the test set itself, which flatters; with data.client_val above 0 a run picks it on validation data"
+            yield _note(
+                f"The best round is picked by {name}, on the test set itself, which flatters; with data.client_val above 0 a run picks "
+                "it on validation data."
+            )
         else:
-            text = f"by {name}: the test set had no say in it"
-        yield f'<p class="note">The best round is picked {text}.</p>'
+            yield _note(f"The best round is picked by {name}, without the test set.")
+    if any(share_of_waiting(run.rows) > DISTURBED for run in runs):
+        yield _note("† Other programs slowed these runs down: their times are too long.")
 
 
-def _key(number: int) -> str:
-    return (
-        f'<svg class="key" viewBox="0 0 30 10" aria-hidden="true"><line class="s{number % NUM_COLOURS} line" '
-        f'stroke-dasharray="{DASHES[number % len(DASHES)]}" x1="1" x2="29" y1="5" y2="5"/></svg>'
-    )
+def _note(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells are HTML already; the first of each row names it."""
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], named: int = 0) -> str:
+    """A table whose cells are HTML already; the cell ``named`` of each row is the row's name."""
     header = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows
-    )
+    body = "".join(f"<tr>{''.join(_cell(cell, place == named) for place, cell in enumerate(row))}</tr>" for row in rows)
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(head[0])}"><table><thead><tr>{header}</tr></thead>'
+        f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(head[named])}"><table><thead><tr>{header}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(content: str, names_row: bool) -> str:
+    return f'<th scope="row">{content}</th>' if names_row else f"<td>{content}</td>"
 
 
 def panel(content: str) -> str:

@@ -1,4 +1,4 @@
-// Under the pointer: the nearest round's values below the chart. Without scripts the page lacks nothing but this.
+// Shows the values of the round under the pointer below the chart. The rest of the page needs no script.
 for (const figure of document.querySelectorAll("figure.chart")) {
   const svg = figure.querySelector(":scope > svg"), reading = figure.querySelector(".reading"), cursor = svg.querySelector(".cursor");
   const { x, series, left, right } = JSON.parse(figure.querySelector("script").textContent);
@@ -11,10 +11,16 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     reading.textContent = `${x} ${where}: ` + there.map(([one, point]) => `${one.label} ${point[3]}`.trim()).join(", ");
     cursor.innerHTML =
       `<line x1="${across}" x2="${across}" y1="12" y2="258"/>` +
-      there.map(([one, point]) => `<circle class="s${one.number}" cx="${point[0]}" cy="${point[1]}" r="3.5"/>`).join("");
+      there.map(([one, point]) => `<circle class="${one.css}" cx="${point[0]}" cy="${point[1]}" r="3.5"/>`).join("");
   });
   svg.addEventListener("pointerleave", () => {
     reading.textContent = "\u00a0";
     cursor.innerHTML = "";
   });
+}
+// Shows a method's bands while the pointer or the keyboard is at its name in the legend.
+for (const name of document.querySelectorAll(".shared [data-style]")) {
+  const show = (on) => document.querySelectorAll(`.quiet.${name.dataset.style}`).forEach((band) => band.classList.toggle("on", on));
+  for (const event of ["pointerenter", "focus"]) name.addEventListener(event, () => show(true));
+  for (const event of ["pointerleave", "blur"]) name.addEventListener(event, () => show(false));
 }

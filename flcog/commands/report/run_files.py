@@ -32,11 +32,6 @@ class RunFiles:
     setting: dict[str, Any]
     config: dict[str, Any]
 
-    @property
-    def methods(self) -> str:
-        """The methods with their settings, or plain FedAvg."""
-        return " + ".join(self.setting.get("methods") or []) or "FedAvg"
-
     @cached_property
     def main(self) -> str | None:
         """The score by which the run is judged."""
@@ -48,6 +43,11 @@ class RunFiles:
         """The score by which its best round is chosen: the validation set's where there is one."""
         names = (main_metric(row, selecting=True) for row in reversed(self.rows))
         return next(filter(None, names), None)
+
+    @property
+    def main_falls(self) -> bool:
+        """Whether a lower main score is better."""
+        return self.main is not None and lower_is_better(self.main)
 
     @cached_property
     def chosen(self) -> Row | None:
