@@ -46,19 +46,19 @@ class ClipUpdate(Stage):
         positive(self, "norm")
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        factor = clip_factor(changes(envelope, ctx.global_buffers), self.norm)
+        factor = clip_factor(changes(envelope, ctx.received.buffers), self.norm)
 
         def shortened(value: Tensor) -> Tensor:
             return factor.to(value.dtype) * value if _is_float(value) else value
 
         clipped = map_fields(shortened, envelope._replace(buffers={}))
         # A factor of 1 must leave statistics as they are, which a difference that is added again would not.
-        moved = {name: shortened(value - ctx.global_buffers[name]) for name, value in envelope.buffers.items()}
+        moved = {name: shortened(value - ctx.received.buffers[name]) for name, value in envelope.buffers.items()}
         buffers = {
-            name: torch.where(factor < 1, ctx.global_buffers[name] + moved[name], value) if _is_float(value) else value
+            name: torch.where(factor < 1, ctx.received.buffers[name] + moved[name], value) if _is_float(value) else value
             for name, value in envelope.buffers.items()
         }
-        return clipped._replace(buffers=buffers), ctx.client
+        return clipped._replace(buffers=buffers), ctx.state
 
 
 def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:

@@ -103,7 +103,7 @@ class DENSE(Method):
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         # The server has no data that would show it the inputs' shape.
-        return Upload(delta, ctx.client, sum={"shape": ctx.draws["shape"]})
+        return Upload(delta, ctx.state, sum={"shape": ctx.draws["shape"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         uploads, apply, device = messages.individual, cohort.apply, next(iter(params.values())).device

@@ -55,22 +55,22 @@ class Ditto(Method):
         velocity = {} if self.momentum == 0 else {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}
         return {"personal": dict(params)} | velocity
 
-    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+    def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         def loss(own: Params) -> Tensor:
             # On copies of the buffers, so that this pass leaves the BatchNorm statistics of the client's global model alone.
-            scratch = type(apply)(apply.model, {name: buffer.clone() for name, buffer in ctx.buffers.items()})
+            scratch = apply.with_buffers({name: buffer.clone() for name, buffer in ctx.buffers.items()})
             return scratch.loss(own, batch)
 
-        own, lr = ctx.client["personal"], ctx.optimisation.lr if self.lr is None else self.lr
+        own, lr = ctx.state["personal"], ctx.optimisation.lr if self.lr is None else self.lr
         gradient = torch.func.grad(loss)(own)
-        pull = {name: self.lambda_prox * (value - ctx.global_params[name]) for name, value in own.items()}
+        pull = {name: self.lambda_prox * (value - ctx.received.params[name]) for name, value in own.items()}
         move = {name: gradient[name] + pull[name] for name in own}
         if self.momentum == 0:
             return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}}
         momentum = ctx.optimisation.momentum if self.momentum is None else self.momentum
         kept = count_on(next(iter(own.values())).device, ctx.step) > 0  # nothing of the round before
-        move = {name: momentum * kept * ctx.client["velocity"][name] + value for name, value in move.items()}
+        move = {name: momentum * kept * ctx.state["velocity"][name] + value for name, value in move.items()}
         return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}, "velocity": move}
 
     def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(ctx.client["personal"], own_statistics=True)
+        return Personal(ctx.state["personal"], own_statistics=True)

@@ -80,23 +80,23 @@ class FedDC(Method):
         return {} if self._corrects else {"relative_size": relative_size(client)}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        anchor = {name: value - ctx.client["h"][name] for name, value in ctx.global_params.items()}
+        anchor = {name: value - ctx.state["h"][name] for name, value in ctx.received.params.items()}
         pull = self.alpha * proximal_term(params, anchor)
         return pull if self._corrects else pull / ctx.draws["relative_size"]
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         if not self._corrects:
             return clip(gradient, 10.0)
-        return {name: value + ctx.server["g"][name] - ctx.client["g"][name] for name, value in gradient.items()}
+        return {name: value + ctx.server["g"][name] - ctx.state["g"][name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         # The drift is computed from the uploaded change, so that the server's h stays the mean of the clients' drifts.
-        drift = {name: value + delta[name] for name, value in ctx.client["h"].items()}
+        drift = {name: value + delta[name] for name, value in ctx.state["h"].items()}
         if not self._corrects:
             return Upload(delta, {"h": drift}, sum={"h": delta})
         travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
-        change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
-        g = {name: value + change[name] for name, value in ctx.client["g"].items()}
+        change = {name: (ctx.received.params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
+        g = {name: value + change[name] for name, value in ctx.state["g"].items()}
         return Upload(delta, {"h": drift, "g": g}, sum={"h": delta, "g": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

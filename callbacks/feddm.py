@@ -128,9 +128,9 @@ class FedDM(Method):
 
         return nothing
 
-    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        x, buffers, images = ctx.global_params, ctx.global_buffers, ctx.draws["images"]
-        state = ctx.client or {"images": images, "velocity": torch.zeros_like(images), "loss": images.new_zeros(())}
+    def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        x, buffers, images = ctx.received.params, ctx.received.buffers, ctx.draws["images"]
+        state = ctx.state or {"images": images, "velocity": torch.zeros_like(images), "loss": images.new_zeros(())}
         model = apply.frozen(perturb(x, ctx.draws["key"], ctx.step, self.rho), buffers)
 
         def embed(inputs: Tensor) -> list[Tensor]:
@@ -151,8 +151,8 @@ class FedDM(Method):
         return x, {"images": state["images"] - self.image_lr * velocity, "velocity": velocity, "loss": loss}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        made = {"images": ctx.client["images"], "present": ctx.draws["present"]}
-        return Upload(None, {}, mean={"loss": ctx.client["loss"]}, sum=made)
+        made = {"images": ctx.state["images"], "present": ctx.draws["present"]}
+        return Upload(None, {}, mean={"loss": ctx.state["loss"]}, sum=made)
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         # By client, as the server's shuffle must not depend on the order in which an executor hands them over.

@@ -76,9 +76,9 @@ class FedDyn(Method):
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         if self.form == "feddisco":
-            along = {name: value + self.alpha * ctx.global_params[name] for name, value in ctx.client["g"].items()}
+            along = {name: value + self.alpha * ctx.received.params[name] for name, value in ctx.state["g"].items()}
             return -_inner(along, params) / ctx.draws["relative_size"]
-        return self.alpha * proximal_term(params, ctx.global_params) - _inner(ctx.client["g"], params)
+        return self.alpha * proximal_term(params, ctx.received.params) - _inner(ctx.state["g"], params)
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         if self.form == "standard":
@@ -86,7 +86,7 @@ class FedDyn(Method):
         return {name: value + self.alpha * params[name] for name, value in clip(gradient, 10.0).items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        g = {name: ctx.client["g"][name] - self.alpha * (value - ctx.global_params[name]) for name, value in params.items()}
+        g = {name: ctx.state["g"][name] - self.alpha * (value - ctx.received.params[name]) for name, value in params.items()}
         return Upload(delta, {"g": g}, sum={"delta": delta})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

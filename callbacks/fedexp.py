@@ -64,7 +64,7 @@ class FedExP(Method):
         return {"previous": dict(params)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.client, mean={"square_norm": square_norm(delta)})
+        return Upload(delta, ctx.state, mean={"square_norm": square_norm(delta)})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         epsilon = self.epsilon * self.decay ** (cohort.round - self.start_round)

@@ -130,7 +130,7 @@ class FedGen(Method):
         return ctx.draws["scale"] * guided * (self.alpha * cross_entropy + self.beta * divergence)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.client, sum={"counts": ctx.draws["counts"]})
+        return Upload(delta, ctx.state, sum={"counts": ctx.draws["counts"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         uploads = messages.individual

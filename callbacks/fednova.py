@@ -51,12 +51,12 @@ class FedNova(Method):
 
     def _steps(self, ctx: Context) -> Tensor:
         if self.form == "feddisco":
-            return (torch.as_tensor(ctx.num_samples) // self.batch_size).clamp(min=1).to(number_dtype())
+            return (torch.as_tensor(ctx.data.num_samples) // self.batch_size).clamp(min=1).to(number_dtype())
         return torch.as_tensor(ctx.optimisation.effective_steps(ctx.num_steps), dtype=number_dtype())
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         steps = self._steps(ctx)
-        return Upload({name: value / steps for name, value in delta.items()}, ctx.client, mean={"steps": steps})
+        return Upload({name: value / steps for name, value in delta.items()}, ctx.state, mean={"steps": steps})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         return {name: messages.mean["steps"] * value for name, value in delta.items()}, server

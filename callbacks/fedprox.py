@@ -48,4 +48,4 @@ class FedProx(Method):
         at_least(self, 0, "mu")
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        return self.mu * proximal_term(params, ctx.global_params)
+        return self.mu * proximal_term(params, ctx.received.params)

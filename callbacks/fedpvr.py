@@ -64,12 +64,12 @@ class FedPVR(Method):
         return server
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return gradient | {name: gradient[name] - value + ctx.server["c"][name] for name, value in ctx.client["c"].items()}
+        return gradient | {name: gradient[name] - value + ctx.server["c"][name] for name, value in ctx.state["c"].items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
-        change = {name: (ctx.global_params[name] - params[name]) / travelled - c for name, c in ctx.server["c"].items()}
-        return Upload(delta, {"c": {name: c + change[name] for name, c in ctx.client["c"].items()}}, sum={"change": change})
+        change = {name: (ctx.received.params[name] - params[name]) / travelled - c for name, c in ctx.server["c"].items()}
+        return Upload(delta, {"c": {name: c + change[name] for name, c in ctx.state["c"].items()}}, sum={"change": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         change = messages.sum["change"]

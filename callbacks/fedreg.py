@@ -94,14 +94,14 @@ class FedReg(Method):
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def nearer(params: Params, batch: Batch) -> Gradient:
-            return gradient(mix(self.gamma, params, ctx.global_params), batch)
+            return gradient(mix(self.gamma, params, ctx.received.params), batch)
 
         return nearer
 
-    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+    def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         if not batch.inputs.is_floating_point():
             raise ValueError(f"FedReg moves inputs along gradients, which {batch.inputs.dtype} inputs have not: remove it")
-        x, received = ctx.global_params, apply.frozen(ctx.global_params, ctx.global_buffers)
+        x, received = ctx.received.params, apply.frozen(ctx.received.params, ctx.received.buffers)
         pseudo, perturbed = climb(received, batch, (self.eta_s, self.eta_p), self.steps)
         labels = received(pseudo.inputs).softmax(1)
 
@@ -113,4 +113,4 @@ class FedReg(Method):
         direction = {name: value - x[name] for name, value in params.items()}
         direction = reject(direction, torch.func.grad(pseudo_loss)(halfway))
         direction = reject(direction, torch.func.grad(lambda p: apply.frozen(p, ctx.buffers).loss(perturbed))(halfway))
-        return {name: value + direction[name] for name, value in x.items()}, ctx.client
+        return {name: value + direction[name] for name, value in x.items()}, ctx.state

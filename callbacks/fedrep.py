@@ -12,11 +12,11 @@ from flcog.apply import Apply
 from flcog.core.checks import within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import ClientView, Context, Method, Personal, Upload
+from flcog.method import ClientView, Context, ParameterMask, Personal, Upload
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
+class FedRep(ParameterMask):
     """Splits the model: each client trains a head of its own, which stays with it, then the shared body, which alone is averaged.
 
     With body b and head h_k of client k, whose T local steps end with B = max(1, round(body_share T)) on the body::
@@ -71,33 +71,33 @@ class FedRep(Method):
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"head": {name: value for name, value in params.items() if re.search(self.head, name)}}
 
-    def start(self, params: Params, ctx: Context) -> Params:
-        return params | ctx.client["head"]
+    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
+        return params | ctx.state["head"], {}
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         on_head = self._on_head(ctx)
         # A part that is not trained now gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
         return {
-            name: torch.where(on_head == (name in ctx.client["head"]), value, -ctx.optimisation.weight_decay * params[name])
+            name: torch.where(on_head == (name in ctx.state["head"]), value, -ctx.optimisation.weight_decay * params[name])
             for name, value in gradient.items()
         }
 
-    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        on_head, old = self._on_head(ctx), ctx.client["head"]
+    def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        on_head, old = self._on_head(ctx), ctx.state["head"]
         head = {name: torch.where(on_head, params[name], value) for name, value in old.items()}
-        body = {name: torch.where(on_head, ctx.global_params[name], value) for name, value in params.items() if name not in old}
+        body = {name: torch.where(on_head, ctx.received.params[name], value) for name, value in params.items() if name not in old}
         return body | head, {"head": head}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         # The head is not sent: methods that are listed after this one see it unchanged.
-        kept = ctx.client["head"]
-        return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.client)
+        kept = ctx.state["head"]
+        return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.state)
 
     def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(params | ctx.client["head"])
+        return Personal(params | ctx.state["head"])
 
     def _on_head(self, ctx: Context) -> Tensor:
         # As tensors under both executors, so that both round the same way.
-        device = next(iter(ctx.global_params.values())).device
+        device = next(iter(ctx.received.params.values())).device
         num_steps, step = (count_on(device, value) for value in (ctx.num_steps, ctx.step))
         return step < num_steps - (num_steps.float() * self.body_share).round().clamp(min=1)

@@ -44,7 +44,7 @@ class FineTune(Method):
         return {"params": dict(params)} if self.steps is None else {}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, {"params": params} if self.steps is None else ctx.client)
+        return Upload(delta, {"params": params} if self.steps is None else ctx.state)
 
     def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(params, self.steps) if self.steps is not None else Personal(ctx.client["params"], own_statistics=True)
+        return Personal(params, self.steps) if self.steps is not None else Personal(ctx.state["params"], own_statistics=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from flcog.core.checks import all_at_least
 from flcog.core.precision import to_float64_device
 from flcog.core.types import Params, Slot
-from flcog.method import ClientUpload, Cohort, Messages, Method
+from flcog.method import ClientUpload, Cohort, Messages, ParameterMask
 
 
 def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
 
 
 @dataclass(frozen=True)
-class FlexLoRA(Method):
+class FlexLoRA(ParameterMask):
     """Gives each client adapters of the rank that it can afford, and averages the changes that these amount to, not their matrices.
 
     Client k of rank r_k trains B_k (its columns) and A_k (its rows); the server takes the singular value decomposition of the mean

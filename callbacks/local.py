@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from flcog.apply import Apply
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, Method, Personal, Upload
 
@@ -31,11 +32,11 @@ class Local(Method):
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)}
 
-    def start(self, params: Params, ctx: Context) -> Params:
-        return ctx.client["params"]
+    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
+        return ctx.state["params"], {}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         return Upload(None, {"params": params})
 
     def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(ctx.client["params"], own_statistics=True)
+        return Personal(ctx.state["params"], own_statistics=True)

@@ -45,7 +45,7 @@ class LowPrecision(Stage):
         one_of(self, tuple(TYPES), "type")
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        return map_fields(lambda value: value.to(TYPES[self.type]) if _is_wide(value) else value, envelope), ctx.client
+        return map_fields(lambda value: value.to(TYPES[self.type]) if _is_wide(value) else value, envelope), ctx.state
 
     def receive(self, envelope: Envelope, fields: Any) -> Envelope:
         return map_fields(lambda value, field: value.to(field.dtype), envelope, fields)

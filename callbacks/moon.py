@@ -111,11 +111,11 @@ class MOON(Method):
         if ctx.draws:
             return torch.zeros_like(task_loss)
         z = apply.features(params, batch.inputs)
-        near = apply.frozen(ctx.global_params, ctx.global_buffers).features(batch.inputs)
-        far = apply.frozen(ctx.client["params"], ctx.client["buffers"]).features(batch.inputs)
+        near = apply.frozen(ctx.received.params, ctx.received.buffers).features(batch.inputs)
+        far = apply.frozen(ctx.state["params"], ctx.state["buffers"]).features(batch.inputs)
         mean = masked_mean(contrast(z, near, far, self.temperature), batch.mask)
-        return self.mu * ctx.client["has_previous"] * mean
+        return self.mu * ctx.state["has_previous"] * mean
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        buffers = {name: ctx.buffers[name] for name in ctx.global_buffers}
-        return Upload(delta, {"params": params, "buffers": buffers, "has_previous": torch.ones_like(ctx.client["has_previous"])})
+        buffers = {name: ctx.buffers[name] for name in ctx.received.buffers}
+        return Upload(delta, {"params": params, "buffers": buffers, "has_previous": torch.ones_like(ctx.state["has_previous"])})

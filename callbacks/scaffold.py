@@ -63,7 +63,7 @@ class SCAFFOLD(Method):
         return server
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        own, mean = ctx.client["c"], ctx.server["c"]
+        own, mean = ctx.state["c"], ctx.server["c"]
         if self.form == "standard":
             return {name: value - own[name] + mean[name] for name, value in gradient.items()}
         # Momentum r turns the first step's correction into r times itself in the second step, and so on: what is added later makes
@@ -75,8 +75,8 @@ class SCAFFOLD(Method):
         standard = self.form == "standard"
         travelled = ctx.optimisation.lr * (ctx.optimisation.effective_steps(ctx.num_steps) if standard else ctx.num_steps)
         # From the parameters, not from ``delta``, which another method may have changed for the upload.
-        change = {name: (ctx.global_params[name] - value) / travelled - ctx.server["c"][name] for name, value in params.items()}
-        new = {name: ctx.client["c"][name] + value for name, value in change.items()}
+        change = {name: (ctx.received.params[name] - value) / travelled - ctx.server["c"][name] for name, value in params.items()}
+        new = {name: ctx.state["c"][name] + value for name, value in change.items()}
         return Upload(delta, {"c": new}, sum={"change": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

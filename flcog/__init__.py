@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flcog.core.types import Batch, Params, Slot
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
     from flcog.method import (
+        Aggregator,
         Callback,
         ClientView,
         Cohort,
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
         GradientFunction,
         Messages,
         Method,
+        ParameterMask,
         Personal,
         Plan,
         Run,
+        Stage,
         Upload,
     )
     from flcog.trainer import FederatedTrainer
@@ -41,6 +44,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregator",
     "Apply",
     "Batch",
     "Callback",
@@ -60,6 +64,7 @@ __all__ = [
     "Messages",
     "Method",
     "MultiLabelClassifier",
+    "ParameterMask",
     "Params",
     "Partition",
     "Personal",
@@ -69,6 +74,7 @@ __all__ = [
     "Samples",
     "Slot",
     "Splits",
+    "Stage",
     "Upload",
     "models",
     "schedules",

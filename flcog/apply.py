@@ -122,7 +122,7 @@ class Apply:
     """The client's model in training mode, as hooks see it: ``apply(params, inputs)``, ``apply.features(...)``, ``apply.loss(...)``.
 
     BatchNorm's statistics, in its own buffers, move with each pass. Another model, or this one in evaluation mode, is
-    ``apply.frozen(params, buffers)``, as in ``apply.frozen(ctx.global_params, ctx.global_buffers)(inputs)``.
+    ``apply.frozen(params, buffers)``, as in ``apply.frozen(ctx.received.params, ctx.received.buffers)(inputs)``.
 
     Passes are kept for the step: a method that asks for the features of the batch on which the task loss was just computed pays
     nothing.
@@ -168,6 +168,10 @@ class Apply:
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The task loss: the mean over the batch's rows that count."""
         return masked_mean(self.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
+
+    def with_buffers(self, buffers: Params) -> "Apply":
+        """The same model in training mode with other buffers, for a second pass in the same local step."""
+        return type(self)(self.model, buffers)
 
     def frozen(self, params: Params, buffers: Params) -> "Frozen":
         """A model in evaluation mode, whose buffers stay as they are."""
@@ -231,6 +235,9 @@ class PlainApply(Apply):
     def loss(self, params: Params, batch: Batch) -> Tensor:
         result = self._call(params, call_step, "training_step", (batch.inputs, batch.targets), self.step)
         return loss_of(self.model.module, result)
+
+    def with_buffers(self, buffers: Params) -> "Apply":
+        return PlainApply(self.model, buffers, step=self.step)
 
     def frozen(self, params: Params, buffers: Params) -> "Frozen":
         return PlainFrozen(self.model, params, buffers, self.step)

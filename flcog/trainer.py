@@ -223,20 +223,15 @@ class FederatedTrainer(Described):
                 weights                                       aggregation weights of the cohort
                 broadcast                                     server -> clients: the model, and a part of each server state
                 for each client of the cohort:
-                    mask                                      the parts of parameters that it receives and sends
-                aggregator                                    the rule that replaces the weighted mean, if a method has one
-                for each client of the cohort:
                     draw                                      its randomness of this round
                 for each client (looped, vmapped in chunks, or spread over processes):
-                    client_inputs                             data made for it
-                    start                                     where its first step departs
+                    start                                     its first parameters, and data made for it
                     for each local step:
                         wrap_gradient
                         loss                                  inside the gradient: task loss + sum of terms
                         correct_gradient
                         (the optimiser steps)
                         after_step
-                    over_data                                 means over all its samples
                     finish_client                             clients -> server: delta and messages; its new state
                 server_step                                   after summing up: what becomes of the mean delta
                 evaluate_at                                   where the global model is evaluated

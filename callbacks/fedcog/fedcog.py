@@ -137,16 +137,16 @@ class FedCOG(Method):
         draws["noise"] = torch.randn(self.num_samples, *((image_generator.LATENT,) if self.generator else shape), generator=rng)
         return draws
 
-    def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
+    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
         if "noise" not in ctx.draws:
-            return {}
-        received = ctx.global_params, ctx.global_buffers
-        last = (ctx.client["params"], ctx.client["buffers"]) if self._disagrees else None
+            return params, {}
+        received = ctx.received
+        last = (ctx.state["params"], ctx.state["buffers"]) if self._disagrees else None
         inputs = make_inputs(self, apply, ctx.draws, received, last)
         if self.hard_labels:
-            return {"inputs": inputs}
+            return params, {"inputs": inputs}
         teacher, parts = apply.frozen(*received), inputs.split(self.generation_batch_size or len(inputs))
-        return {"inputs": inputs, "teacher": torch.cat([teacher(part) for part in parts])}
+        return params, {"inputs": inputs, "teacher": torch.cat([teacher(part) for part in parts])}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         learnt = self._learnt(apply, params, ctx) if ctx.inputs else torch.zeros_like(task_loss)
@@ -164,8 +164,8 @@ class FedCOG(Method):
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         if not self._disagrees:
-            return Upload(delta, ctx.client)
-        return Upload(delta, {"params": params, "buffers": {name: ctx.buffers[name] for name in ctx.client["buffers"]}})
+            return Upload(delta, ctx.state)
+        return Upload(delta, {"params": params, "buffers": {name: ctx.buffers[name] for name in ctx.state["buffers"]}})
 
 
 def make_inputs(

@@ -39,6 +39,11 @@ def log_loss_ratio(client_loss: float, leash_loss: float) -> float:
     return float(torch.log2(torch.tensor(client_loss, dtype=torch.float64) / leash_loss))
 
 
+def task_loss(apply: Apply, params: Params, batch: Batch) -> Slot:
+    """The mean loss of a batch in evaluation mode."""
+    return {"loss": apply.frozen(params, apply.buffers).loss(batch)}
+
+
 @dataclass(frozen=True)
 class FedWalk(Method):
     """After each aggregation the server takes SGD steps on public data, the leash, unless its loss is already far below the clients'.
@@ -124,13 +129,14 @@ class FedWalk(Method):
         # The head is made in the first leash step: only then is it known how many features it reads.
         return losses | {"rounds": torch.tensor(0), "steps": torch.tensor(0), "head": {}}
 
-    def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:
-        return {"loss": apply.frozen(params, ctx.buffers).loss(batch)}
+    over_data = staticmethod(task_loss)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.client, mean={"loss": ctx.measured["loss"]})
+        return Upload(delta, ctx.state, mean={"loss": ctx.data.mean["loss"]})
 
-    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+    def server_step(
+        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
+    ) -> tuple[Params, Slot, Params]:
         rounds, steps, head = int(server["rounds"]) + 1, int(server["steps"]), server["head"]
         mean = self.beta * float(server["client_loss"]) + (1 - self.beta) * float(messages.mean["loss"])
         client_loss = mean / (1 - self.beta**rounds) if self.bias_correction else mean
@@ -138,9 +144,11 @@ class FedWalk(Method):
         llr = log_loss_ratio(client_loss, leash_loss)
         # A loss that is not a number never leashes.
         applied = llr < value_at(self.tau, cohort.round)
-        cosine = length = 0.0
+        cosine, length, buffers = 0.0, 0.0, cohort.buffers
         if applied:
-            apply = Apply(cohort.apply.model, cohort.buffers)
+            # A step in training mode updates BatchNorm's statistics in place.
+            buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+            apply = Apply(cohort.apply.model, buffers)
             aggregated = {name: value + delta[name] for name, value in params.items()}
             head = head or leash.make_head(apply, aggregated, cohort.rng(f"{self.name} head"))
             lr = cohort.optimisation.lr if self.lr is None else value_at(self.lr, cohort.round)
@@ -162,4 +170,4 @@ class FedWalk(Method):
             "client_loss": server["client_loss"].new_tensor(mean),
             "leash_loss": server["leash_loss"].new_tensor(leash_loss),
         }
-        return delta, losses | {"rounds": torch.tensor(rounds), "steps": torch.tensor(steps), "head": head}
+        return delta, losses | {"rounds": torch.tensor(rounds), "steps": torch.tensor(steps), "head": head}, buffers

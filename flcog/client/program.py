@@ -1,8 +1,8 @@
-"""One client's round as pure functions: combines the hooks of all methods, the same way for every executor."""
+"""The client side of a round as pure functions: it combines the hooks of all methods in the same way for every executor."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,16 +10,26 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, ModelFunction, apply_of
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import Context, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
+from flcog.method import ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, sizes_of
 
 Differentiate = Callable[[Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], Params], tuple[Params, tuple[Params, Tensor]]]
-"""``differentiate(f, params) -> (gradient of f's first result, f's second result)``."""
+"""``differentiate(f, params)`` returns the gradient of the first result of ``f``, and its second result."""
 
 
 class ClientTensors(NamedTuple):
-    """What belongs to one client in one round; under vmap every tensor has a leading client axis."""
+    """The values of one client in one round. Under vmap every tensor has a leading client axis.
+
+    Args:
+        clients: the state of each method.
+        draws: the random numbers of each method. The client's label counts follow them if a method needs those.
+        inputs: the data that each method made in ``start``.
+        num_steps: the number of local steps.
+        num_samples: the size of the client's training set.
+        weight: the aggregation weight.
+        masks: the parts of parameters that the client has, where it does not have all of them.
+    """
 
     clients: list[Slot]
     draws: list[Slot]
@@ -28,19 +38,18 @@ class ClientTensors(NamedTuple):
     num_samples: Tensor | int
     weight: Tensor | float
     masks: Params = {}
-    """The parts of parameters that the client has, where these are not whole."""
 
 
 @dataclass
 class Program:
-    """One round's client side: the active methods around the model, with everything that is the same for all clients.
+    """The client side of one round: the model with the active methods, and all values that clients share.
 
     Args:
         model: the client's model as a function.
-        methods: the methods active this round.
-        broadcasts: what each method sends every client of the cohort.
-        global_params, global_buffers: the broadcast model.
-        optimisation: the local optimiser's settings this round.
+        methods: the methods that act in this round.
+        broadcasts: for each method, the part of its server state that clients receive.
+        global_params, global_buffers: the model that clients receive.
+        optimisation: the settings of the local optimiser in this round.
         unsent: parameters that clients train and do not send.
         masked: whether clients have only parts of some parameters.
     """
@@ -55,63 +64,54 @@ class Program:
     masked: bool = False
 
     def __post_init__(self) -> None:
-        self.starters, self.losses, self.wraps, self.corrections, self.followers, self.makers, self.measurers = (
+        self.starters, self.losses, self.wraps, self.corrections, self.followers, self.measurers = (
             [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
-            for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "client_inputs", "over_data")
+            for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "over_data")
         )
         self.local_step = 0
-        """The client's local step, for a module with a ``training_step`` of its own; no other reads it."""
+        """The number of the local step, which a module with a ``training_step`` of its own reads."""
         stages = [(i, method) for i, method in enumerate(self.methods) if isinstance(method, Stage)]
         self.stages = [(i, stage) for kind in ORDER for i, stage in stages if stage.kind == kind]
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
+        """The model in training mode with these buffers, as hooks receive it."""
         return apply_of(self.model, buffers, live, self.local_step)
 
     def contexts(
-        self, tensors: ClientTensors, buffers: Params, step: int | Tensor, measured: Sequence[Slot] | None = None
+        self, tensors: ClientTensors, buffers: Params, step: int | Tensor, means: Sequence[Slot] | None = None
     ) -> list[Context]:
-        """Each method's view of a client."""
+        """The context of each method: the client as this method sees it.
+
+        Args:
+            tensors: the client's.
+            buffers: of the client's model.
+            step: the number of the local step.
+            means: for each method, the mean of its ``over_data`` over the client's samples.
+        """
+        received, count = GlobalModel(self.global_params, self.global_buffers), len(self.methods)
+        labels = tensors.draws[count] if len(tensors.draws) > count else None
+        data = [
+            ClientData(tensors.num_samples, tensors.weight, mean, labels if method.needs_label_counts else None)
+            for method, mean in zip(self.methods, means or [{}] * count, strict=True)
+        ]
+        slots = zip(self.broadcasts, tensors.clients, tensors.draws[:count], tensors.inputs, data, strict=True)
         return [
-            Context(
-                self.global_params,
-                self.global_buffers,
-                buffers,
-                server,
-                client,
-                draws,
-                inputs,
-                seen,
-                step,
-                tensors.num_steps,
-                tensors.num_samples,
-                tensors.weight,
-                self.optimisation,
-            )
-            for server, client, draws, inputs, seen in zip(
-                self.broadcasts, tensors.clients, tensors.draws, tensors.inputs, measured or [{}] * len(self.methods), strict=True
-            )
+            Context(received, server, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation)
+            for server, state, draws, inputs, own in slots
         ]
 
-    def make_inputs(self, tensors: ClientTensors, buffers: Params) -> ClientTensors:
-        """Data that methods make for the client before it trains."""
-        if not self.makers:
-            return tensors
-        contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
-        for i, method in self.makers:
-            inputs[i] = method.client_inputs(self.apply(buffers), contexts[i])
-        return tensors._replace(inputs=inputs)
-
-    def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> Params:
-        """The parameters from which the client's first step departs."""
+    def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
+        """The parameters before the client's first step, and the client with the data that methods made for it."""
         if self.starters:
-            contexts = self.contexts(tensors, buffers, 0)
+            contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
-                params = method.start(params, contexts[i])
-        return _masked(params, tensors.masks)
+                params, inputs[i] = method.start(self.apply(buffers), params, contexts[i])
+            tensors = tensors._replace(inputs=inputs)
+        return _masked(params, tensors.masks), tensors
 
     def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor]:
-        """The task loss with every method's term, and the task loss alone."""
+        """The task loss plus the terms of all methods, and the task loss alone."""
         task_loss = apply.loss(params, batch)
         total = task_loss
         for i, method in self.losses:
@@ -119,22 +119,25 @@ class Program:
         return total, task_loss
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
-        """The gradient that the optimiser sees: ``base`` inside every wrapper, then every correction, then the masks."""
-        function = base
+        """The gradient for the optimiser: ``base`` inside all wrappers, then all corrections, then the masks.
+
+        Its ``state`` holds the new states of the methods whose wrappers returned one, by their place in the list of methods.
+        """
+        function, states = base, dict[int, Slot]()
         for i, method in self.wraps:
-            function = method.wrap_gradient(function, contexts[i])
+            function = _collecting(method.wrap_gradient(function, contexts[i]), i, states)
         result = function(params, batch)
         values = result.values
         for i, method in self.corrections:
             values = method.correct_gradient(values, params, contexts[i])
-        return result._replace(values=_masked(values, masks))
+        return result._replace(values=_masked(values, masks), state=states)
 
     def pure_gradient(self, differentiate: Differentiate, buffers: Params, contexts: list[Context]) -> GradientFunction:
-        """The gradient of the summed loss as a pure function; every call starts from the same ``buffers``."""
+        """The gradient of the total loss as a pure function, which starts from the same ``buffers`` in every call."""
 
         def gradient(params: Params, batch: Batch) -> Gradient:
             def loss(params: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
-                # BatchNorm's statistics are updated in place, so each pass gets its own.
+                # A forward pass updates BatchNorm's statistics in place, so each pass needs a copy.
                 apply = self.apply({name: buffer.clone() for name, buffer in buffers.items()})
                 total, task_loss = self.total_loss(apply, params, batch, contexts)
                 return total, (apply.buffers, task_loss.detach())
@@ -145,38 +148,55 @@ class Program:
         return gradient
 
     def after_step(
-        self, params: Params, buffers: Params, batch: Batch, tensors: ClientTensors, step: int | Tensor
+        self, params: Params, before: Params, buffers: Params, batch: Batch, tensors: ClientTensors, step: int | Tensor
     ) -> tuple[Params, ClientTensors]:
-        """The chain of what follows an optimiser step."""
+        """The parameters and states after the hooks that follow an optimiser step.
+
+        Args:
+            params: after the optimiser's step.
+            before: the parameters before it.
+            buffers: of the client's model, after the forward pass.
+            batch: of this step.
+            tensors: the client's.
+            step: the number of the local step.
+        """
         if not self.followers:
             return params, tensors
-        contexts, clients = self.contexts(tensors, buffers, step), list(tensors.clients)
+        contexts, states = self.contexts(tensors, buffers, step), list(tensors.clients)
         for i, method in self.followers:
-            params, clients[i] = method.after_step(self.apply(buffers), params, batch, contexts[i])
-        return _masked(params, tensors.masks), tensors._replace(clients=clients)
+            params, states[i] = method.after_step(self.apply(buffers), params, before, batch, contexts[i])
+        return _masked(params, tensors.masks), tensors._replace(clients=states)
 
-    def over_data(self, params: Params, buffers: Params, batch: Batch, tensors: ClientTensors) -> list[Slot]:
-        """What methods measure on a batch of the client's own data, once it has trained."""
-        contexts = self.contexts(tensors, buffers, tensors.num_steps)
+    def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
+        """For each method, the value of its ``over_data`` on a batch of the client's own data."""
         values: list[Slot] = [{} for _ in self.methods]
         for i, method in self.measurers:
-            values[i] = method.over_data(self.apply(buffers), params, batch, contexts[i])
+            assert method.over_data is not None
+            values[i] = method.over_data(self.apply(buffers), params, batch)
         return values
 
     def finish(
-        self, delta: Params, params: Params, buffers: Params, tensors: ClientTensors, measured: Sequence[Slot] | None = None
+        self, delta: Params, params: Params, buffers: Params, tensors: ClientTensors, means: Sequence[Slot] | None = None
     ) -> tuple[Envelope, list[Slot], Manifest]:
-        """The chain of what leaves the client: its envelope, after all stages, with a description; and each method's new client state."""
-        contexts = self.contexts(tensors, buffers, tensors.num_steps, measured)
-        clients, sends_weights = list(tensors.clients), True
+        """The client's envelope after all stages, the new state of each method, and a description of the envelope.
+
+        Args:
+            delta: the change of the model.
+            params, buffers: the trained model.
+            tensors: the client's.
+            means: for each method, the mean of its ``over_data`` over the client's samples.
+        """
+        contexts = self.contexts(tensors, buffers, tensors.num_steps, means)
+        states, sends_weights = list(tensors.clients), True
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
                 messages[method.name] = upload = method.finish_client(delta, params, contexts[i])
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
-                clients[i] = upload.client
+                states[i] = upload.state
+        sent = {name: value for name, value in delta.items() if name not in self.unsent}
         envelope = Envelope(
-            {name: value for name, value in delta.items() if name not in self.unsent} if sends_weights else {},
+            self._within_masks(sent, tensors.masks) if sends_weights else {},
             {name: buffers[name] for name in self.model.shared_buffers} if sends_weights else {},
             {name: dict(upload.mean) for name, upload in messages.items()},
             {name: dict(upload.sum) for name, upload in messages.items()},
@@ -185,29 +205,65 @@ class Program:
         for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
             if stage.kind == "encode" and fields is None:
                 fields = fields_of(envelope)
-            envelope, clients[i] = stage.send(envelope, contexts[i])
+            envelope, states[i] = stage.send(envelope, contexts[i])
         params_sent = {
             name: sizes_of(Envelope({name: envelope.delta[name]}, {}))["model"] for name in tensors.masks if envelope.delta
         }
-        return envelope, clients, Manifest(sizes_of(envelope), plain, params_sent, fields)
+        return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, fields)
+
+    def _within_masks(self, delta: Params, masks: Params) -> Params:
+        """The change of the model, in which all entries that the client does not have go to 0, whatever methods made of them."""
+        return (
+            {n: torch.where(masks[n], d, 0 - self.global_params[n]) if n in masks else d for n, d in delta.items()}
+            if masks
+            else delta
+        )
+
+
+def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensors:
+    """The client with the new states that gradient wrappers returned, by the methods' places in their list."""
+    return tensors._replace(clients=[states.get(i, old) for i, old in enumerate(tensors.clients)]) if states else tensors
+
+
+def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
+    """The tree with a copy of each tensor that shares memory with ``live``, whose tensors will change in place."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in live}
+
+    def separate(value: Any) -> Any:
+        shares = isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages
+        return value.clone() if shares else value
+
+    return pytree.tree_map(separate, tree)
+
+
+def _collecting(function: GradientFunction, place: int, states: dict[int, Slot]) -> GradientFunction:
+    """The gradient function of one method, which keeps its new state in ``states`` instead of returning it."""
+
+    def gradient(params: Params, batch: Batch) -> Gradient:
+        result = function(params, batch)
+        if result.state is not None:
+            states[place] = result.state
+        return result._replace(state=None)
+
+    return gradient
 
 
 def _masked(values: Params, masks: Params) -> Params:
-    """The values with 0 in the place of entries that the client does not have."""
+    """The values, with 0 for the entries that the client does not have."""
     return {name: value * masks[name] if name in masks else value for name, value in values.items()} if masks else values
 
 
 def differentiate_pure(
     function: Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], params: Params
 ) -> tuple[Params, tuple[Params, Tensor]]:
-    """By torch.func, which vmap can transform."""
+    """Differentiate with torch.func, which vmap can transform."""
     return torch.func.grad(function, has_aux=True)(params)
 
 
 def differentiate_eager(
     function: Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], params: Params
 ) -> tuple[Params, tuple[Params, Tensor]]:
-    """By plain autograd, for the loop: a traceback that reads as the user's code does."""
+    """Differentiate with plain autograd, so that a traceback in the loop shows the user's own lines."""
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss, rest = function(leaves)

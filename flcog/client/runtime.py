@@ -18,6 +18,7 @@ from flcog.client.program import Program
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
+from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
@@ -163,7 +164,8 @@ class ClientRuntime:
         self, works: Sequence[ClientWork], methods: Sequence[Method], params: Params, buffers: Params, round: int
     ) -> None:
         """Give the clients their states, which are made when first needed, and this round's random numbers."""
-        if not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
+        counted = any(method.needs_label_counts for method in methods)
+        if not counted and not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
             for work in works:
                 work.hand_slots = work.hand_draws = lambda: [{}] * len(methods)
             return
@@ -178,6 +180,8 @@ class ClientRuntime:
                 states[work.client].append(first_contact(method, params, buffers, view).state if state is None else state)
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
                 draws[work.client].append(method.draw(rng, view) if method.overrides("draw") else {})
+            if counted:
+                draws[work.client].append(view.label_counts.to(number_dtype()))
         in_order = longest_first(works)  # as executors take them
         for work, hand_states, hand_draws in zip(
             in_order,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.program import ClientTensors, Program, differentiate_pure
+from flcog.client.program import ClientTensors, Program, differentiate_pure, with_states
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.steps import alive_or
@@ -91,15 +91,18 @@ class LocalStep:
             base = program.pure_gradient(differentiate_pure, buffers, contexts)
             return program.gradient(base, params, batch, contexts, tensors.masks)
 
-        def follow(params: Params, buffers: Params, tensors: ClientTensors, batch: Batch) -> tuple[Params, ClientTensors]:
-            return program.after_step(params, buffers, batch, tensors, given.step)
+        def follow(
+            params: tuple[Params, Params], buffers: Params, tensors: ClientTensors, batch: Batch
+        ) -> tuple[Params, ClientTensors]:
+            return program.after_step(*params, buffers, batch, tensors, given.step)
 
-        batch, tensors = Batch(given.inputs, given.targets, *given.mask), held.tensors
-        result = _for_each(gradient, held.params, held.buffers, tensors, batch)
+        batch = Batch(given.inputs, given.targets, *given.mask)
+        result = _for_each(gradient, held.params, held.buffers, held.tensors, batch)
+        tensors = with_states(held.tensors, result.state)
         params = {name: value.clone() for name, value in held.params.items()}
         self.optimizer(params, result.values, held.optimizer, given.step, shared.rates)
         if program.followers:
-            params, tensors = _for_each(follow, params, result.buffers, tensors, batch)
+            params, tensors = _for_each(follow, (params, held.params), result.buffers, tensors, batch)
         # A client that has finished is frozen. Its optimiser's state is not, for nobody asks for it.
         held.total.add_(torch.where(given.alive, result.loss, 0.0))
 
@@ -113,10 +116,10 @@ class LocalStep:
         return held
 
 
-def _for_each(function: Callable[..., Any], params: Params, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:
+def _for_each(function: Callable[..., Any], params: Any, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:
     """``function`` of every client. A single one needs no batched operations, of which convolutions may be slower."""
     given = (params, buffers, tensors, batch)
-    if next(iter(params.values())).shape[0] > 1:
+    if pytree.tree_leaves(params)[0].shape[0] > 1:
         in_dims = (0, 0, 0, Batch(0, 0, None if batch.mask is None else 0))  # type: ignore[arg-type]
         return torch.func.vmap(function, in_dims=in_dims, randomness="different")(*given)
     alone = pytree.tree_map(lambda value: None if value is None else value.squeeze(0), given)

@@ -19,7 +19,7 @@ from flcog.client.executor import (
     set_rates,
     torch_seed,
 )
-from flcog.client.program import ClientTensors, Program, differentiate_eager
+from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
@@ -55,8 +55,6 @@ class LoopExecutor:
 
     def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> None:
         self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch
-        parts = (*model.params.values(), *model.buffers.values())
-        self._storages = {tensor.untyped_storage().data_ptr() for tensor in parts}
         self._dropout_keys = dropout_keys(model)
         self._step, self.own_steps = 0, OwnSteps()
 
@@ -93,8 +91,9 @@ class LoopExecutor:
         tensors = ClientTensors(
             work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
         )
-        tensors = program.make_inputs(tensors, buffers)
-        for name, value in program.start(program.global_params, buffers, tensors).items():
+        started, tensors = program.start(program.global_params, buffers, tensors)
+        tensors = tensors._replace(inputs=self._owned(tensors.inputs))
+        for name, value in started.items():
             if value is not program.global_params[name]:
                 params[name].copy_(value)
         total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
@@ -107,36 +106,39 @@ class LoopExecutor:
             total += gradient.loss
             if assignment.watch is not None:
                 assignment.watch(self._step, float(gradient.loss))
+            if gradient.state:
+                tensors = with_states(tensors, self._owned(gradient.state))
+            before = {name: value.clone() for name, value in params.items()} if program.followers else params
             advance([gradient.values[name] for name in params])
             if program.followers:
-                new, tensors = program.after_step(params, buffers, batch, tensors, self._step)
+                new, tensors = program.after_step(params, before, buffers, batch, tensors, self._step)
+                tensors = tensors._replace(clients=self._owned(tensors.clients))
                 for name, value in new.items():
                     if value is not params[name]:
                         params[name].copy_(value)
         now = {name: parameter.detach() for name, parameter in params.items()}
-        measured = self._measure(assignment, work, now, tensors) if program.measurers else None
+        measured = self._measure(assignment, work, now) if program.measurers else None
         change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
         envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
         envelope = envelope._replace(measured={"loss": total / work.num_steps})
         envelope, states = self._owned(_with_axis((envelope, states)))
         return Result([work], envelope, states, manifest)
 
-    def _measure(self, assignment: Assignment, work: ClientWork, params: Params, tensors: ClientTensors) -> list[Slot]:
+    def _measure(self, assignment: Assignment, work: ClientWork, params: Params) -> list[Slot]:
         """Means over the client's own samples of what methods measure."""
         parts = []
         for first in range(0, work.num_samples, rows_per_pass(assignment)):
             indices = work.own[first : first + rows_per_pass(assignment)]
-            values = assignment.program.over_data(
-                params, self.model.buffers, Batch(*assignment.reader.train(indices, None)), tensors
-            )
+            batch = Batch(*assignment.reader.train(indices, None))
+            values = assignment.program.over_data(params, self.model.buffers, batch)
             share = len(indices) / work.num_samples
             parts.append(pytree.tree_map(lambda value, share=share: _widened(value) * share, values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _owned(self, tree: Any) -> Any:
         """Copy what is still the module's own memory (a kept model, for example): the next client overwrites it."""
-        return pytree.tree_map(
-            lambda t: t.clone() if isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._storages else t, tree
+        return (
+            copied_from(tree, (*self.model.params.values(), *self.model.buffers.values())) if pytree.tree_leaves(tree) else tree
         )
 
     def _gradient(self, program: Program, batch: Batch, tensors: ClientTensors, step: int) -> Gradient:

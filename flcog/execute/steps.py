@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment
-from flcog.client.program import ClientTensors, Program, differentiate_pure
+from flcog.client.program import ClientTensors, Program, copied_from, differentiate_pure, with_states
 from flcog.client.work import ClientWork
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
@@ -99,15 +99,17 @@ class PlainSteps:
                 program.local_step = step
                 gradient = _over_clients(program, step)(params, buffers, tensors, inputs, targets, mask)
                 total += torch.where(alive, gradient.loss, 0.0)
-                before = {name: value.clone() for name, value in params.items()} if ragged else params
+                before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
+                new_tensors = with_states(tensors, copied_from(gradient.state, params.values()) if gradient.state else {})
                 advance([gradient.values[name] for name in params])
-                after, new_tensors = params, tensors
+                after = params
                 if program.followers:
                     after, new_tensors = torch.func.vmap(
-                        lambda p, b, i, t, m, tensors: program.after_step(p, b, Batch(i, t, m), tensors, step),  # noqa: B023 - called at once
-                        in_dims=(0, 0, 0, 0, None if mask is None else 0, 0),
+                        lambda p, old, b, i, t, m, tensors: program.after_step(p, old, b, Batch(i, t, m), tensors, step),  # noqa: B023 - called at once
+                        in_dims=(0, 0, 0, 0, 0, None if mask is None else 0, 0),
                         randomness="different",
-                    )(params, gradient.buffers, inputs, targets, mask, tensors)
+                    )(params, before, gradient.buffers, inputs, targets, mask, new_tensors)
+                    new_tensors = new_tensors._replace(clients=copied_from(new_tensors.clients, params.values()))
                 if ragged:
                     after, new_buffers, clients = (
                         pytree.tree_map(lambda new, old: alive_or(alive, new, old), new, old)  # noqa: B023 - called at once

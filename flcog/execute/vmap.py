@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from flcog.client.executor import (
     set_rates,
     torch_seed,
 )
-from flcog.client.program import ClientTensors
+from flcog.client.program import ClientTensors, Program
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
@@ -154,11 +155,10 @@ class VmapExecutor:
             masks=_stack([work.masks for work in works]),
         )
         with self._layers():
-            if program.makers:
-                tensors = torch.func.vmap(program.make_inputs, randomness="different")(tensors, buffers)
             if program.starters or program.masked:
-                starting = torch.func.vmap(lambda b, tensors: program.start(program.global_params, b, tensors))
-                for name, value in starting(buffers, tensors).items():
+                started, inputs = torch.func.vmap(partial(_started, program), randomness="different")(buffers, tensors)
+                tensors = tensors._replace(inputs=inputs)
+                for name, value in started.items():
                     params[name].copy_(value)
         return Chunk(params, buffers, tensors, torch.zeros(num_clients, device=device, dtype=number_dtype()))
 
@@ -182,16 +182,15 @@ class VmapExecutor:
         measured: list[Slot] = [{} for _ in program.methods]
         with self._layers():
             if program.measurers:
-                measured = self._measure(assignment, works, params, buffers, tensors)
+                measured = self._measure(assignment, works, params, buffers)
             envelope, states = torch.func.vmap(finish, randomness="different")(params, buffers, tensors, measured)
         return Result(works, envelope._replace(measured={"loss": total / tensors.num_steps}), states, manifests[0])
 
-    def _measure(
-        self, assignment: Assignment, works: list[ClientWork], params: Params, buffers: Params, tensors: ClientTensors
-    ) -> list[Slot]:
+    def _measure(self, assignment: Assignment, works: list[ClientWork], params: Params, buffers: Params) -> list[Slot]:
         """Means over each client's own samples of what methods measure, padded to the largest client."""
         largest = max(work.num_samples for work in works)
         width = min(largest, max(1, rows_per_pass(assignment) // len(works)))
+        num_samples = torch.tensor([work.num_samples for work in works], device=assignment.reader.device)
         parts = []
         for first in range(0, largest, width):
             positions = np.arange(first, min(first + width, largest))
@@ -200,11 +199,17 @@ class VmapExecutor:
             inputs, targets = by_client(assignment.reader.train(indices.ravel(), None), indices.shape)
             weights = torch.from_numpy(mask).to(assignment.reader.device, torch.get_default_dtype())
             values = torch.func.vmap(
-                lambda p, b, i, t, m, tensors: assignment.program.over_data(p, b, Batch(i, t, m), tensors), randomness="different"
-            )(params, buffers, inputs, targets, weights, tensors)
-            share = weights.sum(1, dtype=number_dtype()) / tensors.num_samples
+                lambda p, b, i, t, m: assignment.program.over_data(p, b, Batch(i, t, m)), randomness="different"
+            )(params, buffers, inputs, targets, weights)
+            share = weights.sum(1, dtype=number_dtype()) / num_samples
             parts.append(pytree.tree_map(lambda v, s=share: _widened(v) * s.view(-1, *[1] * (v.ndim - 1)), values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
+
+
+def _started(program: Program, buffers: Params, tensors: ClientTensors) -> tuple[Params, list[Slot]]:
+    """The parameters of one client that differ from the received ones before its first step, and the data that methods made."""
+    params, tensors = program.start(program.global_params, buffers, tensors)
+    return {name: value for name, value in params.items() if value is not program.global_params[name]}, tensors.inputs
 
 
 def _repeat(value: Tensor, times: int) -> Tensor:

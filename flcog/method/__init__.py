@@ -1,13 +1,16 @@
 """For authors of methods and observers: what hooks are given, what they return, and when they are called."""
 
 from flcog.core.types import Batch, Params, Slot
+from flcog.method.aggregator import Aggregator
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
 from flcog.method.context import (
+    ClientData,
     ClientUpload,
     ClientView,
     Cohort,
     Context,
     FirstContact,
+    GlobalModel,
     Gradient,
     GradientFunction,
     Messages,
@@ -17,6 +20,7 @@ from flcog.method.context import (
     Upload,
     Uploads,
 )
+from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, Kept, Run, Trackers
@@ -29,9 +33,11 @@ __all__ = [
     "HOOKS",
     "OBSERVER_HOOKS",
     "SERVER_HOOKS",
+    "Aggregator",
     "Batch",
     "Callback",
     "ChangedSetting",
+    "ClientData",
     "ClientUpload",
     "ClientView",
     "Cohort",
@@ -39,6 +45,7 @@ __all__ = [
     "Envelope",
     "ExecutorNote",
     "FirstContact",
+    "GlobalModel",
     "Gradient",
     "GradientFunction",
     "Kept",
@@ -49,6 +56,7 @@ __all__ = [
     "Note",
     "Notes",
     "Optimisation",
+    "ParameterMask",
     "Params",
     "Personal",
     "Plan",

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from flcog.method.aggregator import Aggregator
 from flcog.method.method import SERVER_HOOKS, Method
 
-EXCLUSIVE_HOOKS = ("personal", "aggregator")
+EXCLUSIVE_HOOKS = ("personal",)
 
 
 def check_methods(methods: Sequence[Method]) -> None:
@@ -28,3 +29,6 @@ def check_methods(methods: Sequence[Method]) -> None:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:
             raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")
+    rules = [method.name for method in methods if isinstance(method, Aggregator)]
+    if len(rules) > 1:
+        raise ValueError(f"{' and '.join(rules)} both replace the mean of the clients' changes: keep one of them")

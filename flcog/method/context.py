@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
+from flcog.method.former_hooks import FORMER_FIELDS
 from flcog.wire.packing import message
 
 
@@ -34,58 +35,112 @@ class Optimisation(NamedTuple):
         return num_steps if r == 0 else (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
 
 
-class Context(NamedTuple):
-    """What a method may know inside a client. Slots are *this method's*; no method sees another's.
+class GlobalModel(NamedTuple):
+    """The global model that a client receives."""
 
-    ``step``, ``num_steps``, ``num_samples`` and ``weight`` are numbers under the loop and 0-d tensors under vmap: compute with
-    them, never branch on them.
+    params: Params
+    buffers: Params
+
+
+class ClientData(NamedTuple):
+    """Facts about the client's own training set.
+
+    Args:
+        num_samples: its size.
+        weight: the client's weight in the aggregation.
+        mean: the mean of the method's ``over_data`` over all samples. Only ``finish_client`` receives it.
+        counts: the samples of each class, for methods that need them.
     """
 
-    global_params: Params
-    global_buffers: Params
-    buffers: Params
-    server: Slot
-    client: Slot
-    draws: Slot
-    inputs: Slot
-    measured: Slot
-    step: Tensor | int
-    num_steps: Tensor | int
     num_samples: Tensor | int
     weight: Tensor | float
+    mean: Slot
+    counts: Tensor | None = None
+
+    @property
+    def label_counts(self) -> Tensor:
+        """The number of samples of each class, [num_classes]."""
+        if self.counts is None:
+            raise ValueError("a method that reads ctx.data.label_counts must declare it in its class: needs_label_counts = True")
+        return self.counts
+
+
+class Context(NamedTuple):
+    """A client as one method sees it in pure hooks.
+
+    Numbers are Python numbers in the loop and 0-d tensors under vmap: compute with them, and never branch on them.
+
+    Args:
+        received: the global model of this round.
+        server: the part of the method's server state that ``broadcast`` sent.
+        state: the method's state of this client.
+        draws: the method's random numbers of this client and round.
+        inputs: the data that the method made in ``start``.
+        buffers: the buffers of the client's model.
+        step: the number of the local step, counted from 0.
+        num_steps: the client's number of local steps in this round.
+        data: facts about the client's training set.
+        optimisation: the settings of the local optimiser.
+    """
+
+    received: GlobalModel
+    server: Slot
+    state: Slot
+    draws: Slot
+    inputs: Slot
+    buffers: Params
+    step: Tensor | int
+    num_steps: Tensor | int
+    data: ClientData
     optimisation: Optimisation
+
+    def __getattr__(self, name: str) -> Any:
+        new = FORMER_FIELDS.get(name)
+        hint = f"write ctx.{new}" if new else f"it has {', '.join(self._fields)}"
+        raise AttributeError(f"a Context has no {name!r}: {hint}")
 
 
 class Gradient(NamedTuple):
-    """The gradient of the summed loss at some parameters, the buffers that forward pass left, and the task loss it saw."""
+    """The gradient of the total loss at some parameters.
+
+    Args:
+        values: by parameter.
+        buffers: the model's buffers after the forward pass.
+        loss: the task loss.
+        state: the new state of the method whose ``wrap_gradient`` returns this gradient. None leaves the state as it is.
+    """
 
     values: Params
     buffers: Params
     loss: Tensor
+    state: Any = None
 
 
 GradientFunction = Callable[[Params, Batch], Gradient]
 
 
+class BatchFunction(Protocol):
+    """A pure function of a client's model and a batch, whose values are means over the batch."""
+
+    def __call__(self, apply: Apply, params: Params, batch: Batch) -> Slot: ...
+
+
 class Upload(NamedTuple):
-    """What a client hands over when it has finished.
+    """The result of ``finish_client``.
 
     Args:
-        delta: its change of the model, or None where it sends no weights (nor BatchNorm's statistics, then). Folded by the
-            aggregation weights.
-        client: its new slot, which stays with the client.
-        mean: message whose weighted mean the server receives.
-        sum: message whose plain sum over the cohort the server receives.
-        left_out: bytes of the model that this client neither received nor sends, as its own model is a part of the global one.
+        delta: the change of the model. None sends neither parameters nor buffers. The server takes the weighted mean.
+        state: the method's new state, which stays at the client.
+        mean: a message. The server receives its weighted mean over the clients.
+        sum: a message. The server receives its sum over the clients.
 
-    Bytes are counted once per tensor: a message that *is* the delta costs nothing more.
+    The bytes of each tensor count once: a message that *is* the delta costs nothing more.
     """
 
     delta: Params | None
-    client: Slot
+    state: Slot
     mean: Mapping[str, Tensor | Params] = {}
     sum: Mapping[str, Tensor | Params] = {}
-    left_out: Tensor | float = 0
 
 
 class ClientUpload(NamedTuple):

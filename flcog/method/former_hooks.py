@@ -1,4 +1,4 @@
-"""Hooks of earlier versions, with the spelling that replaces each of them."""
+"""Hooks and fields of earlier versions, with the spelling that replaces each of them."""
 
 import inspect
 from collections.abc import Callable
@@ -6,9 +6,24 @@ from typing import Any
 
 FORMER_HOOKS = {
     "report": "return flcog.FirstContact(state, message) from init_client(params, buffers, client); weights receives the messages",
-    "kept_parameters": "return torch.tensor(False) for these parameters from mask(params, client)",
+    "client_inputs": "return (params, inputs) from start(apply, params, ctx)",
+    "over_data": "declare over_data = staticmethod(function), a pure function (apply, params, batch); finish_client receives its mean "
+    "as ctx.data.mean",
+    "kept_parameters": "derive the class from flcog.ParameterMask, and return torch.tensor(False) for these parameters from mask",
+    "mask": "derive the class from flcog.ParameterMask",
+    "aggregator": "write the rule as a class that derives from flcog.Aggregator",
 }
 """By name: what to write instead."""
+
+FORMER_FIELDS = {
+    "global_params": "received.params",
+    "global_buffers": "received.buffers",
+    "client": "state",
+    "measured": "data.mean",
+    "num_samples": "data.num_samples",
+    "weight": "data.weight",
+}
+"""Fields of earlier contexts, with the field that replaces each of them."""
 
 
 def check_former(owner: str, name: str) -> None:

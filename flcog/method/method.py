@@ -20,8 +20,18 @@ from flcog.apply import Apply
 from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
-from flcog.method.aggregator import Aggregator
-from flcog.method.context import ClientView, Cohort, Context, FirstContact, GradientFunction, Messages, Personal, Plan, Upload
+from flcog.method.context import (
+    BatchFunction,
+    ClientView,
+    Cohort,
+    Context,
+    FirstContact,
+    GradientFunction,
+    Messages,
+    Personal,
+    Plan,
+    Upload,
+)
 from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
 
@@ -52,6 +62,13 @@ class Method(Callback):
     """Trains LoRA's adapters, so that it needs a model that has some."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot run beside this one, by name, and why."""
+    needs_label_counts: ClassVar[bool] = False
+    """Reads ``ctx.data.label_counts`` in its pure hooks."""
+    over_data: ClassVar[BatchFunction | None] = None
+    """A pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as FedWalk's loss.
+
+    The engine calls it after training with the client's final parameters and each batch of a pass over its data, and expects means
+    over the batch. Declare it as ``over_data = staticmethod(function)``."""
     communicates: ClassVar[bool] = True
     """Whether clients and server send each other anything. Where not, no bytes of the model are counted, methods that act at the
     server are refused, and if it keeps personal models these are all there is: they are measured in the global model's place."""
@@ -67,9 +84,10 @@ class Method(Callback):
             return
         known = {name for base in cls.__mro__[1:] for name in dir(base) if not name.startswith("_")}
         for name, value in vars(cls).items():
-            check_former(cls.__name__, name)
             if name.startswith("_") or not inspect.isfunction(value):
                 continue
+            if name not in known or name == "over_data":
+                check_former(cls.__name__, name)
             if name in known:
                 if name in HOOKS:
                     check_arguments(cls.__name__, value, getattr(Method, name))
@@ -145,35 +163,17 @@ class Method(Callback):
         """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*"""
         return {}
 
-    def mask(self, params: Params, client: int) -> Mapping[str, Tensor]:
-        """The parts of the model's parameters that a client shares with the server, as boolean tensors by parameter. *And; plain Python.*
-
-        A parameter without a mask is received and sent whole. ``torch.tensor(False)`` lets the client train the parameter and send
-        nothing of it, so that its trained value is lost unless the method keeps it as client state and puts it back in ``start``, as
-        ``KeepParameters`` does. A mask that broadcasts to the parameter's shape makes the client's model smaller: all other entries are 0
-        while it trains, and are neither sent nor received (FlexLoRA's ranks). Every client's masks name the same parameters.
-        """
-        return {}
-
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         """All randomness of this client and round. *Own slot; plain Python.*"""
         return {}
 
-    def client_inputs(self, apply: Apply, ctx: Context) -> Slot:
-        """Data made for this client and round, from the model that it received. *Own slot; pure.*
+    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
+        """The parameters before the client's first step, and data that the method makes for its later hooks. *Chain / own slot; pure.*
 
-        FedCOG's generated samples. Rehearsal on samples that are inverted from the received model (Yin et al., DeepInversion,
-        2020) is next.
+        Called once in each round of a client. FedRep puts the client's own head into the parameters. FedCOG generates samples, which
+        its ``loss`` reads as ``ctx.inputs``. ``apply`` is the model in training mode.
         """
-        return {}
-
-    def start(self, params: Params, ctx: Context) -> Params:
-        """Where the client starts from instead of the global parameters. *Chain; pure.*
-
-        FedRep's client puts its own head in. FedPer (Arivazhagan et al., 2019) and FedBN (Li et al., 2021), whose clients keep
-        layers too, are next.
-        """
-        return params
+        return params, {}
 
     # Inside a local step ----------------------------------------------------------------------------------------------------------
 
@@ -182,38 +182,36 @@ class Method(Callback):
         raise NotImplementedError
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
-        """Another gradient function around the given one, such as one at other parameters. *Nested; pure.*"""
+        """A new gradient function that calls the given one, for example at other parameters. *Nested / own slot; pure.*
+
+        ``return result._replace(state=...)`` in that function also sets the method's new state of the client.
+        """
         return gradient
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         """Control variates, clipping: what the optimiser sees instead. *Chain; pure.*"""
         return gradient
 
-    def after_step(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        """What follows the optimiser's step: new parameters and the method's new client slot. *Chain / own slot; pure.*"""
-        return params, ctx.client
+    def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        """New parameters and the method's new state, after each step of the optimiser. *Chain / own slot; pure.*
+
+        ``before`` are the parameters before the optimiser's step.
+        """
+        return params, ctx.state
 
     # After a client has trained ---------------------------------------------------------------------------------------------------
 
-    def over_data(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Slot:
-        """Means over a batch, of which ``finish_client`` gets the mean over all of the client's samples, as ``ctx.measured``.
-
-        Called after training with the client's final parameters; costs a pass over its data. *Own slot; pure.*
-
-        FedWalk's loss. FedCurv's Fisher information (Shoham et al., 2019) is next.
-        """
-        return {}
-
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
-        return Upload(delta, ctx.client)
+        return Upload(delta, ctx.state)
 
-    def aggregator(self) -> Aggregator | None:
-        """The rule that replaces the weighted mean of the clients' changes of parameters and buffers. *Exclusive; plain Python.*"""
-        return None
+    def server_step(
+        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
+    ) -> tuple[Params, Slot] | tuple[Params, Slot, Params]:
+        """The change that the server applies to its ``params``, and the method's new server state. *Chain; plain Python.*
 
-    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        """The change that the server applies to its ``params``, and the method's new server slot. *Chain; plain Python.*"""
+        A method that also changes the model's buffers, ``cohort.buffers``, returns the new buffers as a third value.
+        """
         return delta, server
 
     def evaluate_at(self, server: Slot, params: Params) -> Params:
@@ -241,4 +239,4 @@ HOOKS = [
 ]
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
 SERVER_HOOKS = ("weights", "broadcast", "server_step")
-CLIENT_HOOKS = ("client_inputs", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")
+CLIENT_HOOKS = ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")

@@ -11,8 +11,7 @@ from flcog.client.messages import ClientReply
 from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
 from flcog.core.types import Params
-from flcog.method import ClientUpload, Method
-from flcog.method.aggregator import Aggregator
+from flcog.method import Aggregator, ClientUpload, Method
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import is_sound, of_client, suspects
 
@@ -79,7 +78,7 @@ class Aggregate:
         """Bytes that the clients sent, by sender."""
         self.plain_bytes = 0
         """The same, all together, had no stage encoded them."""
-        self._rule: Aggregator | None = next(filter(None, (method.aggregator() for method in methods)), None)
+        self._rule: Aggregator | None = next((method for method in methods if isinstance(method, Aggregator)), None)
         self._values: Any = None
         """The values that the rule has gathered, where one replaces the weighted mean."""
         self._weights, self._directions, self._on_bad_update, self._device = weights, directions, on_bad_update, device

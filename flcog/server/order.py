@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from flcog.apply import Apply, apply_of
 from flcog.core.randomness import make_rng
 from flcog.core.types import Batch, Params
-from flcog.method import Context, Gradient, Method, Note, Plan, WarningNote, first_contact
+from flcog.method import ClientData, Context, GlobalModel, Gradient, Method, Note, Plan, WarningNote, first_contact
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 
@@ -142,7 +142,7 @@ class Trial:
         def call() -> list[Any]:
             context, params = self._context(method), self.server.params
             if method.overrides("after_step"):  # which may fill what it keeps of the client
-                context = context._replace(client=method.after_step(self._apply(), params, self._batch(), context)[1])
+                context = context._replace(state=method.after_step(self._apply(), params, params, self._batch(), context)[1])
             upload = method.finish_client(self._numbers(1), params, context)
             return [upload.delta, *pytree.tree_leaves(dict(upload.mean))]
 
@@ -175,11 +175,11 @@ class Trial:
             return [method.evaluate_at(self.server.servers[method.name], given)]
         context = self._context(method)
         if hook == "start":
-            return [method.start(given, context)]
+            return list(method.start(self._apply(), given, context))[:1]
         if hook == "correct_gradient":
             return [method.correct_gradient(given, params, context)]
         if hook == "after_step":
-            return [method.after_step(self._apply(), given, self._batch(), context)[0]]
+            return [method.after_step(self._apply(), given, params, self._batch(), context)[0]]
         end = {name: value + given[name] for name, value in params.items()}
         upload = method.finish_client(given, end, context)
         return [upload.delta, dict(upload.mean), dict(upload.sum)]
@@ -202,18 +202,15 @@ class Trial:
         engine, server, buffers = self.engine, self.server, self.engine.model.buffers
         draws = method.draw(make_rng(0, "order", method.name), self.view)
         return Context(
-            global_params=server.params,
-            global_buffers=server.buffers,
-            buffers=buffers,
+            received=GlobalModel(server.params, server.buffers),
             server=method.broadcast(server.servers[method.name]),
-            client=first_contact(method, server.params, server.buffers, self.view).state,
+            state=first_contact(method, server.params, server.buffers, self.view).state,
             draws=engine.to_device(draws),
             inputs={},
-            measured={},
+            buffers=buffers,
             step=0,
             num_steps=2,
-            num_samples=self.view.num_samples,
-            weight=1.0,
+            data=ClientData(self.view.num_samples, 1.0, {}, self.view.label_counts if method.needs_label_counts else None),
             optimisation=engine.optimisation(server.round),
         )
 

@@ -12,7 +12,7 @@ from flcog.apply import apply_of
 from flcog.client.messages import ClientTask, Received
 from flcog.core.randomness import fold, make_rng, sample_without_replacement
 from flcog.core.types import Params
-from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, Plan, Uploads
+from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Uploads
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.receive import account, receive
@@ -160,7 +160,7 @@ def masks_of(methods: Sequence[Method], params: Params, client: int) -> dict[str
     """The parts of parameters that a client shares with the server, by all methods' masks."""
     masks: dict[str, torch.Tensor] = {}
     for method in methods:
-        if method.overrides("mask"):
+        if isinstance(method, ParameterMask):
             for name, mask in method.mask(params, client).items():
                 masks[name] = masks[name] & mask if name in masks else mask
     return masks

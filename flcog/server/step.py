@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, Slot
-from flcog.method import Cohort, Messages, Method
+from flcog.method import Cohort, Messages, Method, ParameterMask
 from flcog.server.aggregate import BadUpdate
 from flcog.server.state import ServerState
 
@@ -125,6 +125,6 @@ def _is_unsent(method: Method, name: object, server: ServerState, sent: Collecti
 
 def _unsent(method: Method, methods: Sequence[Method], name: str, params: Params) -> str:
     others = [other for other in methods if other is not method]
-    keepers = [other.name for other in others if name in other.mask(params, 0)]
+    keepers = [other.name for other in others if isinstance(other, ParameterMask) and name in other.mask(params, 0)]
     names = " or ".join(keepers or [other.name for other in others if other.overrides("finish_client")])
     return f"{method.name} looks at each client's change of {name}, which clients do not send beside {names}: remove one of them"

@@ -53,7 +53,7 @@ class SendsThings(Method):
         return server
 
     def finish_client(self, delta: Params, params: Params, ctx: Any) -> Upload:
-        return Upload(delta, ctx.client, sum={"message": torch.zeros(500)})
+        return Upload(delta, ctx.state, sum={"message": torch.zeros(500)})
 
 
 def test_bytes_are_those_that_travel() -> None:

@@ -43,8 +43,8 @@ class Seen(Method):
         return weights
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        sent = torch.as_tensor(ctx.num_samples, dtype=torch.float32)
-        return Upload(delta, ctx.client, mean={"size": sent, "weight": torch.as_tensor(ctx.weight, dtype=torch.float32)})
+        sent = torch.as_tensor(ctx.data.num_samples, dtype=torch.float32)
+        return Upload(delta, ctx.state, mean={"size": sent, "weight": torch.as_tensor(ctx.data.weight, dtype=torch.float32)})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         self.means.append(torch.stack([messages.mean["size"], messages.mean["weight"]]).double())

@@ -43,7 +43,7 @@ class AllOfOneProcess(Method):
         return {"bad": torch.tensor(client.round == 1 and client.id % 2 == 1)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload({name: torch.where(ctx.draws["bad"], torch.nan, value) for name, value in delta.items()}, ctx.client)
+        return Upload({name: torch.where(ctx.draws["bad"], torch.nan, value) for name, value in delta.items()}, ctx.state)
 
 
 def configuration(root: Path, **trainer: Any) -> Path:

@@ -105,7 +105,7 @@ class Waits(Method):
     reads: bool
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        weight = ctx.global_params["model.head.weight"]
+        weight = ctx.received.params["model.head.weight"]
         if self.reads:
             float(weight.sum())
         else:
@@ -253,7 +253,7 @@ class Counts(Method):
     """Sends Python's numbers."""
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.client, mean={"two": 2.0}, sum={"one": 1})
+        return Upload(delta, ctx.state, mean={"two": 2.0}, sum={"one": 1})
 
     def server_step(self, server: Any, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> Any:
         assert (float(messages.mean["two"]), float(messages.sum["one"])) == (2.0, len(cohort.clients))

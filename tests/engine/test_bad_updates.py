@@ -35,7 +35,7 @@ class BadDelta(ByClient):
     value: float = torch.nan
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload({n: torch.where(ctx.draws["bad"], self.value, v) for n, v in delta.items()}, ctx.client)
+        return Upload({n: torch.where(ctx.draws["bad"], self.value, v) for n, v in delta.items()}, ctx.state)
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class BadSlot(ByClient):
         return {"seen": torch.zeros(2), "calls": torch.tensor(0)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        seen = ctx.client["seen"] + 1
-        return Upload(delta, {"seen": torch.where(ctx.draws["bad"], seen / 0, seen), "calls": ctx.client["calls"] + 1})
+        seen = ctx.state["seen"] + 1
+        return Upload(delta, {"seen": torch.where(ctx.draws["bad"], seen / 0, seen), "calls": ctx.state["calls"] + 1})
 
 
 @dataclass(frozen=True)
 class BadMessage(ByClient):
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.client, mean={"message": torch.where(ctx.draws["bad"], -torch.inf, torch.zeros(3))})
+        return Upload(delta, ctx.state, mean={"message": torch.where(ctx.draws["bad"], -torch.inf, torch.zeros(3))})
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def test_the_state_before_it_went_bad_is_kept(executor: Any) -> None:
         """Bad from the client's second round on."""
 
         def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-            seen, calls = ctx.client["seen"] + 1, ctx.client["calls"] + 1
+            seen, calls = ctx.state["seen"] + 1, ctx.state["calls"] + 1
             return Upload(delta, {"seen": torch.where(ctx.draws["bad"] & (calls > 1), torch.nan, seen), "calls": calls})
 
     trainer = train(BadLater(), executor=executor, clients_per_round=8, on_bad_update="drop")
@@ -149,7 +149,7 @@ def test_nobody_is_left() -> None:
     @dataclass(frozen=True)
     class AllBad(Method):
         def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-            return Upload({name: value / 0 for name, value in delta.items()}, ctx.client)
+            return Upload({name: value / 0 for name, value in delta.items()}, ctx.state)
 
     with pytest.warns(UserWarning, match="round 1: no client's update counts; the model stays as it was"):
         trainer = train(FedDisco(), AllBad(), rounds=1, on_bad_update="drop")

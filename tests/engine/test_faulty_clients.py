@@ -36,8 +36,8 @@ def test_bad_updates_name_client_and_round() -> None:
     @dataclass(frozen=True)
     class Poison(Method):
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            factor = torch.where(torch.as_tensor(ctx.num_samples == SIZES[3]), torch.nan, 1.0)
-            return Upload({name: value * factor for name, value in delta.items()}, ctx.client)
+            factor = torch.where(torch.as_tensor(ctx.data.num_samples == SIZES[3]), torch.nan, 1.0)
+            return Upload({name: value * factor for name, value in delta.items()}, ctx.state)
 
     for executor in ("loop", "vmap"):
         with pytest.raises(ValueError, match="the update of client 3 in round 1 is NaN or infinite"):
@@ -51,8 +51,8 @@ def test_bad_messages_name_client_and_round() -> None:
     @dataclass(frozen=True)
     class Poison(Method):
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            value = torch.where(torch.as_tensor(ctx.num_samples == SIZES[3]), torch.inf, 1.0)
-            return Upload(delta, ctx.client, sum={"count": {"of": value.expand(2)}})
+            value = torch.where(torch.as_tensor(ctx.data.num_samples == SIZES[3]), torch.inf, 1.0)
+            return Upload(delta, ctx.state, sum={"count": {"of": value.expand(2)}})
 
         def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
             counts.append(messages.sum["count"]["of"].tolist())
@@ -72,9 +72,9 @@ def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:
         """Client k uploads its number of samples, as every parameter's change; client 3's is infinite."""
 
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            size = torch.as_tensor(ctx.num_samples)
+            size = torch.as_tensor(ctx.data.num_samples)
             value = torch.where(size == SIZES[3], torch.inf, size.to(torch.float64))
-            return Upload({name: torch.ones_like(d) * value for name, d in delta.items()}, ctx.client)
+            return Upload({name: torch.ones_like(d) * value for name, d in delta.items()}, ctx.state)
 
     trainer = make_trainer(None, Constant(), rounds=1, clients_per_round=8, on_bad_update="drop")
     trainer.prepare(classifier(), TinyData())

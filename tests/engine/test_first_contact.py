@@ -29,7 +29,7 @@ class Introduced(Method):
         return torch.tensor(messages, dtype=torch.float64)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload({name: ctx.client["first"].to(value) * value for name, value in delta.items()}, ctx.client)
+        return Upload({name: ctx.state["first"].to(value) * value for name, value in delta.items()}, ctx.state)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -22,7 +22,7 @@ class TopKMessages(Method):
 
     def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
         return Upload(
-            None, ctx.client, mean={"kept": {name: value * (value.abs() > value.abs().mean()) for name, value in delta.items()}}
+            None, ctx.state, mean={"kept": {name: value * (value.abs() > value.abs().mean()) for name, value in delta.items()}}
         )
 
     def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
@@ -34,7 +34,7 @@ class SignFlip(Method):
     """An attack: every client sends the opposite."""
 
     def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-        return Upload({name: -value for name, value in delta.items()}, ctx.client)
+        return Upload({name: -value for name, value in delta.items()}, ctx.state)
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Replacing(Method):
     def plan(self, plan: Any, client: Any, rng: Any) -> Plan:
         return Plan(2)
 
-    def start(self, params: Any, ctx: Any) -> Any:
-        return dict(ctx.global_params)
+    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        return dict(ctx.received.params), {}
 
     def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
         return {name: value.sign() for name, value in params.items()}
 
-    def after_step(self, apply: Any, params: Any, batch: Any, ctx: Any) -> Any:
-        return dict(ctx.global_params), ctx.client
+    def after_step(self, apply: Any, params: Any, before: Any, batch: Any, ctx: Any) -> Any:
+        return dict(ctx.received.params), ctx.state
 
     def evaluate_at(self, server: Any, params: Any) -> Any:
         return {name: torch.zeros_like(value) for name, value in params.items()}
@@ -83,14 +83,14 @@ class Shifting(Method):
     def plan(self, plan: Any, client: Any, rng: Any) -> Plan | None:
         return None if plan is None else Plan(plan.num_steps + 1)
 
-    def start(self, params: Any, ctx: Any) -> Any:
-        return {name: value + 1 for name, value in params.items()}
+    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        return {name: value + 1 for name, value in params.items()}, {}
 
     def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
         return {name: 2 * value for name, value in gradient.items()}
 
-    def after_step(self, apply: Any, params: Any, batch: Any, ctx: Any) -> Any:
-        return {name: value + 1 for name, value in params.items()}, ctx.client
+    def after_step(self, apply: Any, params: Any, before: Any, batch: Any, ctx: Any) -> Any:
+        return {name: value + 1 for name, value in params.items()}, ctx.state
 
     def evaluate_at(self, server: Any, params: Any) -> Any:
         return {name: value + 1 for name, value in params.items()}

@@ -31,7 +31,7 @@ from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
 from flcog.execute.loop import LoopExecutor
 from flcog.execute.threads import ThreadedLoop
-from flcog.method import Batch, Context, Method, Params, Slot
+from flcog.method import Batch, Context, Method, Params
 from flcog.models import Dropout
 from flcog.schedules import Exponential
 
@@ -84,10 +84,10 @@ def test_clients_do_run_at_the_same_time_and_the_longest_first() -> None:
 
     @dataclass(frozen=True)
     class Meets(Method):
-        def client_inputs(self, apply: Any, ctx: Context) -> Slot:
-            order.append(int(ctx.num_samples))
+        def start(self, apply: Any, params: Any, ctx: Context) -> Any:
+            order.append(int(ctx.data.num_samples))
             meeting.wait()  # never passed by one client alone
-            return {}
+            return params, {}
 
     train(Meets(), data=TinyData(batch_size=1), rounds=1, clients_per_round=8, local_epochs=1.0, chunk_size=2)
     # One step a sample; of two at a time either may come first.

@@ -8,19 +8,19 @@ import torch
 from harness import BatchNormMLP, TinyData, classifier, make_trainer, train
 
 from flcog.data import Partition, Partitioner, Samples
-from flcog.method import Method, Upload
+from flcog.method import Method, ParameterMask, Upload
 
 
 def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
     @dataclass(frozen=True)
-    class Keep(Method):
+    class Keep(ParameterMask):
         def mask(self, params: Any, client: int) -> Any:
             return {name: torch.tensor(False) for name in params if name.startswith("model.3.")}
 
     @dataclass(frozen=True)
     class KeepAll(Method):
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            return Upload(None, ctx.client)
+            return Upload(None, ctx.state)
 
     for executor in ("loop", "vmap"):
         untrained = make_trainer(None)
@@ -57,7 +57,7 @@ def test_only_the_sampled_clients_have_state_and_cost() -> None:
             return {"seen": torch.zeros(1)}
 
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            return Upload(delta, {"seen": ctx.client["seen"] + 1})
+            return Upload(delta, {"seen": ctx.state["seen"] + 1})
 
     data = TinyData()
     data.num_clients, data.partitioner = 1_000_000, Everyone()

@@ -10,7 +10,7 @@ from reference import clip_update
 
 from flcog.callbacks import SCAFFOLD, ClipUpdate
 from flcog.callbacks.clip_update import changes, clip_factor
-from flcog.method import Context, Envelope
+from flcog.method import Context, Envelope, GlobalModel
 
 CASES: dict[str, Case] = {
     "ClipUpdate": Case(ClipUpdate(norm=0.1), partial(clip_update.run, norm=0.1), neutral=ClipUpdate(norm=1e9)),
@@ -27,7 +27,7 @@ def envelope_of(norm: float) -> tuple[Envelope, Envelope, dict[str, torch.Tensor
     before = Envelope(
         {"w": delta}, {"mean": torch.tensor([1.0, 86.0]), "count": torch.tensor(4)}, {}, {"Method": message}, {"loss": delta}
     )
-    context = Context(*[{}] * 8, 0, 1, 1, 1.0, None)._replace(global_buffers=received)  # type: ignore[arg-type]
+    context = Context(GlobalModel({}, received), *[{}] * 5, 0, 1, None, None)  # type: ignore[arg-type]
     return before, ClipUpdate(norm=norm).send(before, context)[0], received
 
 

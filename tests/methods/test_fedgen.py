@@ -28,7 +28,7 @@ from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.fedgen import FedGen, generator_loss
 from flcog.callbacks.parts.noise import uniform
 from flcog.callbacks.parts.server_generators import feature_generator, features_of
-from flcog.method import Batch, Context, Optimisation, Params
+from flcog.method import Batch, ClientData, Context, GlobalModel, Optimisation, Params
 from methods.server_steps import recorded_server_steps
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -93,7 +93,7 @@ def test_the_generator_and_its_loss() -> None:
 
 def context(trainer: RecordingTrainer, step: int, server: Any, draws: Any) -> Context:
     optimisation = Optimisation(0.1, 0.0, 0.0)
-    return Context(trainer.run.params, {}, {}, server, {}, draws, {}, {}, step, 4, 8, 1.0, optimisation)
+    return Context(GlobalModel(trainer.run.params, {}), server, {}, draws, {}, {}, step, 4, ClientData(8, 1.0, {}), optimisation)
 
 
 def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from reference import flex_lora
 from torch import nn
 
 import flcog
-from flcog.callbacks import FlexLoRA, GradientNoise
+from flcog.callbacks import SCAFFOLD, FedDC, FedReg, FlexLoRA, GradientNoise
 from flcog.callbacks.flex_lora import factors
+from flcog.method import Method
 from flcog.models import LeNet, LoRA
 
 RANKS = [1, 4, 2]
@@ -82,3 +83,16 @@ def test_a_rank_above_the_models_is_refused() -> None:
         train(FlexLoRA(ranks=[5]), module=adapted())
     with pytest.raises(ValueError, match=r"^FlexLoRA trains LoRA's adapters, and Sequential has none"):
         train(FlexLoRA(), module=flcog.Classifier(nn.Sequential(nn.Linear(6, 3)), SGD))
+
+
+@pytest.mark.parametrize("other", [SCAFFOLD(), FedDC(), FedReg(), GradientNoise(sigma=1.0)], ids=lambda method: method.name)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.filterwarnings("ignore:FlexLoRA is listed after")
+def test_a_client_sends_nothing_beyond_its_rank(other: Method, first: bool) -> None:
+    """In either order, whatever other methods add to gradients, parameters or the upload."""
+    flex = FlexLoRA(ranks=[1])
+    trainer = train(*((flex, other) if first else (other, flex)), module=adapted(), rounds=2, local_steps=2)
+    uploads = trainer.collect()[0].individual["FlexLoRA"]
+    for upload in uploads:
+        b, a = (trainer.params[f"model.hidden.0.{part}"] + upload.delta[f"model.hidden.0.{part}"] for part in "BA")
+        assert b[:, :1].norm() > 0 and not b[:, 1:].any() and not a[1:].any()

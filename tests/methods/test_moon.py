@@ -26,7 +26,7 @@ import flcog
 from flcog.apply import Apply, ModelFunction
 from flcog.callbacks.moon import MOON, Projected, contrast
 from flcog.core.randomness import fold, seeded
-from flcog.method import Batch, Context
+from flcog.method import Batch, Context, GlobalModel
 from flcog.models import MLP, SimpleCNN
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -83,9 +83,7 @@ def test_moon_adds_exactly_nothing_before_it_has_a_previous_model() -> None:
     batch = Batch(torch.randn(4, NUM_FEATURES), torch.zeros(4, dtype=torch.long))
 
     def loss(client: Any) -> float:
-        ctx = Context(**dict.fromkeys(Context._fields))._replace(
-            global_params=model.params, global_buffers=model.buffers, client=client
-        )
+        ctx = Context(**dict.fromkeys(Context._fields))._replace(received=GlobalModel(model.params, model.buffers), state=client)
         return method.loss(Apply(model, model.buffers), model.params, batch, torch.zeros(()), ctx).item()
 
     new = method.init_client(model.params, model.buffers, None)

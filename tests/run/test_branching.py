@@ -48,7 +48,7 @@ class CountsRounds(Method):
         return {"acts": torch.tensor(float(client.round >= self.start_round))}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        rounds = ctx.client["rounds"] + 1
+        rounds = ctx.state["rounds"] + 1
         scale = 1 - self.strength * ctx.draws["acts"] * rounds / 10
         return Upload({name: value * scale for name, value in delta.items()}, {"rounds": rounds})
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from harness import (
     NUM_CLASSES,
     RAGGED,
     SGD,
+    BatchNormFeatures,
     assert_close,
     classifier,
     distance,
@@ -28,6 +30,7 @@ import flcog
 from flcog.callbacks import EqualWeights, FedAvgM
 from flcog.callbacks.fedwalk.fedwalk import FedWalk, log_loss_ratio
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
+from flcog.method import Cohort, Messages, Method, Params, Slot
 from flcog.schedules import Cosine, Exponential, Piecewise
 from methods.fedwalk.leashes import ALWAYS, NEVER, WIDTH, NoisyNet, columns, pretraining, reference, tiny_leash
 
@@ -214,3 +217,24 @@ def test_resumed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
     assert len(resumed.recorded) == 2
     assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())
     assert columns(resumed.history) == columns(whole.history)
+
+
+@dataclass(frozen=True)
+class Watch(Method):
+    """Listed before FedWalk: the buffers that the server has until then, with a copy of their values."""
+
+    seen: list[tuple[Params, Params]] = field(default_factory=list)
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        self.seen.append((cohort.buffers, {name: value.clone() for name, value in cohort.buffers.items()}))
+        return delta, server
+
+
+def test_the_leash_returns_new_statistics_and_leaves_the_others_alone() -> None:
+    watch = Watch()
+    trainer = train(
+        watch, FedWalk(leash=tiny_leash(), tau=math.inf, mode="train"), module=classifier(network=BatchNormFeatures), rounds=1
+    )
+    ((buffers, before),) = watch.seen
+    assert all(torch.equal(value, before[name]) for name, value in buffers.items())
+    assert not torch.equal(trainer.run.buffers["model.body.1.running_mean"], before["model.body.1.running_mean"])

@@ -1,0 +1,286 @@
+"""Methods as a user would write them, under every executor, against their papers in plain torch."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, problem_of, slots, train
+from reference.common import Problem, State, average, shares
+from reference.common import train as train_client
+from torch import Tensor, nn
+
+import flcog
+from flcog import Aggregator, Batch, Context, Gradient, GradientFunction, Method, ParameterMask, Params, Slot, Upload
+from flcog.apply import masked_mean
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+EXECUTORS: dict[str, dict[str, Any]] = {
+    "loop": {"executor": "loop", "chunk_size": 1},
+    "threads": {"executor": "loop", "chunk_size": 2},
+    "vmap": {"executor": "vmap"},
+}
+everywhere = pytest.mark.parametrize("options", EXECUTORS.values(), ids=EXECUTORS.keys())
+
+
+@dataclass(frozen=True)
+class APFL(Method):
+    """Deng et al., Adaptive Personalized Federated Learning, 2020, https://arxiv.org/abs/2003.13461, with a fixed alpha."""
+
+    alpha: float = 0.4
+
+    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
+        return {"v": params, "w": params}
+
+    def after_step(self, apply: flcog.Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        v, lr = ctx.state["v"], ctx.optimisation.lr
+        mixed = {name: self.alpha * v[name] + (1 - self.alpha) * value for name, value in before.items()}
+        gradient = torch.func.grad(lambda own: apply.loss(own, batch))(mixed)
+        return params, {"v": {name: value - lr * self.alpha * gradient[name] for name, value in v.items()}, "w": params}
+
+
+def apfl(problem: Problem, alpha: float) -> tuple[State, dict[int, State], dict[int, State]]:
+    model, own, last = copy.deepcopy(problem.model), dict[int, nn.Module](), {}
+    for clients in problem.rounds:
+        locals_ = []
+        for client in clients:
+            v, w = own.setdefault(client.id, copy.deepcopy(model)), copy.deepcopy(model)
+            for inputs, targets in client.batches:
+                mixed = copy.deepcopy(w)
+                with torch.no_grad():
+                    for target, a, b in zip(mixed.parameters(), v.parameters(), w.parameters(), strict=True):
+                        target.copy_(alpha * a + (1 - alpha) * b)
+                for network in (mixed, w):
+                    network.zero_grad()
+                    problem.loss(network(inputs), targets).backward()
+                with torch.no_grad():
+                    for value, a, b in zip(v.parameters(), mixed.parameters(), w.parameters(), strict=True):
+                        value.sub_(problem.lr * alpha * a.grad)
+                        b.sub_(problem.lr * b.grad)
+            locals_.append(w)
+            last[client.id] = w
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict(), *({k: m.state_dict() for k, m in kept.items()} for kept in (own, last))
+
+
+@everywhere
+def test_apfl(options: dict[str, Any]) -> None:
+    trainer = train(APFL(), **options, **RAGGED)
+    state, own, last = apfl(problem_of(trainer, classifier(), SGD), APFL().alpha)
+    assert_close(trainer.state, state)
+    for kept, expected in (("v", own), ("w", last)):
+        for client, params in slots(trainer, "APFL", kept).items():
+            assert_close(params, expected[client])
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, https://arxiv.org/abs/2006.08848."""
+
+    strength: float = 2.0
+    steps: int = 3
+
+    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
+        return {"theta": params}
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        def envelope(params: Params, batch: Batch) -> Gradient:
+            theta = params
+            for _ in range(self.steps):
+                result = gradient(theta, batch)
+                pull = {name: self.strength * (theta[name] - value) for name, value in params.items()}
+                theta = {n: value - ctx.optimisation.lr * (result.values[n] + pull[n]) for n, value in theta.items()}
+            values = {name: self.strength * (value - theta[name]) for name, value in params.items()}
+            return result._replace(values=values, state={"theta": theta})
+
+        return envelope
+
+
+def pfedme(problem: Problem, strength: float, steps: int) -> tuple[State, dict[int, State]]:
+    model, personal = copy.deepcopy(problem.model), {}
+    for clients in problem.rounds:
+        locals_ = []
+        for client in clients:
+            w = copy.deepcopy(model)
+            for inputs, targets in client.batches:
+                theta = copy.deepcopy(w)
+                step = torch.optim.SGD(theta.parameters(), lr=problem.lr)
+                for _ in range(steps):
+                    step.zero_grad()
+                    pull = sum((a - b.detach()).square().sum() for a, b in zip(theta.parameters(), w.parameters(), strict=True))
+                    (problem.loss(theta(inputs), targets) + strength / 2 * pull).backward()
+                    step.step()
+                with torch.no_grad():
+                    for value, own in zip(w.parameters(), theta.parameters(), strict=True):
+                        value.sub_(problem.lr * strength * (value - own))
+            personal[client.id] = theta.state_dict()
+            locals_.append(w)
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict(), personal
+
+
+@everywhere
+def test_pfedme(options: dict[str, Any]) -> None:
+    trainer = train(PFedMe(), **options, **RAGGED)
+    state, personal = pfedme(problem_of(trainer, classifier(), SGD), 2.0, 3)
+    assert_close(trainer.state, state)
+    for client, params in slots(trainer, "PFedMe", "theta").items():
+        assert_close(params, personal[client])
+
+
+@dataclass(frozen=True)
+class FedLC(Method):
+    """Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, 2022, https://arxiv.org/abs/2209.00189."""
+
+    tau: float = 0.5
+    tasks = ("classification",)
+    needs_label_counts = True
+
+    def loss(self, apply: flcog.Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        margins = self.tau * ctx.data.label_counts.clamp(min=1e-8) ** -0.25
+        losses = F.cross_entropy(apply(params, batch.inputs) - margins, batch.targets, reduction="none")
+        return masked_mean(losses, batch.mask) - task_loss
+
+
+def fedlc(problem: Problem, tau: float) -> State:
+    model = copy.deepcopy(problem.model)
+    for clients in problem.rounds:
+        locals_ = []
+        for client in clients:
+            counts = torch.bincount(client.labels, minlength=3).double().clamp(min=1e-8)
+            own = copy.copy(problem)
+            own.loss = lambda outputs, targets, n=counts: F.cross_entropy(outputs - tau * n**-0.25, targets)
+            locals_.append(train_client(own, model, client))
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict()
+
+
+@everywhere
+def test_fedlc(options: dict[str, Any]) -> None:
+    trainer = train(FedLC(), **options, **RAGGED)
+    assert_close(trainer.state, fedlc(problem_of(trainer, classifier(), SGD), FedLC().tau))
+
+
+def test_label_counts_must_be_declared() -> None:
+    @dataclass(frozen=True)
+    class Undeclared(FedLC):
+        needs_label_counts = False
+
+    with pytest.raises(ValueError, match=r"must declare it in its class: needs_label_counts = True"):
+        train(Undeclared(), rounds=1)
+
+
+@dataclass(frozen=True)
+class Kept(Method):
+    """Returns the live model, its buffers and views of both as state and as data, in every hook that may return such."""
+
+    def start(self, apply: flcog.Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
+        return params, {"buffers": ctx.buffers, "params": params}
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        def call(params: Params, batch: Batch) -> Gradient:
+            steps = list(ctx.state.get("steps", [])) if ctx.state else []
+            return gradient(params, batch)._replace(state={"steps": [*steps, {n: v[:1] for n, v in params.items()}]})
+
+        return call
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        first = {name: value[:1] for name, value in ctx.received.params.items()}
+        off = sum((ctx.state["steps"][0][name] - value).abs().sum() for name, value in first.items())
+        moved = sum(
+            (ctx.inputs["buffers"][name].double() - value.double()).abs().sum() for name, value in ctx.received.buffers.items()
+        )
+        return Upload(delta, {}, mean={"off": off, "moved": moved})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Any, cohort: Any) -> tuple[Params, Slot]:
+        assert float(messages.mean["off"]) == 0 and float(messages.mean["moved"]) == 0
+        return delta, server
+
+
+@everywhere
+def test_returned_tensors_stay_as_they_were(options: dict[str, Any]) -> None:
+    train(Kept(), module=classifier(network=BatchNormMLP), **options)
+
+
+@dataclass(frozen=True)
+class Median(Aggregator):
+    """The median of all clients' changes, value by value."""
+
+    def init(self, like: Any) -> list[Any]:
+        return []
+
+    def add(self, state: list[Any], values: Any, weights: Tensor) -> list[Any]:
+        return [*state, values]
+
+    def merge(self, states: Sequence[list[Any]]) -> list[Any]:
+        return [values for state in states for values in state]
+
+    def finish(self, state: list[Any]) -> Any:
+        return torch.utils._pytree.tree_map(lambda *values: torch.cat(values).median(0).values, *state)
+
+
+@everywhere
+def test_an_aggregator_replaces_the_mean(options: dict[str, Any]) -> None:
+    trainer = train(Median(), rounds=1, clients_per_round=5, **options)
+    problem = problem_of(trainer, classifier(), SGD)
+    ends = [train_client(problem, problem.model, client).state_dict() for client in problem.rounds[0]]
+    assert_close(trainer.state, {n: torch.stack([end[n] for end in ends]).median(0).values for n in ends[0]})
+
+
+def test_two_aggregators_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Other(Median):
+        pass
+
+    with pytest.raises(ValueError, match="Median and Other both replace the mean of the clients' changes: keep one of them"):
+        train(Median(), Other(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        ("client_inputs", r"return \(params, inputs\) from start"),
+        ("over_data", r"declare over_data = staticmethod\(function\)"),
+        ("mask", "derive the class from flcog.ParameterMask"),
+        ("aggregator", "derives from flcog.Aggregator"),
+        ("kept_parameters", "derive the class from flcog.ParameterMask"),
+    ],
+)
+def test_former_hooks_name_their_replacement(hook: str, says: str) -> None:
+    with pytest.raises(TypeError, match=f"Old defines '{hook}', which is no hook any more: .*{says}"):
+        type("Old", (Method,), {hook: lambda self, *arguments: {}})
+
+
+def test_former_fields_name_their_replacement() -> None:
+    @dataclass(frozen=True)
+    class Old(Method):
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            return Upload(delta, ctx.client)  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match=r"a Context has no 'client': write ctx\.state"):
+        train(Old(), rounds=1)
+
+
+def test_a_mask_alone_starts_each_round_from_the_global_value() -> None:
+    """As its docstring says: a trained value that nobody keeps is lost."""
+
+    @dataclass(frozen=True)
+    class Masked(ParameterMask):
+        def mask(self, params: Params, client: int) -> Params:
+            return {name: torch.tensor(False) for name in params if "head" in name}
+
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            trained = sum(value.abs().sum() for name, value in delta.items() if "head" in name)
+            return Upload(delta, ctx.state, mean={"trained": trained})
+
+        def server_step(self, server: Slot, params: Params, delta: Params, messages: Any, cohort: Any) -> tuple[Params, Slot]:
+            assert float(messages.mean["trained"]) > 0
+            return delta, server
+
+    trainer = train(Masked(), data=TinyData())
+    initial = classifier().double().state_dict()
+    assert all(torch.equal(value, initial[name]) == ("head" in name) for name, value in trainer.params.items())
