@@ -6,6 +6,7 @@ from typing import Any, Literal
 import lightning as L
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
+from flcog.core.lightning_packages import lightning_base
 from flcog.datamodules.item_sets import ItemSet, ItemSets
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
 
@@ -50,8 +51,9 @@ class LightningData(ItemSets):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
+        base = lightning_base(module, "LightningDataModule")
         for name in NEVER_CALLED:
-            if getattr(type(module), name) is not getattr(L.LightningDataModule, name):
+            if getattr(type(module), name) is not getattr(base, name):
                 raise ValueError(
                     f"{type(module).__name__}.{name} would never be called in federated training: change inputs in the data set's own "
                     "transform, or write a flcog.FederatedDataModule with preprocess() or augment()"
@@ -80,7 +82,7 @@ class LightningData(ItemSets):
 
     def _loader(self, part: str) -> DataLoader | None:
         hook = f"{part}_dataloader"
-        if getattr(type(self.module), hook) is getattr(L.LightningDataModule, hook):
+        if getattr(type(self.module), hook) is getattr(lightning_base(self.module, "LightningDataModule"), hook):
             return None
         loader = getattr(self.module, hook)()
         if isinstance(loader, list | tuple) and len(loader) == 1:

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flcog.core.lightning_packages import lightning_base
 from flcog.data import FederatedDataModule
 from flcog.datamodules.lightning_data import LightningData
 from flcog.datamodules.torch_dataset import TorchDataset
@@ -20,7 +21,7 @@ def federated(data: Any) -> FederatedDataModule:
     """
     if isinstance(data, FederatedDataModule):
         return data
-    if isinstance(data, L.LightningDataModule):
+    if lightning_base(data, "LightningDataModule"):
         return LightningData(data)
     if isinstance(data, DataLoader):
         return LightningData(_Loader(data))

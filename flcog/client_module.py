@@ -11,6 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from flcog.core.lightning_packages import lightning_base
 from flcog.core.trees import Tree, call
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
@@ -208,7 +209,9 @@ def as_client(network: nn.Module, task: str) -> ClientModule:
     return kinds[task](network)
 
 
-def trains_itself(module: L.LightningModule) -> bool:
+def trains_itself(module: nn.Module) -> bool:
     """Whether the user's module has a ``training_step`` of its own, which alone knows the loss."""
-    inherited = (L.LightningModule.training_step, ClientModule.training_step)
-    return "training_step" in vars(module) or type(module).training_step not in inherited
+    base = lightning_base(module, "LightningModule") or L.LightningModule
+    name = "training_step"
+    inherited = [getattr(kind, name) for kind in (base, ClientModule)]
+    return name in vars(module) or getattr(type(module), name) not in inherited

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, forward
 from flcog.client_module import ClientModule
+from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
@@ -217,4 +217,4 @@ def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]
 
 
 def _overridden(module: Any, name: str) -> bool:
-    return getattr(type(module), name) is not getattr(L.LightningModule, name)
+    return getattr(type(module), name) is not getattr(lightning_base(module, "LightningModule"), name)

@@ -11,6 +11,7 @@ import lightning as L
 from torch import nn
 
 from flcog.client_module import ClientModule, trains_itself
+from flcog.core.lightning_packages import is_lightnings, lightning_base
 from flcog.data import FederatedDataModule
 
 CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "setup", "log", "log_dict"}
@@ -56,15 +57,15 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
         warn: whether this process is the one that warns.
     """
     _check_kinds(model, data)
-    if isinstance(model, L.LightningModule) and not model.automatic_optimization:
+    if lightning_base(model, "LightningModule") and not model.automatic_optimization:
         raise ValueError(
             f"{type(model).__name__} has automatic_optimization = False, and clients are trained by the loss that training_step "
             "returns: return it and let configure_optimizers' optimiser step, or write what differs as a flcog.Method"
         )
     idle = []
     modules: list[L.LightningModule | L.LightningDataModule] = [*data]
-    if isinstance(model, L.LightningModule):
-        modules.insert(0, model)
+    if lightning_base(model, "LightningModule"):
+        modules.insert(0, model)  # type: ignore[arg-type]
     for module in modules:
         for name in written_hooks(module):
             if name in REFUSED:
@@ -85,7 +86,7 @@ def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
             "a client is a network, a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got "
             f"{type(model).__name__}"
         )
-    if isinstance(model, L.LightningModule) and not isinstance(model, ClientModule) and not trains_itself(model):
+    if lightning_base(model, "LightningModule") and not isinstance(model, ClientModule) and not trains_itself(model):
         raise ValueError(
             f"{type(model).__name__} has no training_step: write one that returns the loss, or use a flcog.ClientModule"
         )
@@ -99,7 +100,8 @@ def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
 
 def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str]:
     """The hooks of Lightning's that the user's class, or object, has in the place of ours or of Lightning's."""
-    known = (L.LightningModule, ClientModule) if isinstance(module, L.LightningModule) else (FederatedDataModule,)
+    base = lightning_base(module, "LightningModule")
+    known = (FederatedDataModule,) if base is None else (base, ClientModule)
     return [
         name
         for name in lightning_hooks(known[0])
@@ -109,14 +111,14 @@ def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str
 
 def lightning_hooks(base: type) -> list[str]:
     """Every public method that Lightning gives a module and may call on it."""
-    own = [vars(cls) for cls in base.__mro__ if cls.__module__.startswith("lightning.")]
+    own = [vars(cls) for cls in base.__mro__ if is_lightnings(cls)]
     names = {name for members in own for name, value in members.items() if callable(value) and not name.startswith("_")}
     return sorted(name for name in names - TOOLS if "predict" not in name)
 
 
 def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
     """The hooks called on this module."""
-    if isinstance(module, L.LightningDataModule):
+    if lightning_base(module, "LightningModule") is None:
         return CALLED_ON_DATA
     written = written_hooks(module)
     return (CALLED | CALLED_BY_FIT).union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

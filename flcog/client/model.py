@@ -5,7 +5,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
 from flcog.client_module import ClientModule, as_client
+from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import DTYPES, default_dtype, float64_device
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold, seeded
@@ -70,8 +71,8 @@ def make_client_model(
 
 def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.LightningModule, list[Note]]:
     """A bare network as a client that learns the data's task, and a note that says how."""
-    if isinstance(model, L.LightningModule):
-        return model, []
+    if lightning_base(model, "LightningModule"):
+        return cast(L.LightningModule, model), []
     client = as_client(model, datamodule.federation.task)
     kind, optimizer = type(client).__name__, describe_optimizer(single_optimizer(client))
     text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"

@@ -1,17 +1,16 @@
 """The observer that calls Lightning's callbacks, and the module's own hooks of whole epochs, at their places in a federated run."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
-from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.trainer.states import RunningStage, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
+from flcog.core.lightning_packages import is_lightnings, lightning_base
 from flcog.method import Callback
 from flcog.own_steps import logging_to
 from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
@@ -39,27 +38,22 @@ INSIDE_CLIENTS = (
 
 def is_lightning_callback(callback: Any) -> bool:
     """Whether it is a callback of ``lightning`` or of the separate package ``pytorch_lightning``."""
-    separate = sys.modules.get("pytorch_lightning")
-    return isinstance(callback, (L.Callback, separate.Callback) if separate is not None else L.Callback)
+    return lightning_base(callback, "Callback") is not None
 
 
 def check_callback(callback: Any) -> None:
     """Refuse callbacks that federated training cannot run."""
     for cls in type(callback).__mro__:
-        if cls.__name__ in REFUSED and _is_lightnings(cls):
+        if cls.__name__ in REFUSED and is_lightnings(cls):
             raise ValueError(f"{type(callback).__name__} cannot be used in federated training: {REFUSED[cls.__name__]}")
-    if _is_lightnings(type(callback)) or isinstance(callback, lightning_callbacks.LambdaCallback):
+    if is_lightnings(type(callback)):
         return
     for name in INSIDE_CLIENTS:
-        if getattr(type(callback), name) not in [vars(base).get(name) for base in type(callback).__mro__ if _is_lightnings(base)]:
+        if getattr(type(callback), name) not in [vars(base).get(name) for base in type(callback).__mro__ if is_lightnings(base)]:
             raise ValueError(
                 f"{type(callback).__name__}.{name} would be called for batches of single clients, which are trained side by side: use "
                 "on_train_epoch_end, which is called after each round, or write a flcog.Method, whose hooks act inside a client"
             )
-
-
-def _is_lightnings(cls: type) -> bool:
-    return cls.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
 
 
 class LightningCallbacks(Callback):
@@ -86,7 +80,7 @@ class LightningCallbacks(Callback):
     @property
     def draws_progress(self) -> bool:
         """Whether one of the callbacks is a progress bar, which replaces flcog's."""
-        return any(isinstance(callback, lightning_callbacks.ProgressBar) for callback in self.callbacks)
+        return any(lightning_base(callback, "ProgressBar") is not None for callback in self.callbacks)
 
     # Events of the run ------------------------------------------------------------------------------------------------------------
 
@@ -98,9 +92,9 @@ class LightningCallbacks(Callback):
         for callback in self._active[len(self.callbacks) :]:
             check_callback(callback)
         self._trainer = LightningTrainer(run, self._active) if self._active or self._hooks else None
-        for callback in self._active:
-            if isinstance(callback, lightning_callbacks.ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(run.directory / "checkpoints")
+        checkpoints: list[Any] = [callback for callback in self._active if lightning_base(callback, "ModelCheckpoint")]
+        for callback in checkpoints:
+            callback.dirpath = callback.dirpath or str(run.directory / "checkpoints")
         self._call(("setup", "fit"))
         for callback in self._active:
             if state := self._states.get(callback.state_key):

@@ -8,11 +8,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
 
+from flcog.core.lightning_packages import lightning_base
 from flcog.core.processes import Processes
 from flcog.run.session import Session
 
@@ -166,16 +166,16 @@ class LightningTrainer:
     lr_scheduler_configs: Sequence[Any] = ()
 
     @property
-    def checkpoint_callbacks(self) -> list[Checkpoint]:
-        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
+    def checkpoint_callbacks(self) -> list[L.Callback]:
+        return [callback for callback in self.callbacks if lightning_base(callback, "Checkpoint")]
 
     @property
-    def checkpoint_callback(self) -> Checkpoint | None:
+    def checkpoint_callback(self) -> L.Callback | None:
         return next(iter(self.checkpoint_callbacks), None)
 
     @property
-    def progress_bar_callback(self) -> ProgressBar | None:
-        return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
+    def progress_bar_callback(self) -> L.Callback | None:
+        return next((callback for callback in self.callbacks if lightning_base(callback, "ProgressBar")), None)
 
     def load_global_model(self) -> None:
         """Load the global weights into the module, which otherwise holds those of some client."""

@@ -1,0 +1,22 @@
+"""Lightning's classes under both names of the package: ``lightning`` and ``pytorch_lightning``, whose classes are different objects."""
+
+from typing import Any
+
+PACKAGES = ("lightning", "pytorch_lightning")
+
+
+def lightning_base(value: Any, name: str) -> type | None:
+    """The class of this name that the value derives from, in either package; None if it derives from neither.
+
+    >>> import lightning
+    >>> lightning_base(lightning.LightningModule(), "LightningModule") is lightning.LightningModule
+    True
+    >>> lightning_base(3, "LightningModule")
+    """
+    kinds = (kind for kind in type(value).__mro__ if kind.__name__ == name and is_lightnings(kind))
+    return next(kinds, None)
+
+
+def is_lightnings(kind: type) -> bool:
+    """Whether a class was defined by Lightning itself, and not by a user."""
+    return kind.__module__.partition(".")[0] in PACKAGES
