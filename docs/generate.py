@@ -1,6 +1,6 @@
-"""Makes the site's pages that come from the code: a page per method and data set, the command line, Python's classes.
+"""Generates the pages of the site that come from the code: methods, data sets, observers, schedules, the command line, Python's classes.
 
-mkdocs-gen-files runs it at each build; nothing of it is kept in the tree.
+mkdocs-gen-files runs it at each build and keeps the pages in memory.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from latex2mathml.converter import convert
 
 import flcog.callbacks
 import flcog.datamodules
+import flcog.schedules
 from flcog.commands.cite import citations
 from flcog.commands.cli import COMMANDS
 from flcog.commands.compare.table_file import read_table
@@ -38,19 +39,49 @@ def write(path: str, text: str) -> None:
 
 
 def pages_of_the_root() -> None:
-    """README and the like lie at the top of the tree; their links lead to the site's pages."""
+    """The pages of docs/, and README, RESULTS and others from the top of the tree, with links to the site's pages."""
     names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")} | {"README.md": "index.md"}
     for name, page in names.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         for other, target in names.items():
             text = re.sub(rf"\]\({other}(#[^)]*)?\)", rf"]({target}\1)", text)
         write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
+    classes = {"observers": observers(), "schedules": schedules()}
     for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8").replace("](../RESULTS.md", "](results.md")
+        text += "".join(f"\n\n## {cls.__name__}\n\n{_prose(cls, level=3)}" for cls in classes.get(path.stem, ()))
         if path.stem in ("methods", "data-sets"):  # they become the first pages of their sections
+            text = table_of_methods(text) if path.stem == "methods" else text
             write(f"{path.stem}/index.md", _linked(text, path.stem).replace("](results.md", "](../results.md"))
         else:
             write(path.name, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
+
+
+def table_of_methods(text: str) -> str:
+    """The page of methods with its table in five columns, which fit a screen; docs/methods.md has nine."""
+    before, start, rest = text.partition("<!-- methods -->\n")
+    table, end, after = rest.partition("<!-- /methods -->")
+    header, _, *rows = [re.split(r" *\| *", line.strip("| ")) for line in table.strip().splitlines()]
+    lines = ["| method | what it does to the round | up | down | notes |", "|---|---|---|---|---|"]
+    for row in rows:
+        cells = dict(zip(header, [*row, ""], strict=False))
+        notes = ["stateful clients"] if cells["stateful clients"] else []
+        notes += [] if cells["secure aggregation"] else ["no secure aggregation"]
+        notes += [f"labels: {cells['labels']}"] if cells["labels"] != "single, multi, real" else []
+        said = f"{cells['what it does to the round']} ({cells['year']})"
+        lines.append(f"| {cells['method']} | {said} | {cells['up']} | {cells['down']} | {'; '.join(notes)} |")
+    wide = '<div class="wide-table" markdown>\n\n' + "\n".join(lines) + "\n\n</div>"
+    return f"---\nhide: [toc]\n---\n\n{before}{start}{wide}\n{end}{after}"
+
+
+def observers() -> list[type]:
+    exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
+    found = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, flcog.Callback)]
+    return [cls for cls in found if cls not in all_methods()]
+
+
+def schedules() -> list[type]:
+    return flcog.schedules.Schedule.__subclasses__()
 
 
 def _linked(text: str, section: str) -> str:
@@ -71,7 +102,7 @@ def methods() -> Iterator[str]:
     }
     for cls in all_methods():
         name = cls.__name__
-        equations = "\n\n".join(convert(line, display="block") for line in PAGES[name].get("equations", ()))
+        equations = "\n\n".join(_formula(line) for line in PAGES[name].get("equations", ()))
         prose = _prose(cls, f"{equations}\n\n**When to use it.** {PAGES[name]['when']}")
         text = f"# {name}\n\n{prose}\n\n## Run it\n\n{_configs(name)}"
         if name in row_of:
@@ -79,6 +110,11 @@ def methods() -> Iterator[str]:
         text += _tables(name) + _measured(name) + _cite(cls)
         write(f"methods/{name}.md", text)
         yield name
+
+
+def _formula(latex: str) -> str:
+    """MathML, in which bars on both sides of a norm are equally tall."""
+    return re.sub(r"<mo[^>]*>(&#x0?2225;|&#x0?2016;|∥|‖)</mo>", r'<mo stretchy="false">\1</mo>', convert(latex, display="block"))
 
 
 def _upright(header: str, row: str) -> str:
@@ -94,8 +130,8 @@ def data_sets() -> Iterator[str]:
         yield name
 
 
-def _prose(cls: type, equations: str = "") -> str:
-    """A docstring as Markdown, its first sentence followed by the equations."""
+def _prose(cls: type, equations: str = "", level: int = 2) -> str:
+    """A docstring as Markdown, its first sentence followed by the equations; its headings have the given level."""
     text = re.sub(r":\w+:`~?([\w.]+)`", lambda m: f"`{m[1].rpartition('.')[2]}`", inspect.getdoc(cls) or "")
     text = text.replace("``", "`")
     body, *sections = re.split(r"^(Args|Example|Examples):\n", text, flags=re.MULTILINE)
@@ -104,8 +140,16 @@ def _prose(cls: type, equations: str = "") -> str:
     first, _, rest = body.partition("\n\n")
     parts = [first.strip(), equations, rest.strip()]
     for title, content in zip(sections[::2], sections[1::2], strict=True):
-        parts.append(_arguments(content) if title == "Args" else f"## Example\n\n```python\n{inspect.cleandoc(content)}\n```")
-    return "\n\n".join(part for part in parts if part)
+        parts.append(_arguments(content) if title == "Args" else _example(content))
+    text = "\n\n".join(part for part in parts if part)
+    return text if level == 2 else text.replace("## Arguments\n\n", "").replace("## Example\n\n", "")
+
+
+def _example(content: str) -> str:
+    """An example, and the text that follows it."""
+    code, _, rest = content.partition("\n\n    ")
+    rest = re.sub(r"::\n\n((?:    .*(?:\n|$)|\n)+)", _block, inspect.cleandoc("    " + rest) + "\n") if rest else ""
+    return f"## Example\n\n```python\n{inspect.cleandoc(code)}\n```\n\n{rest}".rstrip()
 
 
 def _block(found: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, its notebooks run, and every method's equations are there."""
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from harness import ROOT
 
+import flcog.callbacks
 from flcog.commands.methods import all_methods
 from flcog.method import HOOKS, Method
 
@@ -22,6 +24,30 @@ def test_every_method_has_a_page() -> None:
     for cls in all_methods():
         page, has_equation = pages[cls.__name__], "::\n" in (inspect.getdoc(cls) or "").partition("Example")[0]
         assert page["when"].endswith(".") and bool(page.get("equations")) >= has_equation, cls.__name__
+
+
+def test_every_observer_and_schedule_is_on_its_page() -> None:
+    exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
+    observers = [
+        cls for cls in exported if isinstance(cls, type) and issubclass(cls, flcog.Callback) and cls not in all_methods()
+    ]
+    for page, classes in {"observers": observers, "schedules": flcog.schedules.Schedule.__subclasses__()}.items():
+        text = (ROOT / f"docs/{page}.md").read_text()
+        assert len(classes) >= 3 and not [cls.__name__ for cls in classes if f"`{cls.__name__}" not in text], page
+
+
+@pytest.mark.parametrize("page", ["observers", "schedules", "optimizers"])
+def test_the_examples_of_a_page_run(page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"{page}.md", "exec"), {"__name__": page})
+
+
+def test_notebooks_show_their_outputs() -> None:
+    for path in NOTEBOOKS:
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert any(cell["outputs"] for cell in cells) and all(cell["execution_count"] for cell in cells), path.name
 
 
 def test_the_table_of_hooks_has_them_all() -> None:
@@ -54,7 +80,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     page = (tmp_path / "methods/FedProx/index.html").read_text()
     assert "<math" in page and "flcog fit -c quickstart -c methods/fedprox" in page
-    assert "://fonts." not in page, "a reader without a network sees the page as it is meant"
+    assert "://fonts." not in page and (tmp_path / "assets/latin-modern-math.woff").is_file(), (
+        "the site loads nothing from elsewhere"
+    )
+    index = (tmp_path / "search/search_index.json").read_text()
+    assert "early stopping" in index and "learning rate over rounds" in index
 
 
 @pytest.mark.slow
