@@ -7,6 +7,7 @@ import netrc
 import os
 import secrets
 import shlex
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -139,6 +140,8 @@ def check_environment(logger: Logger | Sequence[Logger] | bool | None) -> None:
     """Refuse values of W&B's environment variables that it could not go on with, if it is wanted."""
     if logger is not True and not any(isinstance(tracker, WandbLogger) for tracker in _listed(logger)):
         return
+    if not any(name.startswith("WANDB_") for name in os.environ):
+        return
     import wandb
 
     try:
@@ -196,17 +199,18 @@ def _move_into(logger: Logger, directory: Path) -> None:
 
 def _is_open(logger: WandbLogger) -> bool:
     """Whether it has a W&B run, or will take the one that the user has open (a sweep's agent, for one)."""
-    import wandb
+    return logger._experiment is not None or _users_run() is not None
 
-    return logger._experiment is not None or wandb.run is not None
+
+def _users_run() -> Any:
+    """The W&B run that the user has open, if any. Importing W&B takes half a second, so a run does without it until its first row."""
+    return getattr(sys.modules.get("wandb"), "run", None)
 
 
 def _prepare(logger: Logger, run_id: str | None) -> None:
     """What a W&B run will be opened with."""
     if not isinstance(logger, WandbLogger) or _is_open(logger):
         return
-    import wandb
-
     arguments = logger._wandb_init
     if run_id is not None and arguments.get("id") is None:
         arguments.update(id=run_id, resume="allow")
@@ -214,10 +218,10 @@ def _prepare(logger: Logger, run_id: str | None) -> None:
     arguments["id"] = arguments.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
     if arguments.get("anonymous") is None:
         arguments.pop("anonymous", None)  # which Lightning always gives, and W&B warns of
-    # What W&B would print is in the run's summary, and the terminal is the progress bar's. Left to itself it also sends the command
-    # line, with what stands there, and lets git run what the working directory's configuration names.
-    alone = wandb.Settings(silent=True, console="off", x_disable_meta=True, disable_git=True, init_timeout=INIT_TIMEOUT)
-    arguments.setdefault("settings", alone)
+    # The run's summary shows what W&B would print, and the progress bar needs the terminal. By default W&B also sends the command line,
+    # with the secrets in it, and lets git run the programs that the working directory's configuration names.
+    quiet = {"silent": True, "console": "off", "x_disable_meta": True, "disable_git": True, "init_timeout": INIT_TIMEOUT}
+    arguments.setdefault("settings", quiet)
     mode = arguments.get("mode") or ("offline" if logger._offline else os.environ.get("WANDB_MODE", "online"))
     # Said as an argument: Lightning says "offline" through the environment, where W&B may no longer look and others later do.
     arguments["mode"], logger._offline = "offline" if mode == "online" and not _logged_in() else mode, False
@@ -284,6 +288,8 @@ def _logged_in() -> bool:
     """Whether W&B would find a key without asking for one."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    if not any(name.startswith("WANDB_") for name in os.environ) and not any(path.exists() for path in _files_with_keys()):
+        return False  # without importing W&B
     import wandb
 
     settings = wandb.setup().settings
@@ -296,6 +302,13 @@ def _logged_in() -> bool:
     except (OSError, netrc.NetrcParseError):
         return False
     return any(login and login[2] for login in map(logins.authenticators, hosts))
+
+
+def _files_with_keys() -> list[Path]:
+    """The files in which W&B looks for a key or for the address of its server."""
+    netrc_file = os.environ.get("NETRC")
+    logins = [Path(netrc_file)] if netrc_file else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    return [*logins, Path.home() / ".config" / "wandb" / "settings", Path("wandb", "settings")]
 
 
 def _log_setting(logger: Logger, setting: dict[str, Any]) -> None:
@@ -323,9 +336,7 @@ def _log_figure(logger: Logger, name: str, figure: Any, step: int) -> None:
 def _run_id(logger: Logger) -> str | None:
     if not isinstance(logger, WandbLogger):
         return None
-    import wandb
-
-    run = logger._experiment or wandb.run
+    run = logger._experiment or _users_run()
     identity = logger._wandb_init["id"] if run is None else run.id
     return identity if isinstance(identity, str) else None
 

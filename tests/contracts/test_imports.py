@@ -1,8 +1,14 @@
 """What is imported only where it is needed."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import torchmetrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +29,37 @@ def imported_at_once(node: ast.AST) -> Iterator[str]:
 
 
 def test_torchvision_is_imported_only_where_a_model_or_data_set_needs_it() -> None:
-    """Read from the source: a process cannot tell, because Lightning imports torchmetrics, whose image metrics import torchvision."""
     files = [path for folder in ("flcog", "callbacks", "datamodules") for path in (ROOT / folder).rglob("*.py")]
     early = [str(path.relative_to(ROOT)) for path in files if "torchvision" in imported_at_once(ast.parse(path.read_text()))]
     assert len(files) > 100 and not early
+
+
+LATE = {"torchvision", "scipy.signal", "scipy.stats", "sklearn", "pandas", "wandb"}
+"""Packages that take long to import, and that the first round of a run does not need."""
+
+FIRST_ROUND = f"""
+import sys
+import flcog, flcog.datamodules
+
+class Look(flcog.Callback):
+    def on_round_start(self, run, round, cohort):
+        assert not (early := {LATE} & sys.modules.keys()), early
+
+trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, accelerator="cpu", callbacks=[Look()])
+trainer.fit(flcog.Classifier(flcog.models.SimpleCNN(1, 10)), flcog.datamodules.Digits(num_clients=2))
+import torchmetrics
+assert torchmetrics.functional.accuracy and torchmetrics.detection.MeanAveragePrecision
+"""
+
+
+@pytest.mark.slow
+def test_the_first_round_starts_without_large_packages(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    subprocess.run([sys.executable, "-c", FIRST_ROUND], cwd=tmp_path, env=environment, check=True)
+
+
+def test_every_name_of_torchmetrics_is_there() -> None:
+    for package in (torchmetrics, torchmetrics.functional):
+        assert not [name for name in package.__all__ if not hasattr(package, name)]
+        assert set(package.__all__) <= set(dir(package)) and not hasattr(package, "nonsense")

@@ -91,7 +91,7 @@ def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.Mo
     content = file.read_bytes()
     assert b"num_clients" in content and b"s3cret" not in content
     settings = trainer.loggers[0]._wandb_init["settings"]  # type: ignore[attr-defined]
-    assert settings.disable_git
+    assert settings["disable_git"]
 
 
 @pytest.mark.parametrize(
