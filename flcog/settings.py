@@ -15,6 +15,14 @@ from flcog.core.precision import DTYPES, default_dtype, repeatable_convolutions,
 Compile = bool | Literal["graphs"]
 """Whether local steps are compiled, or captured as CUDA graphs."""
 
+COMPILES_SINCE = (2, 11)
+"""The oldest torch that is known to compile local steps without changing their result."""
+
+
+def can_compile() -> bool:
+    """Whether the installed torch is new enough for ``compile``."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= COMPILES_SINCE
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -48,6 +56,11 @@ class Settings:
         require_one_of("executor", self.executor, "auto", "loop", "vmap", "vmap-patches", "fastest")
         if self.compile not in (False, True, "graphs"):
             raise ValueError(f"compile must be false, true or graphs; got {self.compile!r}")
+        if self.compile and not can_compile():
+            raise ValueError(
+                f"compile={self.compile} needs torch {'.'.join(map(str, COMPILES_SINCE))} or newer; this is torch {torch.__version__}: set "
+                "trainer.compile to false, or install a newer torch"
+            )
         require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
         require_one_of("precision", self.precision, *DTYPES)
         if not (self.tf32 is None or isinstance(self.tf32, bool)):  # torch refuses 1, which is equal to True

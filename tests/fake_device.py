@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 import flcog.run.opening
 from flcog import reading
@@ -127,10 +127,14 @@ class _FromPython(TorchFunctionMode):
         return OnDevice(function(*args, **kwargs | {"device": "cpu"}))
 
 
+IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+"""Whether this version of torch takes a device that is written in Python. Version 2.7 does not."""
+
+
 @functools.cache
 def register() -> torch.library.Library:
     """Make the device known to torch, once per process: before its first backward pass, which looks for devices."""
-    _setup_privateuseone_for_python_backend(NAME)
+    backend_registration._setup_privateuseone_for_python_backend(NAME)
     backend = getattr(torch, NAME)
     backend.get_rng_state, backend.set_rng_state = lambda *_: _stream.get_state(), lambda state, *_: _stream.set_state(state)
     backend.manual_seed = _stream.manual_seed
@@ -172,6 +176,8 @@ def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
         like_cuda: whether it has float64, and a second queue fed from pinned memory.
     """
     global _has_float64
+    if not IS_POSSIBLE:
+        pytest.skip(f"torch {torch.__version__} takes no device that is written in Python")
     register()
     device = torch.device(NAME, 0)
     with _FromPython(), pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,6 @@
 """A tiny federation, and a trainer that remembers every batch, so that a reference can be given exactly what the engine saw."""
 
+import signal
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from reference.common import Client, Problem, State
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 import flcog
 from flcog.client.executor import Assignment, Executor, Result
 from flcog.client.work import ClientWork, batches
+from flcog.core import signals
 from flcog.core.types import Slot
 from flcog.data import Federation, Partition, Partitioner, Samples, Splits, Task
 from flcog.datamodules import Natural
@@ -21,6 +24,7 @@ from flcog.method import Callback, Params
 from flcog.models import MLP, Dropout, FeatureModel, LoRA
 from flcog.models.lora import adapters
 from flcog.run.client_states import SavedClientStates
+from flcog.settings import can_compile
 from flcog.wire.ledger import Ledger
 
 TESTS = Path(__file__).parent
@@ -341,6 +345,16 @@ def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+needs_compiler = pytest.mark.skipif(not can_compile(), reason=f"torch {torch.__version__} compiles nothing here")
+
+
+def heed_signals() -> None:
+    """Restore the default handlers of ignored signals: shells and ``nohup`` ignore some for commands in the background."""
+    for name in signals.NAMES:
+        if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
+            signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 def without_times(rows: list[dict[str, float]]) -> list[dict[str, float]]:

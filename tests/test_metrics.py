@@ -149,7 +149,7 @@ def score_share(rank: int, world: int, directory: str, data: list[tuple[Tensor, 
             collection.update(outputs[mine], targets[mine])
         results |= {key: value.item() for key, value in collection.compute().items()}
     torch.save(results, f"{directory}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    # Nobody calls destroy_process_group: in torch 2.7 it waits for ever if another process has left before.
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks; starting Python anew would cost seconds a process")

@@ -139,7 +139,8 @@ class Leash:
                 loss = self._loss(apply, params, head, inputs, targets, training=self.mode == "train")
                 leaves = [*params.values(), *head.values()]
                 gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
-            params, head = ({n: v.detach() - lr * next(gradients) for n, v in part.items()} for part in (params, head))
+            # Of unused parameters torch 2.7 makes zeros that require a gradient.
+            params, head = ({n: v.detach() - lr * next(gradients).detach() for n, v in part.items()} for part in (params, head))
         return params, head
 
     @torch.no_grad()

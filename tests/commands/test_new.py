@@ -41,8 +41,7 @@ def test_its_files_are_clean_and_the_reference_is_independent(tmp_path: Path, ca
     reference = (tmp_path / "reference_my_pull.py").read_text()
     assert "import flcog" not in reference and "from flcog" not in reference and "import my_pull" not in reference
     assert not any("__" in word and word.strip("()") != "__post_init__" for word in reference.split())
-    ruff = ["ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "I", "--isolated", "."]
-    ruff = [word for word in ruff if word != "--isolated"]
+    ruff = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "I", "."]
     assert subprocess.run(ruff, capture_output=True, text=True).returncode == 0
 
 

@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from harness import assert_close
+from harness import assert_close, needs_compiler
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -14,7 +14,7 @@ from contracts.registry import CASES, client_states, run
 from flcog.callbacks.parts.noise import normal
 from flcog.execute import compiler
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error:trainer.compile")]
+pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.filterwarnings("error:trainer.compile")]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

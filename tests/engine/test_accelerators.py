@@ -10,7 +10,18 @@ import pytest
 import torch
 from contracts.registry import CASES
 from fake_device import NAME, OnDevice, computing_there, waits
-from harness import ODD_BATCHES, ROOT, TinyData, assert_close, classifier, dropout_network, make_trainer, train, without_times
+from harness import (
+    ODD_BATCHES,
+    ROOT,
+    TinyData,
+    assert_close,
+    classifier,
+    dropout_network,
+    make_trainer,
+    needs_compiler,
+    train,
+    without_times,
+)
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -190,6 +201,7 @@ def test_what_a_network_draws_there_is_drawn_again_by_a_run_that_goes_on(executo
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
 
 
+@needs_compiler
 def test_and_is_no_part_of_a_compiled_program() -> None:
     with computing_there():
         stood = torch.get_device_module(NAME).get_rng_state()

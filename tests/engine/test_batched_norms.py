@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_close, train
+from harness import assert_close, needs_compiler, train
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -55,7 +55,7 @@ def pictures_with_norms() -> flcog.Classifier:
     return flcog.Classifier(nn.Sequential(*layers, nn.Linear(16, 3)), lambda params: torch.optim.SGD(params, lr=0.1))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)], ids=["plain", "compiled"])
 @pytest.mark.parametrize("executor", ["vmap", "vmap-patches"])
 def test_a_run_in_mixed_precision_is_batched(executor: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fell back to the loop."""

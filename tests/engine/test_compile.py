@@ -25,6 +25,7 @@ from harness import (
     classifier,
     dropout_network,
     fit,
+    needs_compiler,
     train,
 )
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ from flcog.execute import compiler
 from flcog.execute.fastest import Choice
 from flcog.execute.tensor_optimizer import TensorOptimizer
 from flcog.schedules import Piecewise
+
+pytestmark = needs_compiler
 
 EXECUTORS: list[dict[str, Any]] = [
     {"executor": "vmap"},
@@ -235,6 +238,14 @@ def test_graphs_without_cuda(programs: list[int]) -> None:
 def test_a_bad_value(value: Any) -> None:
     with pytest.raises(ValueError, match=f"^compile must be false, true or graphs; got {value!r}$"):
         train(compile=value)
+
+
+def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.7.1+cu126")
+    with pytest.raises(
+        ValueError, match=r"compile=graphs needs torch 2\.11 or newer; this is torch 2\.7\.1\+cu126: set trainer\.compile"
+    ):
+        train(compile="graphs")
 
 
 def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:

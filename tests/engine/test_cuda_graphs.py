@@ -16,7 +16,7 @@ import pytest
 import torch
 from contracts.registry import CASES, client_states, run
 from fake_device import computing_there, waits
-from harness import MOMENTUM, ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, train
+from harness import MOMENTUM, ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, needs_compiler, train
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.test_compile import as_recorded
 from flcog.execute import compiled, cuda_graphs, making
 from flcog.execute.cuda_graphs import Cuda
+
+pytestmark = needs_compiler
 
 
 class Tape(TorchDispatchMode):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TESTS, RecordingTrainer, TinyData, classifier, make_trainer, without_times
+from harness import TESTS, RecordingTrainer, TinyData, classifier, heed_signals, make_trainer, without_times
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM, FedDisco
@@ -174,6 +174,14 @@ def test_others_handlers_stay(tmp_path: Path, whole: RecordingTrainer) -> None:
     thread.start()
     thread.join()
     assert without_times(threaded.history) == without_times(whole.history)
+
+
+@pytest.mark.parametrize("name", signals.NAMES)
+def test_the_tests_heed_signals_that_their_shell_ignores(name: str) -> None:
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_IGN)
+    heed_signals()
+    assert signal.signal(number, before) == (signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 def test_a_closed_window_takes_no_output_and_costs_no_run() -> None:
