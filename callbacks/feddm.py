@@ -106,9 +106,8 @@ class FedDM(Method):
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # raises an error for token ids
-        train, own = client.federation.train, torch.from_numpy(client.federation.partition.client(client.id))
-        device, chosen = train.targets.device, []
-        targets = train.targets[own.to(device)].cpu()
+        device, chosen = client.targets.device, []
+        targets, own = client.targets.cpu(), torch.arange(client.num_samples)
         for label in range(client.num_classes):
             of_class = own[targets == label]
             # A class that the client lacks is filled with some sample and set to 0 below: every client's tensors have the same shape.
@@ -116,7 +115,7 @@ class FedDM(Method):
             repeats = -(-self.images_per_class // len(of_class))
             order = torch.cat([torch.randperm(len(of_class), generator=rng) for _ in range(repeats)])
             chosen.append(of_class[order[: self.images_per_class]])
-        images, _ = client.federation.load(train, torch.cat(chosen).to(device), device)
+        images: Tensor = client.inputs(torch.cat(chosen))
         present = (client.label_counts > 0).to(device, torch.get_default_dtype())
         images = images.to(torch.get_default_dtype()).unflatten(0, (client.num_classes, -1))
         return {"key": draw_key(rng), "images": images * present.view(-1, *[1] * (images.ndim - 1)), "present": present}

@@ -5,7 +5,6 @@ import functools
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from flcog.callbacks.parts.distillation import rows_of_step
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import Exchange, Federation
 from flcog.method import ClientView, Context, Method
 
 
@@ -131,15 +129,11 @@ class VHL(Method):
             )
         return {}
 
-    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
-        device = federation.train.targets.device
-        sample, _ = federation.load(federation.train, torch.zeros(1, dtype=torch.long, device=device), device)
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        sample: Tensor = client.inputs(torch.zeros(1, dtype=torch.long))
         if not sample.is_floating_point():
             raise ValueError(f"VHL makes virtual images or rows of a table; this data set holds {sample.dtype} inputs: remove it")
-        self._set(federation.num_classes, sample)  # fills the cache here, outside the client's vectorised program
-        return Exchange(federation)
-
-    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        self._set(client.num_classes, sample)  # fills the cache here, outside the client's vectorised program
         return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=rng)}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:

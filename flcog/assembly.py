@@ -1,29 +1,16 @@
-"""Builds a run's server and clients: the model, the data after the methods' exchanges, and the executor that trains clients."""
+"""Builds a run in one process: the clients' exchanges of data before round 1, the clients, and the server."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from torch import Tensor
-
 from flcog.client.model import ClientModel
-from flcog.client.output_check import check_outputs
-from flcog.client.runtime import ClientRuntime
-from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
-from flcog.core.trees import Tree, unlike_shapes
 from flcog.data import Exchange, FederatedDataModule, Federation
-from flcog.data.batching import Batching
-from flcog.evaluation import Evaluator
-from flcog.execute.choice import choose_executor
-from flcog.execute.job import Job
-from flcog.execute.loop import LoopExecutor
-from flcog.execute.memory import chunk_bytes
+from flcog.hosting import HostedData, check_data, make_runtime, placed
 from flcog.method import Method, Note, Notes, WarningNote
-from flcog.reading import Reader
-from flcog.server.engine import Engine, cohort_size
+from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
@@ -57,90 +44,32 @@ def set_up(
         buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
         servers={},
     )
-    federation = datamodule.federation
-    val, test = (part and part.to(processes.device) for part in (federation.val, federation.test))
-    federation = dataclasses.replace(federation, train=federation.train.to(processes.device), val=val, test=test)
-    dtype = DTYPES[settings.precision]
-    example = Reader(federation, processes.device, dtype, function.convolves).example
-    _check_batches(methods, example, federation)
-    check_outputs(function, example, federation)
+    federation = placed(datamodule.federation, processes.device)
+    check_data(settings, methods, function, federation, processes.device)
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
     notes.add(*_outdated(methods, exchanges))
-    reader = Reader(federation, processes.device, dtype, function.convolves)
     server.servers = {method.name: method.init_server(server.params) for method in methods}
-    batching = _batching(settings, datamodule, federation)
-    job = Job(
-        model=function,
-        optimizer=optimizer,
-        methods=methods,
-        sample=reader.example,
-        targets=reader.example_targets,
-        batch_size=batching.batch_size,
-        largest_client=int(federation.partition.sizes.max()),
-        clients=-(-cohort_size(settings, federation) // processes.count),
-        chunk_size=settings.chunk_size,
-        memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
-        compile=settings.compile,
-        reads_whole_batches=reader.whole_batches,
-        unlike_batches=_unlike_batches(reader, batching.batch_size),
-        draws_here=reader.source is not None and reader.source.draws_here,
-    )
-    evaluator = Evaluator(function, reader, datamodule.eval_batch_size, processes)
-    executor = choose_executor(job, settings.executor, notes, processes)
-    loop = LoopExecutor(function, optimizer)
-    clients = ClientRuntime(
-        methods, function, optimizer, federation, exchanges, batching, reader, executor, settings.seed, evaluator, loop
-    )
+    data = HostedData.of(datamodule)._replace(federation=federation, exchanges=exchanges)
+    clients = make_runtime(settings, methods, client, data, processes, notes)
     engine = Engine(
         settings=settings,
         methods=methods,
         model=function,
         optimizer=optimizer,
         base_rates=[group["lr"] for group in optimizer.param_groups],
-        federation=federation,
+        roll_call=clients.roll_call(),
+        central={"val": federation.val, "test": federation.test},
+        reweighted_test=federation.reweighted_test,
         exchanges=exchanges,
-        batching=batching,
-        reader=reader,
-        evaluator=evaluator,
+        batching=clients.batching,
+        reader=clients.reader,
+        evaluator=clients.evaluator,
         clients=clients,
         processes=processes,
         data_name=type(datamodule).__name__,
         notes=notes,
     )
     return engine, server
-
-
-def _batching(settings: Settings, datamodule: FederatedDataModule, federation: Federation) -> Batching:
-    """How samples become steps. Where a method has put clients together, a round's work stays that of the clients asked for."""
-    asked, clients = settings.cohort_size(federation.split.num_clients), cohort_size(settings, federation)
-    steps, epochs = settings.local_steps, settings.local_epochs
-    share = (asked / federation.split.num_clients) / (clients / federation.num_clients)
-    return Batching(
-        datamodule.batch_size,
-        None if steps is None else steps * asked // clients,
-        None if epochs is None else epochs * share,
-        datamodule.drop_last,
-    )
-
-
-def _unlike_batches(reader: Reader, batch_size: int) -> str:
-    """Where batches are read by themselves: in what those of the first clients differ, if they do."""
-    if not reader.whole_batches:
-        return ""
-    partition = reader.federation.partition
-    requests = [(np.resize(partition.client(k), batch_size), None) for k in range(min(8, partition.num_clients))]
-    return unlike_shapes([inputs for inputs, _ in reader.each(reader.federation.train, requests)])
-
-
-def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:
-    """Refuse methods that make inputs or read labels where these are several tensors."""
-    for what, tree in (("inputs", example), ("targets", federation.train.targets)):
-        for method in methods:
-            if method.plain_batches and not isinstance(tree, Tensor):
-                raise ValueError(
-                    f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
-                    f"{type(tree).__name__}: remove it"
-                )
 
 
 def _exchanged(

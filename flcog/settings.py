@@ -84,16 +84,22 @@ class Settings:
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
 
-    def cohort_size(self, population: int) -> int:
-        """How many of so many clients are sampled in a round."""
-        if isinstance(self.clients_per_round, float):
-            return max(1, round(self.clients_per_round * population))
-        if self.clients_per_round > population:
+    def cohort_size(self, num_clients: int, left: int | None = None) -> int:
+        """The number of clients in a round.
+
+        Args:
+            num_clients: the clients of the split, to which a fraction refers.
+            left: the clients that are left after methods put some of them together; None if they did not.
+        """
+        size = self.clients_per_round
+        if isinstance(size, float):
+            size = max(1, round(size * num_clients))
+        if size > num_clients:
             raise ValueError(
-                f"clients_per_round={self.clients_per_round} but the federation has {population} clients: "
+                f"clients_per_round={self.clients_per_round} but the federation has {num_clients} clients: "
                 "lower it, or raise data.num_clients"
             )
-        return self.clients_per_round
+        return size if left is None else min(size, left)
 
     def evaluates(self, done: int) -> bool:
         """Whether the global model is evaluated once so many rounds are done."""

@@ -25,6 +25,7 @@ LAYERS = (
     ("flcog.client",),
     ("flcog.server",),
     ("flcog.execute",),
+    ("flcog.hosting",),
     ("flcog.assembly",),
     ("flcog.run",),
     ("flcog.trainer",),
@@ -34,7 +35,7 @@ LAYERS = (
 )
 """From the ground up: a module imports its own floor and those below it. What a floor may not use of those below stands in ``CLOSED``."""
 
-ABOVE = ("flcog.assembly", "flcog.run", "flcog.trainer", "flcog", "flcog.datamodules")
+ABOVE = ("flcog.hosting", "flcog.assembly", "flcog.run", "flcog.trainer", "flcog", "flcog.datamodules")
 
 CLOSED = {
     "flcog.evaluation": ("flcog.datamodules",),
@@ -43,6 +44,7 @@ CLOSED = {
     "flcog.client": ("flcog.datamodules",),
     "flcog.server": ("flcog.client", "flcog.datamodules"),
     "flcog.execute": ("flcog.server", "flcog.datamodules"),
+    "flcog.hosting": ("flcog.server", "flcog.datamodules"),
     "flcog.assembly": ("flcog.datamodules",),
     "flcog.run": ("flcog.datamodules",),
     "flcog.callbacks": ("flcog.client", "flcog.server", "flcog.execute", *ABOVE),

@@ -16,7 +16,6 @@ from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
 from flcog.core.checks import at_least, one_of, positive
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import Federation
 from flcog.method import ClientView, Context, Method, Upload
 
 
@@ -116,7 +115,7 @@ class FedCOG(Method):
         return {"params": params, "buffers": buffers}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        shape = _input_shape(client.federation, images=self.generator)
+        shape = _input_shape(client, images=self.generator)
         if client.round < self.start_round or self.lambda_kd == 0:
             return {}
         draws: Slot = {}
@@ -199,10 +198,9 @@ def make_inputs(
     )
 
 
-def _input_shape(federation: Federation, images: bool) -> torch.Size:
+def _input_shape(client: ClientView, images: bool) -> torch.Size:
     """The shape of one model input; refuses data whose inputs cannot be optimised."""
-    first = torch.zeros(1, dtype=torch.int64, device=federation.train.targets.device)
-    inputs, _ = federation.load(federation.train, first, first.device)
+    inputs: Tensor = client.inputs(torch.zeros(1, dtype=torch.int64))
     if not inputs.is_floating_point():
         raise ValueError(
             "FedCOG optimises real-valued inputs, but the data's are whole numbers, such as token ids: remove FedCOG"

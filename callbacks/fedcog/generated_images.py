@@ -75,7 +75,7 @@ def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tens
     """
     device = run.processes.device
     client, kept = next(run.kept(method.name).clients, (0, None))
-    view = ClientView(client, int(run.federation.partition.sizes[client]), method.start_round, run.federation)
+    view = ClientView.of(run.federation, client, method.start_round)
     # A FedCOG that does not distil (lambda_kd 0) generates nothing; shown is what it would generate if it did.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
     draws: Slot = method.draw(make_rng(run.settings.seed, "generated images"), view)

@@ -103,7 +103,7 @@ class FedDisco(Method):
         if self.target == "uniform":
             target = torch.ones_like(counts)
             if client.task == "regression":
-                target[len(client.federation.bin_edges) + 1 :] = 0  # tied targets leave fewer bins than classes
+                target[len(client.bin_edges) + 1 :] = 0  # tied targets leave fewer bins than classes
         elif self.target == "global":
             exchange = client.exchanges[self.name]
             assert isinstance(exchange, LabelSum)

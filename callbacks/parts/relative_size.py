@@ -13,10 +13,8 @@ def relative_size(client: ClientView) -> Tensor:
     FedDyn and FedDC divide the strength of their terms by it in their authors' code: the local loss is a mean over the client's own
     samples, and so counts for more, per sample, where a client has few.
 
-    >>> from types import SimpleNamespace
-    >>> federation = SimpleNamespace(partition=SimpleNamespace(indices=range(90)), num_clients=3)
-    >>> relative_size(SimpleNamespace(federation=federation, num_samples=15))
+    >>> from flcog.method import Population
+    >>> relative_size(ClientView(0, 15, 0, Population(3, 90, "classification", 10)))
     tensor(0.5000)
     """
-    mean = len(client.federation.partition.indices) / client.federation.num_clients
-    return torch.tensor(client.num_samples / mean, dtype=number_dtype())
+    return torch.tensor(client.num_samples / client.population.mean_size, dtype=number_dtype())

@@ -111,9 +111,7 @@ def descend(optimizer: torch.optim.Optimizer, leaves: Iterable[Tensor], loss: Te
 
 def example_of(client: ClientView) -> Tensor:
     """One input of the client's, model-ready, [1, ...]; an error where inputs are no numbers that could be generated."""
-    train = client.federation.train
-    first = torch.from_numpy(client.federation.partition.client(client.id)[:1]).to(train.targets.device)
-    sample, _ = client.federation.load(train, first, train.targets.device)
+    sample: Tensor = client.inputs(torch.zeros(1, dtype=torch.int64))
     if not sample.is_floating_point():
         raise ValueError(f"{sample.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
     return sample

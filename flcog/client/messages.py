@@ -3,11 +3,17 @@
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from torch import Tensor
+
 from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
 from flcog.method import Optimisation
 from flcog.wire.envelope import Envelope, Manifest
 from flcog.wire.packing import message
+from flcog.wire.population import Population
+
+Split = Literal["val", "test"]
+"""A part of its samples that a client holds out."""
 
 
 @message
@@ -68,17 +74,71 @@ class ClientReply(NamedTuple):
     faults: Mapping[int, str] = {}
 
 
+@message
+class RollCall(NamedTuple):
+    """The first message of a runtime to the server: whom it hosts, and the sizes of their data. Vectors go by client number.
+
+    Args:
+        sizes: of training sets, int64 [num_clients]; 0 for clients that live elsewhere.
+        val, test: of the parts that clients hold out, in the same way; None if clients hold out nothing.
+        asked: the number of clients before methods put some of them together.
+        task: the kind of label.
+        num_classes: labels, or bins of a regression's target.
+        bin_edges: the edges of these bins, if they were agreed before.
+    """
+
+    sizes: Tensor
+    val: Tensor | None
+    test: Tensor | None
+    asked: int
+    task: str
+    num_classes: int
+    bin_edges: Tensor | None = None
+
+    @property
+    def population(self) -> Population:
+        """The facts that every client may know."""
+        return Population(len(self.sizes), int(self.sizes.sum()), self.task, self.num_classes, self.bin_edges)
+
+
+@message
+class Scores(NamedTuple):
+    """The scores of a model on the parts that clients hold out.
+
+    Args:
+        clients: the mean score of each client, float64 [num_clients]; NaN for clients without a part, or that live elsewhere.
+        figures: the loss and the metrics on all parts together, if the server asked for them.
+    """
+
+    clients: Tensor
+    figures: Mapping[str, float] = {}
+
+
 class Clients(Protocol):
-    """The clients as the server reaches them, wherever they run."""
+    """The clients as the server reaches them, wherever they run. Arguments and results of all functions can be packed."""
 
     store: ClientStore
-    """Their states between rounds."""
+    """Their states between rounds, if they run in this process; else the server's copy for checkpoints."""
     executor: Any
-    """What trains them: a :class:`flcog.client.executor.Executor`, with a name and a number of clients at once."""
+    """Trains them: a :class:`flcog.client.executor.Executor`, with a name and a number of clients at once."""
+
+    @property
+    def here(self) -> Any:
+        """The :class:`flcog.client.runtime.ClientRuntime`, if the clients run in this process; else None."""
 
     @property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client, so that a client must stay where its state is."""
+
+    def roll_call(self) -> RollCall:
+        """The clients and the sizes of their data."""
+
+    def set_up(self, population: Population, constants: Params) -> None:
+        """Tell clients the facts about all of them, and overwrite the weights that no client changes, such as those under LoRA's
+        adapters. The server sends this once, before the first round, to clients outside of its process."""
+
+    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
+        """The first-contact messages of new clients, by method. ``received.server`` is empty."""
 
     def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         """Send the broadcast once, and a task to each client. Their new states are provisional until :meth:`commit`."""
@@ -86,11 +146,26 @@ class Clients(Protocol):
     def commit(self, clients: Sequence[int]) -> None:
         """Keep the provisional states of these clients, whose replies the server has accepted, and forget all others."""
 
-    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
-        """The first-contact messages of new clients, by method. ``received.server`` is empty."""
+    def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
+        """The model's scores on the clients' held-out parts.
+
+        Args:
+            params, buffers: the model's.
+            split: the parts.
+            figures: whether loss and metrics on all parts together are wanted, in the place of each client's score.
+            classes: the model's scores on the classes of a test set. Each client weights them by its label counts.
+        """
+
+    def personal_scores(
+        self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
+    ) -> list[float]:
+        """The scores of clients' own models on the clients' data. ``first`` are the global parameters, for clients without a state."""
 
     def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        """A client's own parameters and buffers. ``first`` are the global parameters, for a client that has no state yet."""
+        """A client's own parameters and buffers."""
 
-    def personal_score(self, received: Received, method: str, client: int, first: Params, split: Literal["val", "test"]) -> float:
-        """The score of a client's own model on the client's data."""
+    def snapshot(self) -> dict[int, dict[str, Slot]]:
+        """The states of all clients that have one, for a checkpoint."""
+
+    def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
+        """Replace all states, after a checkpoint was read."""

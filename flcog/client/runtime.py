@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Executor, Result, longest_first
-from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
 from flcog.client.personal import PersonalModels
 from flcog.client.program import Program
 from flcog.client.store import ClientStore, StatesInMemory
@@ -26,6 +26,7 @@ from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator, reweighted
 from flcog.method import ClientView, Method, first_contact
 from flcog.reading import Reader
+from flcog.wire.population import Population
 from flcog.wire.soundness import floats, is_sound, of_client, suspects
 
 
@@ -62,14 +63,20 @@ class ClientRuntime:
     store: ClientStore = field(default_factory=StatesInMemory)
 
     def __post_init__(self) -> None:
+        self.population = self.roll_call().population
         self._provisional: dict[int, dict[str, Slot]] = {}
         self._initial: dict[int, dict[str, Slot]] = {}
         """The states of clients that were met in this round and have not trained yet."""
 
+    @property
+    def here(self) -> "ClientRuntime":
+        return self
+
     @cached_property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client. ``init_client`` of a method with ``weights`` may serve its message alone."""
-        initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(0, 0))
+        first = int(self.federation.partition.sizes.argmax())  # a client that lives here
+        initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(first, 0))
         return any(
             method.overrides("init_client")
             and (not method.overrides("weights") or pytree.tree_leaves(first_contact(method, *initial).state))
@@ -79,7 +86,25 @@ class ClientRuntime:
     def view(self, client: int, round: int) -> ClientView:
         """A client as plain-Python hooks see it."""
         offsets = self.federation.partition.offsets
-        return ClientView(client, int(offsets[client + 1] - offsets[client]), round, self.federation, self.exchanges)
+        size = int(offsets[client + 1] - offsets[client])
+        return ClientView(client, size, round, self.population, self.exchanges, self.federation)
+
+    def roll_call(self) -> RollCall:
+        federation = self.federation
+        sizes, val, test = (
+            None if part is None else torch.from_numpy(part.sizes)
+            for part in (federation.partition, federation.client_val, federation.client_test)
+        )
+        assert sizes is not None
+        asked = federation.split.num_clients
+        return RollCall(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges)
+
+    @torch.no_grad()
+    def set_up(self, population: Population, constants: Params) -> None:
+        self.population = population
+        self.federation = replace(self.federation, edges=population.bin_edges)
+        for name, value in constants.items():
+            self.model.constants[name].copy_(value)
 
     def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         messages: dict[str, dict[int, Any]] = {}
@@ -121,7 +146,12 @@ class ClientRuntime:
         self.prepare([work], [chosen], first, received.buffers, received.round)
         return models.make(received, chosen, work)
 
-    def personal_score(self, received: Received, method: str, client: int, first: Params, split: Literal["val", "test"]) -> float:
+    def personal_scores(
+        self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
+    ) -> list[float]:
+        return [self._personal_score(received, method, client, first, split) for client in clients]
+
+    def _personal_score(self, received: Received, method: str, client: int, first: Params, split: Split) -> float:
         """The score of a client's own model on its held-out part, or on the test set with its classes weighted by the client's."""
         params, buffers = self.personal_model(received, method, client, first)
         parts = self.federation.client_val if split == "val" else self.federation.client_test
@@ -130,6 +160,30 @@ class ClientRuntime:
         assert self.federation.test is not None
         classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True)
         return float(reweighted(classes, self.federation.label_counts(client)))
+
+    def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
+        federation = self.federation
+        parts = federation.client_val if split == "val" else federation.client_test
+        if classes is not None:
+            clients = [reweighted(classes, federation.label_counts(client)) for client in range(federation.num_clients)]
+            return Scores(torch.stack(clients))
+        assert parts is not None
+        if figures:
+            nobody = torch.full((federation.num_clients,), torch.nan, dtype=torch.float64)
+            return Scores(nobody, self.evaluator.on_set(params, buffers, federation.train, parts.indices))
+        return Scores(self.evaluator.on_clients(params, buffers, parts))
+
+    def snapshot(self) -> dict[int, dict[str, Slot]]:
+        return {client: self.store.get(client) for client in self.store.clients}
+
+    def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
+        self.store = StatesInMemory()
+        for client, state in states.items():
+            self.store.put(client, state)
+
+    def initial_state(self, method: Method, client: int, received: tuple[Params, Params], round: int) -> Slot:
+        """The state that a method would make for a client at first contact."""
+        return first_contact(method, *received, self.view(client, round)).state
 
     def assign(self, received: Received, tasks: Sequence[ClientTask]) -> Assignment:
         """The tasks with the clients' data, states and random numbers, as an executor takes them."""

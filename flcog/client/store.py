@@ -12,6 +12,10 @@ class ClientStore(Protocol):
     owner: dict[int, int]
     """The process on which each stateful client lives; the same on every process."""
 
+    @property
+    def clients(self) -> list[int]:
+        """The clients that have a state, in their order."""
+
     def get(self, client: int) -> dict[str, Slot]:
         """A client's states by method, empty if it has none yet."""
 
@@ -28,6 +32,10 @@ class StatesInMemory:
     def __init__(self) -> None:
         self.owner: dict[int, int] = {}
         self._states: dict[int, dict[str, Slot]] = {}
+
+    @property
+    def clients(self) -> list[int]:
+        return sorted(self._states)
 
     def get(self, client: int) -> dict[str, Slot]:
         return self._states.get(client, {})

@@ -1,7 +1,7 @@
 """What a run trains and evaluates on: samples with their partition over clients; and what an exchange before round 1 makes of it."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Federation(Described):
     class_names: tuple[str, ...] | None = None
     whole: Partition | None = None
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
+    edges: Tensor | None = None
+    """The edges of a regression's bins, if they were agreed before; None computes them from the targets."""
 
     def _described(self) -> Iterator[tuple[str, str]]:
         sizes = self.partition.sizes
@@ -70,6 +72,33 @@ class Federation(Described):
     def split(self) -> Partition:
         """What papers cite and ``Saved`` loads: the partition with what is held out of it."""
         return self.whole or self.partition
+
+    def only(self, clients: Sequence[int]) -> "Federation":
+        """The data of some clients alone, as their own machine has them: other clients have no samples here.
+
+        Clients keep their numbers. Inputs that are read while the model trains stay where they are.
+        """
+        parts = [part and _restricted(part, set(clients)) for part in (self.partition, self.client_val, self.client_test)]
+        train = self.train
+        if not isinstance(train.inputs, Source):
+            rows = np.unique(np.concatenate([part.indices for part in parts if part is not None]))
+            index = torch.from_numpy(rows).to(train.labels.device)
+            users = None if train.users is None else train.users[rows]
+            train = Samples(train.gather(index), map_leaves(lambda leaf: leaf[index.to(leaf.device)], train.targets), users)
+            parts = [part and Partition(np.searchsorted(rows, part.indices), part.offsets) for part in parts]
+        partition, client_val, client_test = parts
+        assert partition is not None
+        return replace(
+            self,
+            train=train,
+            partition=partition,
+            client_val=client_val,
+            client_test=client_test,
+            val=None,
+            test=self.test if self.reweighted_test else None,
+            whole=None,
+            edges=self.bin_edges if self.task == "regression" else None,
+        )
 
     def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""
@@ -120,10 +149,19 @@ class Federation(Described):
         provides them, and none is counted. Every bin holds a sample: repeated values stay in one, so tied targets have fewer bins
         than ``num_classes``, the same as the splits by label see.
         """
+        if self.edges is not None:
+            return self.edges.to(self.train.labels)
         quantiles = torch.linspace(0, 1, self.num_classes + 1, dtype=torch.float64)[1:-1]
         # torch.quantile refuses more than 16 million values; numpy does not.
         edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.labels)
         return edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
+
+
+def _restricted(partition: Partition, clients: Collection[int]) -> Partition:
+    """The partition in which all but these clients have no samples."""
+    sizes = [size if client in clients else 0 for client, size in enumerate(partition.sizes.tolist())]
+    indices = [partition.client(client) for client in sorted(clients)]
+    return Partition(np.concatenate(indices), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The base class of data modules: a data set, its split over clients, and how batches are made of it."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import lightning as L
@@ -137,6 +138,12 @@ class FederatedDataModule(Described, L.LightningDataModule):
             yield "data", "not read yet"
         else:
             yield from self._federation._described()
+
+    def only(self, clients: Sequence[int]) -> "FederatedDataModule":
+        """A copy with the data of some clients alone, as their own machine has them. The clients keep their numbers."""
+        own = copy.copy(self)
+        own._federation = self.federation.only(clients)
+        return own
 
     @property
     def federation(self) -> Federation:

@@ -26,6 +26,7 @@ from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNo
 from flcog.method.observer import Callback, Kept, Run, Trackers
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
+from flcog.wire.population import Population
 
 __all__ = [
     "CLIENT_HOOKS",
@@ -60,6 +61,7 @@ __all__ = [
     "Params",
     "Personal",
     "Plan",
+    "Population",
     "Run",
     "Slot",
     "Stage",

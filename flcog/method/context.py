@@ -10,10 +10,12 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
+from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.method.former_hooks import FORMER_FIELDS
 from flcog.wire.packing import message
+from flcog.wire.population import Population
 
 
 @message
@@ -172,34 +174,76 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientView:
-    """One client's own view of its data, for plain-Python hooks.
+    """One client as plain-Python hooks see it: its own data, and facts about all clients together.
+
+    ``plan`` runs at the server, where a view has the sizes and no data.
 
     Args:
         id: its number.
-        num_samples: of its training set.
+        num_samples: the size of its training set.
         round: the round, counted from 0.
-        federation: where its samples are.
-        exchanges: what methods exchanged before round 1, by their names.
+        population: facts about all clients.
+        exchanges: the results of exchanges before round 1, by method.
     """
 
     id: int
     num_samples: int
     round: int
-    federation: Federation
+    population: Population
     exchanges: Mapping[str, Exchange] = field(default_factory=dict)
+    _data: Federation | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, federation: Federation, client: int, round: int) -> "ClientView":
+        """A client of a simulation, where all data are at hand.
+
+        Args:
+            federation: the data.
+            client: its number.
+            round: the round, counted from 0.
+        """
+        sizes = federation.partition.sizes
+        population = Population(len(sizes), int(sizes.sum()), federation.task, federation.num_classes)
+        return cls(client, int(sizes[client]), round, population, {}, federation)
 
     @property
     def num_classes(self) -> int:
-        return self.federation.num_classes
+        return self.population.num_classes
 
     @property
     def task(self) -> str:
-        return self.federation.task
+        return self.population.task
 
     @property
     def label_counts(self) -> Tensor:
-        """How many of its samples carry each label, float64 [num_classes]."""
-        return self.federation.label_counts(self.id)
+        """How many of its samples carry each label, float64 [num_classes]. For a regression, how many lie in each bin."""
+        return self._own.label_counts(self.id)
+
+    @property
+    def bin_edges(self) -> Tensor:
+        """The inner edges of a regression's bins."""
+        return self._own.bin_edges
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of its samples, if each is one tensor."""
+        return self._own.train.targets[self._rows()]
+
+    def inputs(self, positions: Tensor) -> Tree:
+        """The inputs at some positions among its samples, ready for the model."""
+        rows = self._rows(positions)
+        return self._own.load(self._own.train, rows, rows.device)[0]
+
+    def _rows(self, positions: Tensor | None = None) -> Tensor:
+        """Its samples' places in the training set, where the targets are stored."""
+        own = torch.from_numpy(self._own.partition.client(self.id))
+        return (own if positions is None else own[positions]).to(self._own.train.labels.device)
+
+    @property
+    def _own(self) -> Federation:
+        if self._data is None:
+            raise ValueError("the server plans rounds by the sizes of clients' training sets; only the clients see their data")
+        return self._data
 
 
 class FirstContact(NamedTuple):

@@ -16,7 +16,7 @@ from flcog.data import Federation
 from flcog.evaluation import Evaluator
 from flcog.execute.choice import VmapOrLoop
 from flcog.execute.fastest import Choice, FastestExecutor
-from flcog.method import Callback, Kept, Method, TrackerNote, Uploads, first_contact
+from flcog.method import Callback, Kept, Method, TrackerNote, Uploads
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
@@ -309,6 +309,6 @@ class Session:
                 raise ValueError(
                     f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
                 )
-            initial = first_contact(methods[name], self.params, self.buffers, self.engine.view(client, self.round)).state
+            initial = self.engine.clients.here.initial_state(methods[name], client, (self.params, self.buffers), self.round)
             check_alike(file, f"{name}'s state of client {client}", slot, initial)
         return slots

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,16 +10,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
-from flcog.client.messages import Clients
+from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
-from flcog.data import Exchange, Federation
+from flcog.data import Exchange, Federation, Samples
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import ClientView, Method, Notes, Optimisation
 from flcog.reading import Reader
 from flcog.server.state import ServerState
 from flcog.settings import Settings
+from flcog.wire.population import Population
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class Engine:
         model: the client's model, on its device.
         optimizer: the module's own.
         base_rates: the learning rates of its groups, before any schedule.
-        federation: the data, after what methods exchanged before round 1.
+        roll_call: the clients, and the sizes of their data.
+        central: the sets that the server itself holds, by name: ``val`` and ``test``.
+        reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
         exchanges: what these results of ``prepare_data`` are, by the methods' names.
         batching: how a client's samples become steps.
         reader: turns sample indices into tensors.
@@ -47,7 +51,9 @@ class Engine:
     model: ModelFunction
     optimizer: torch.optim.Optimizer
     base_rates: Sequence[float]
-    federation: Federation
+    roll_call: RollCall
+    central: Mapping[Split, Samples | None]
+    reweighted_test: bool
     exchanges: Mapping[str, Exchange]
     batching: Batching
     reader: Reader
@@ -61,19 +67,37 @@ class Engine:
     def seed(self) -> int:
         return self.settings.seed
 
+    @cached_property
+    def population(self) -> Population:
+        """Facts about all clients together."""
+        return self.roll_call.population
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.roll_call.sizes)
+
     @property
     def cohort_size(self) -> int:
-        """How many clients are sampled in a round."""
-        return cohort_size(self.settings, self.federation)
+        """The number of clients in a round."""
+        return self.settings.cohort_size(self.roll_call.asked, self.num_clients)
+
+    @property
+    def federation(self) -> Federation:
+        """The data of all clients, for observers and commands that study a simulation. Nothing in the server reads it."""
+        if self.clients.here is None:
+            raise ValueError(
+                "the clients run in other processes and keep their data: remove callbacks and commands that read all data"
+            )
+        federation: Federation = self.clients.here.federation
+        return federation
 
     def active(self, round: int) -> list[Method]:
         """The methods that act in a round, counted from 0."""
         return [method for method in self.methods if method.active(round)]
 
     def view(self, client: int, round: int) -> ClientView:
-        """A client as plain-Python hooks see it."""
-        offsets = self.federation.partition.offsets
-        return ClientView(client, int(offsets[client + 1] - offsets[client]), round, self.federation, self.exchanges)
+        """A client as ``plan`` sees it: its number and the size of its training set."""
+        return ClientView(client, int(self.roll_call.sizes[client]), round, self.population)
 
     def rates(self, round: int) -> list[float]:
         """The learning rates of the optimiser's groups in a round."""
@@ -97,8 +121,3 @@ class Engine:
         """A tree with its tensors where the run computes."""
         device = self.processes.device
         return tree if device.type == "cpu" else pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), tree)
-
-
-def cohort_size(settings: Settings, federation: Federation) -> int:
-    """The number of clients in a round: as many as were asked for, of the clients that methods have left."""
-    return min(settings.cohort_size(federation.split.num_clients), federation.num_clients)

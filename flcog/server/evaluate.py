@@ -1,13 +1,11 @@
 """The figures of an evaluation: the global model on the central sets, its spread over clients, and the clients' own models."""
 
-from typing import Literal
+from torch import Tensor
 
-import torch
-
+from flcog.client.messages import Split
 from flcog.client_module import ClientModule
 from flcog.core.types import Params
-from flcog.data import Samples
-from flcog.evaluation import reweighted, spread
+from flcog.evaluation import spread
 from flcog.server.engine import Engine
 from flcog.server.personal import evaluate_personal, mean_over_clients, only_personal
 from flcog.server.state import ServerState
@@ -28,32 +26,32 @@ def evaluate(engine: Engine, server: ServerState) -> dict[str, float]:
     Without a central validation set, what clients hold out for validation is one together. Where clients have their own models
     only, the central sets' figures are means over these.
     """
-    params, federation = evaluated_params(engine, server), engine.federation
+    params, roll_call, central = evaluated_params(engine, server), engine.roll_call, engine.central
     metrics: dict[str, float] = {}
     alone = only_personal(engine, server)
-    sets: dict[Literal["val", "test"], Samples | None] = {"val": federation.val, "test": federation.test}
-    for split, samples in sets.items():
+    for split, samples in central.items():
         if samples is not None:
             if alone is None:
                 figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, round=server.round)
             else:
                 figures = mean_over_clients(engine, server, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
-    if federation.val is None and federation.client_val is not None and alone is None:
-        figures = engine.evaluator.on_set(params, server.buffers, federation.train, federation.client_val.indices)
-        metrics |= {f"val/{name}": value for name, value in figures.items()}
+    if central["val"] is None and roll_call.val is not None and alone is None:
+        together = engine.clients.evaluate(params, server.buffers, "val", figures=True).figures
+        metrics |= {f"val/{name}": value for name, value in together.items()}
     module = engine.model.module
     if isinstance(module, ClientModule):
-        for split, parts in (("val", federation.client_val), ("test", federation.client_test)):
-            if parts is not None:
+        parts: dict[Split, Tensor | None] = {"val": roll_call.val, "test": roll_call.test}
+        for split, sizes in parts.items():
+            if sizes is not None:
                 if alone is None:
-                    scores = engine.evaluator.on_clients(params, server.buffers, parts)
+                    scores = engine.clients.evaluate(params, server.buffers, split, figures=False).clients
                     metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
-                metrics |= evaluate_personal(engine, server, params, parts, split)
-        if federation.reweighted_test and federation.test is not None:
+                metrics |= evaluate_personal(engine, server, params, sizes, split)
+        if engine.reweighted_test and central["test"] is not None:
             if alone is None:
-                classes = engine.evaluator.on_classes(params, server.buffers, federation.test)
-                scores = torch.stack([reweighted(classes, federation.label_counts(k)) for k in range(federation.num_clients)])
+                classes = engine.evaluator.on_classes(params, server.buffers, central["test"])
+                scores = engine.clients.evaluate({}, {}, "test", figures=False, classes=classes).clients
                 metrics |= spread(scores, f"test/client_{module.score_name}", lower_is_better=False)
             metrics |= evaluate_personal(engine, server, params, None, "test")
     return metrics

@@ -123,7 +123,7 @@ class Trial:
 
     def __init__(self, engine: Engine, server: ServerState) -> None:
         self.engine, self.server = engine, server
-        self.view = engine.view(0, server.round)
+        self.view = engine.clients.here.view(0, server.round)
 
     def ignores(self, method: Method, hook: str) -> bool:
         """Whether the hook makes the same of two unrelated inputs."""

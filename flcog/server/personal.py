@@ -1,16 +1,14 @@
 """The figures of clients' own models, where a method keeps such models."""
 
-from typing import Literal
-
-import numpy as np
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import Received
+from flcog.client.messages import Received, Split
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
-from flcog.data import Partition, Samples
+from flcog.data import Samples
 from flcog.evaluation import spread
 from flcog.method import Method
 from flcog.server.engine import Engine
@@ -18,28 +16,28 @@ from flcog.server.state import ServerState
 
 
 def evaluate_personal(
-    engine: Engine, server: ServerState, params: Params, parts: Partition | None, split: Literal["val", "test"]
+    engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split
 ) -> dict[str, float]:
     """How the scores of the clients' own models are spread; nothing if no method keeps such models.
 
     Args:
         engine, server: the run as it stands.
         params: where the global model is evaluated.
-        parts: each client's held-out part; None for the test set, its classes weighted by the client's.
+        sizes: of each client's held-out part; None for the test set, whose classes each client weights by its label counts.
         split: the set, which gives the figures their names.
     """
     method = next((method for method in engine.methods if method.overrides("personal")), None)
     if method is None:
         return {}
-    module, num_clients = engine.model.module, engine.federation.num_clients
+    module = engine.model.module
     assert isinstance(module, ClientModule)
-    tested = np.ones(num_clients, dtype=bool) if parts is None else parts.sizes > 0
-    scores, received = torch.zeros(num_clients, dtype=torch.float64), _received(engine, server, method, params)
-    for client in np.flatnonzero(tested).tolist():
-        if _is_mine(engine, client):
-            scores[client] = engine.clients.personal_score(received, method.name, client, server.params, split)
+    tested = torch.ones(engine.num_clients, dtype=torch.bool) if sizes is None else sizes > 0
+    mine = [client for client in tested.nonzero().flatten().tolist() if _is_mine(engine, client)]
+    received, scores = _received(engine, server, method, params), torch.zeros(engine.num_clients, dtype=torch.float64)
+    found = engine.clients.personal_scores(received, method.name, mine, server.params, split)
+    scores[mine] = torch.tensor(found, dtype=torch.float64)
     scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
-    scores[torch.from_numpy(~tested)] = torch.nan
+    scores[~tested] = torch.nan
     return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
 
 
@@ -60,7 +58,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
     """
     totals: dict[str, float] = {}
     received = _received(engine, server, method, params)
-    for client in range(engine.federation.num_clients):
+    for client in range(engine.num_clients):
         # All processes measure each model, which its owner sends to the others.
         model = (server.params, server.buffers)
         if _is_mine(engine, client):
@@ -71,7 +69,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
             model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
         for name, value in engine.evaluator.on_set(*model, samples).items():
             totals[name] = totals.get(name, 0.0) + value
-    return {name: total / engine.federation.num_clients for name, total in totals.items()}
+    return {name: total / engine.num_clients for name, total in totals.items()}
 
 
 def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Received:
@@ -83,4 +81,6 @@ def _received(engine: Engine, server: ServerState, method: Method, params: Param
 
 def _is_mine(engine: Engine, client: int) -> bool:
     """Whether this process has the client's state; one that has none yet is dealt to some process."""
+    if engine.processes.count == 1:
+        return True
     return engine.clients.store.owner.get(client, client % engine.processes.count) == engine.processes.rank

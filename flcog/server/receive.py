@@ -1,6 +1,6 @@
 """The server's side of a reply: ask this process's clients, decode what they send, add it up, and count its bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -31,11 +31,35 @@ def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[Clie
     encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
     weights = {task.client: task.weight for task in tasks}
     aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, engine.processes.device)
-    with closing(engine.clients.train(received, [tasks[i] for i in shares[engine.processes.rank]])) as replies:
-        for reply in replies:
+    mine = [tasks[i] for i in shares[engine.processes.rank]]
+    with closing(engine.clients.train(received, mine)) as replies:
+        # Executors in this process have an order of their own, which is always the same.
+        for reply in replies if engine.clients.here is not None else in_order(replies, mine):
             aggregate.add(decoded(reply, encoders), received.buffers, received.round)
     aggregate.reduce(engine.processes, list(weights), somebody_idle=not all(shares))
     return aggregate
+
+
+def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Iterator[ClientReply]:
+    """The replies in the order of the tasks, those with most steps first, so that sums do not depend on the order of arrival.
+
+    Args:
+        replies: as they arrive. Each is kept until all that come before it have arrived.
+        tasks: one for each client that replies.
+    """
+    due = dict.fromkeys(task.client for task in sorted(tasks, key=lambda task: -task.num_steps))
+    early: dict[int, ClientReply] = {}
+    for arrived in replies:
+        early |= dict.fromkeys(arrived.clients, arrived)
+        while due and (first := next(iter(due))) in early:
+            reply = early[first]
+            for client in reply.clients:
+                del early[client], due[client]
+            yield reply
+    if due:
+        raise ValueError(
+            f"{len(due)} of {len(tasks)} clients have sent no reply to their task; the first is client {next(iter(due))}"
+        )
 
 
 def decoded(reply: ClientReply, encoders: Sequence[Stage]) -> ClientReply:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from flcog.apply import apply_of
@@ -77,7 +76,7 @@ def advance(
 
 def select(engine: Engine, round: int) -> list[int]:
     """The clients of a round, counted from 0."""
-    return sample_without_replacement(engine.federation.num_clients, engine.cohort_size, fold(engine.seed, round, "cohort"))
+    return sample_without_replacement(engine.num_clients, engine.cohort_size, fold(engine.seed, round, "cohort"))
 
 
 def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round:
@@ -102,12 +101,11 @@ def weigh(
     engine: Engine, server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], metrics: dict[str, float]
 ) -> Cohort:
     """The cohort with its aggregation weights: shares of samples, then as each method changes them."""
-    ids, offsets = np.array(list(plans), dtype=np.int64), engine.federation.partition.offsets
-    num_samples = torch.from_numpy(offsets[ids + 1] - offsets[ids]).double()
+    num_samples = engine.roll_call.sizes[list(plans)].double()
     cohort = Cohort(
         round=server.round,
         clients=list(plans),
-        num_clients=engine.federation.num_clients,
+        num_clients=engine.num_clients,
         num_samples=num_samples,
         weights=num_samples / num_samples.sum(),
         apply=apply_of(engine.model, server.buffers),

@@ -128,7 +128,7 @@ def test_fedgen_draws_labels_that_exist(executor: str) -> None:
 
 
 def test_what_clients_draw_is_rounded_to_float32_at_most() -> None:
-    view = ClientView(3, 16, 1, TinyData().federation)
+    view = ClientView.of(TinyData().federation, 3, 1)
     with default_dtype(torch.bfloat16):
         share = FedCOG(num_samples=4, lambda_kd="balance", start_round=0).draw(torch.Generator(), view)["w"]
         guidance = FedGen(decay=0.9).draw(torch.Generator(), view)

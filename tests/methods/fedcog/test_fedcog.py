@@ -60,7 +60,7 @@ def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, 
     def draws(round: int, client: int) -> tuple[Tensor, Tensor]:
         precision = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        view = ClientView(client, len(data.federation.partition.client(client)), round, data.federation)
+        view = ClientView.of(data.federation, client, round)
         drawn = method.draw(make_rng(0, round, client, "draw", "FedCOG"), view)
         torch.set_default_dtype(precision)
         return drawn["noise"], drawn["labels"]

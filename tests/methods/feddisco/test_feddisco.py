@@ -108,7 +108,7 @@ def test_uniform_means_over_the_bins_that_there_are(metric: Any) -> None:
     values = [0.0] * 70 + [float(x) for x in range(1, 31)]  # bins of 0, 1 to 10, 11 to 20, 21 to 30
     even, skewed = [0, 1, 70, 71, 80, 81, 90, 91], [0, 1, 2, 3]
     federation = regression(values, [even, skewed])
-    messages = [FedDisco(metric=metric).init_client({}, {}, ClientView(k, 8, 0, federation)).message for k in range(2)]
+    messages = [FedDisco(metric=metric).init_client({}, {}, ClientView.of(federation, k, 0)).message for k in range(2)]
     assert messages[0] == pytest.approx(0, abs=1e-7)
     assert messages[1] == pytest.approx({"kl": np.log(4), "l1": 1.5, "l2": 0.75**0.5, "cosine": 0.5}[metric])
 

@@ -1,0 +1,185 @@
+"""Builds the clients' side of a run from its configuration and the data of the clients that a process hosts."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flcog.apply import ModelFunction
+from flcog.client.model import ClientModel, make_client_model
+from flcog.client.output_check import check_outputs
+from flcog.client.runtime import ClientRuntime
+from flcog.core.precision import DTYPES
+from flcog.core.processes import Processes
+from flcog.core.trees import Tree, unlike_shapes
+from flcog.data import Exchange, FederatedDataModule, Federation
+from flcog.data.batching import Batching
+from flcog.evaluation import Evaluator
+from flcog.execute.choice import choose_executor
+from flcog.execute.job import Job
+from flcog.execute.loop import LoopExecutor
+from flcog.execute.memory import chunk_bytes
+from flcog.method import Method, Notes
+from flcog.reading import Reader
+from flcog.settings import Settings
+
+
+class HostedData(NamedTuple):
+    """The data of the clients that a process hosts, and the options of the data module that decide how they are read.
+
+    Args:
+        federation: the data. It may hold these clients' samples alone.
+        batch_size: samples in a local step.
+        eval_batch_size: samples in a step of an evaluation.
+        drop_last: whether the last, smaller batch of a pass is left out.
+        exchanges: the results of exchanges before round 1, by method.
+    """
+
+    federation: Federation
+    batch_size: int
+    eval_batch_size: int
+    drop_last: bool
+    exchanges: Mapping[str, Exchange] = {}
+
+    @classmethod
+    def of(cls, datamodule: FederatedDataModule) -> "HostedData":
+        """The data of a data module."""
+        return cls(datamodule.federation, datamodule.batch_size, datamodule.eval_batch_size, datamodule.drop_last)
+
+
+def host_clients(
+    settings: Settings,
+    methods: Sequence[Method],
+    model: nn.Module,
+    datamodule: FederatedDataModule,
+    processes: Processes | None = None,
+) -> ClientRuntime:
+    """The clients of a data module, for a process that serves a server elsewhere. Call it inside ``settings.in_force()``.
+
+    The server's process has the same configuration. It sends the model's weights, and once, by ``set_up``, the frozen weights and facts
+    about all clients; code, such as a module written in Python, does not travel and must be installed on both sides.
+
+    Args:
+        settings: of the training.
+        methods: in the order in which they act.
+        model: the module that clients train. Its weights do not matter: the server sends them.
+        datamodule: the clients' data; ``datamodule.only(clients)`` holds nobody else's.
+        processes: the device on which clients train.
+    """
+    for method in methods:
+        if method.overrides("prepare_data"):
+            raise ValueError(
+                f"{method.name} reads the data of all clients before round 1, which clients in other processes keep: remove it"
+            )
+    processes = processes or Processes()
+    client = make_client_model(settings, methods, model, datamodule, processes)
+    data = HostedData.of(datamodule)
+    data = data._replace(federation=placed(data.federation, processes.device))
+    check_data(settings, methods, client.function, data.federation, processes.device)
+    return make_runtime(settings, methods, client, data, processes, Notes())
+
+
+def placed(federation: Federation, device: torch.device) -> Federation:
+    """The federation with the sets that fit into memory on a device."""
+    val, test = (part and part.to(device) for part in (federation.val, federation.test))
+    return dataclasses.replace(federation, train=federation.train.to(device), val=val, test=test)
+
+
+def check_data(
+    settings: Settings, methods: Sequence[Method], model: ModelFunction, federation: Federation, device: torch.device
+) -> None:
+    """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors."""
+    example = Reader(federation, device, DTYPES[settings.precision], model.convolves).example
+    _check_batches(methods, example, federation)
+    check_outputs(model, example, federation)
+
+
+def make_runtime(
+    settings: Settings,
+    methods: Sequence[Method],
+    client: ClientModel,
+    data: HostedData,
+    processes: Processes,
+    notes: Notes,
+) -> ClientRuntime:
+    """The runtime of the clients, with the executor that trains them.
+
+    Args:
+        settings: of the training.
+        methods: in the order in which they act.
+        client: the model that clients train, and its optimiser.
+        data: the clients'.
+        processes: the processes that share out the clients.
+        notes: receives the choices made on the user's behalf.
+    """
+    function, optimizer, federation = client.function, client.optimizer, data.federation
+    reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves)
+    batching = _batching(settings, data)
+    cohort = settings.cohort_size(federation.split.num_clients, federation.num_clients)
+    job = Job(
+        model=function,
+        optimizer=optimizer,
+        methods=methods,
+        sample=reader.example,
+        targets=reader.example_targets,
+        batch_size=batching.batch_size,
+        largest_client=int(federation.partition.sizes.max()),
+        clients=-(-cohort // processes.count),
+        chunk_size=settings.chunk_size,
+        memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
+        compile=settings.compile,
+        reads_whole_batches=reader.whole_batches,
+        unlike_batches=_unlike_batches(reader, batching.batch_size),
+        draws_here=reader.source is not None and reader.source.draws_here,
+    )
+    return ClientRuntime(
+        methods=methods,
+        model=function,
+        optimizer=optimizer,
+        federation=federation,
+        exchanges=data.exchanges,
+        batching=batching,
+        reader=reader,
+        executor=choose_executor(job, settings.executor, notes, processes),
+        seed=settings.seed,
+        evaluator=Evaluator(function, reader, data.eval_batch_size, processes),
+        loop=LoopExecutor(function, optimizer),
+    )
+
+
+def _batching(settings: Settings, data: HostedData) -> Batching:
+    """The division of samples into steps. If a method has put clients together, a round's work stays that of the clients asked for."""
+    federation = data.federation
+    asked = settings.cohort_size(federation.split.num_clients)
+    clients = settings.cohort_size(federation.split.num_clients, federation.num_clients)
+    steps, epochs = settings.local_steps, settings.local_epochs
+    share = (asked / federation.split.num_clients) / (clients / federation.num_clients)
+    return Batching(
+        data.batch_size,
+        None if steps is None else steps * asked // clients,
+        None if epochs is None else epochs * share,
+        data.drop_last,
+    )
+
+
+def _unlike_batches(reader: Reader, batch_size: int) -> str:
+    """Where batches are read by themselves: in what those of the first clients differ, if they do."""
+    if not reader.whole_batches:
+        return ""
+    partition = reader.federation.partition
+    requests = [(np.resize(partition.client(k), batch_size), None) for k in range(min(8, partition.num_clients))]
+    return unlike_shapes([inputs for inputs, _ in reader.each(reader.federation.train, requests)])
+
+
+def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:
+    """Refuse methods that make inputs or read labels where these are several tensors."""
+    for what, tree in (("inputs", example), ("targets", federation.train.targets)):
+        for method in methods:
+            if method.plain_batches and not isinstance(tree, Tensor):
+                raise ValueError(
+                    f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
+                    f"{type(tree).__name__}: remove it"
+                )
