@@ -13,6 +13,7 @@ import flcog.callbacks
 from flcog.commands import completion
 from flcog.commands.complaint import complain, guess
 from flcog.commands.execution import execute
+from flcog.core import early_processes
 from flcog.core.child_processes import end_with_parent
 from flcog.core.commands import Command, TrainerCommand
 
@@ -32,6 +33,9 @@ ALL = (
     *flcog.callbacks.COMMANDS,
 )
 
+SHARED_OUT = ("fit", "validate", "test", "bench")
+"""Commands that several processes run together."""
+
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
 
@@ -48,6 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         complain(str(error))
         raise SystemExit(2) from None
+    if argv is None and command.name in SHARED_OUT:
+        early_processes.prepare(words, "flcog.commands.command_cli", "flcog.commands.cli:main")
     execute(command, words[1:], argv)
 
 

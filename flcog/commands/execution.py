@@ -3,10 +3,14 @@
 import os
 import select
 import sys
+import time
 from collections.abc import Sequence
 
 from flcog.commands.refusals import mistakes_in_one_line
 from flcog.core.commands import Command, TrainerCommand
+
+began: float | None = None
+"""When the command that runs was given, before it imported torch, by ``time.perf_counter``."""
 
 
 def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:
@@ -17,6 +21,8 @@ def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) 
         arguments: the words after its name.
         argv: what ``main`` was given, for LightningCLI warns of arguments that are given twice.
     """
+    global began
+    began = time.perf_counter()
     try:
         with mistakes_in_one_line():
             try:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, LightningE
 from lightning.fabric.strategies.launchers import subprocess_script
 
 from flcog.core import child_processes as processes
+from flcog.core import early_processes
 
 PATIENCE = 5.0
 """Seconds in which a process that waits for a dead one should have heard of it from the network."""
@@ -124,13 +126,15 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
         _relatives.parent = processes.starter
         _relatives.watch()
     # Lightning's own observer kills this process without a word.
-    lightnings = subprocess_script._launch_process_observer
+    lightnings = subprocess_script._launch_process_observer, subprocess_script.subprocess
     subprocess_script._launch_process_observer = _relatives.watch_children
+    subprocess_script.subprocess = SimpleNamespace(Popen=early_processes.start)  # type: ignore[assignment]
     try:
         with processes.starting_processes():
             fabric.launch()
     finally:
-        subprocess_script._launch_process_observer = lightnings
+        subprocess_script._launch_process_observer, subprocess_script.subprocess = lightnings
+        early_processes.dismiss()
     if _relatives.children or _relatives.parent is not None:
         sys.excepthook = functools.partial(_uncaught, sys.excepthook)
 

@@ -1,5 +1,6 @@
 """``flcog bench --vary``: one configuration's rounds, computed in several ways and timed in turn."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,7 +111,9 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     config.write_text("vary:\n  executor: [loop, vmap]\n")
     few = ["--trainer.local_steps", "1", "--trainer.clients_per_round", "2", "--repeats", "1", "--seconds", "0"]
     main(["bench", "-c", str(ROOT / "configs" / "quickstart.yaml"), "-c", str(config), "--vary.compile", "[false]", *few])
-    header, _, *rows = table(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search(r"^start: the first round can begin \d+\.\d s after the command", out, re.MULTILINE)
+    header, _, *rows = table(out)
     assert header[:2] == ["executor", "compile"] and [row[:2] for row in rows] == [
         ["loop", "false"],
         ["vmap", "false"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flcog.commands import execution
 from flcog.commands.bench.against import BATCHED, Contender, apart, interpreters, job_of, left_out, started
 from flcog.commands.bench.bare import BareLoop, OneModel, batches_of
 from flcog.commands.bench.contenders.job import save
@@ -39,6 +40,8 @@ def bench(
 
     All run in turn until the median of each ratio is known to 5 %, or until the time is up, which a noisy machine is told of.
 
+    The line "start" is the time from the command to the first round, with the start of all processes.
+
     Images are also read for an epoch as the engine reads them, and by a ``DataLoader`` over torchvision's transforms.
 
     Args:
@@ -61,6 +64,7 @@ def bench(
     wanted = {} if against is None else interpreters(against)
     contestants = [Contestant(trainer)] if vary is None else variations(trainer, vary)
     trainer.prepare(model if vary is None else copy.deepcopy(model), datamodule)
+    ready = time.perf_counter()
     processes = trainer.run.processes
     with trainer.settings.in_force(), _rivals(trainer, wanted) as rivals:
         if vary is None:
@@ -79,6 +83,10 @@ def bench(
             print_ratios(trainer, names, rounds)
         else:
             print_table(contestants, names, rounds)
+        if execution.began is not None:  # no script called this function
+            print(
+                f"start: the first round can begin {ready - execution.began:.1f} s after the command (imports, configuration, data)"
+            )
         bench_reading(trainer, repeats)
     if profile is not None:
         profile_round(contestants[0].trainer, profile)
