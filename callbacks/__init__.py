@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from flcog.callbacks.dense import DENSE
     from flcog.callbacks.ditto import Ditto
     from flcog.callbacks.equal_weights import EqualWeights
-    from flcog.callbacks.fedavgm import FedAvgM
+    from flcog.callbacks.fedavgm import FedAvgM, FedAvgMInFedCOG, FedAvgMInFedDisco
     from flcog.callbacks.fedcog.fedcog import FedCOG
     from flcog.callbacks.fedcog.generated_images import GeneratedImages
     from flcog.callbacks.fedcog.generation_time import GenerationTime
-    from flcog.callbacks.feddc import FedDC
+    from flcog.callbacks.feddc import FedDC, FedDCInFedDisco
     from flcog.callbacks.feddecorr import FedDecorr
     from flcog.callbacks.feddisco.feddisco import FedDisco
     from flcog.callbacks.feddm import FedDM
-    from flcog.callbacks.feddyn import FedDyn
+    from flcog.callbacks.feddyn import FedDyn, FedDynInFedDisco
     from flcog.callbacks.fedexp import FedExP
     from flcog.callbacks.fedgen import FedGen
-    from flcog.callbacks.fednova import FedNova
+    from flcog.callbacks.fednova import FedNova, FedNovaInFedDisco
     from flcog.callbacks.fedopt import FedAdagrad, FedAdam, FedYogi
     from flcog.callbacks.fedprox import FedProx
     from flcog.callbacks.fedpvr import FedPVR
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.training_scores import TrainingScores
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
-    from flcog.callbacks.scaffold import SCAFFOLD
+    from flcog.callbacks.scaffold import SCAFFOLD, SCAFFOLDInFedDisco
     from flcog.callbacks.stragglers import Stragglers
     from flcog.callbacks.vhl import VHL
     from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
@@ -92,15 +92,20 @@ __all__ = [
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
+    "FedAvgMInFedCOG",
+    "FedAvgMInFedDisco",
     "FedCOG",
     "FedDC",
+    "FedDCInFedDisco",
     "FedDM",
     "FedDecorr",
     "FedDisco",
     "FedDyn",
+    "FedDynInFedDisco",
     "FedExP",
     "FedGen",
     "FedNova",
+    "FedNovaInFedDisco",
     "FedPVR",
     "FedProx",
     "FedReg",
@@ -122,6 +127,7 @@ __all__ = [
     "PrivateTraining",
     "ProgressBar",
     "RoundsToTarget",
+    "SCAFFOLDInFedDisco",
     "Stragglers",
     "Summary",
     "TrainingScores",

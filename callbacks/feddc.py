@@ -1,7 +1,8 @@
 """FedDC: each client tracks how far its model drifts from the global one, and what it sends is corrected by that drift."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from flcog.apply import Apply
 from flcog.callbacks.clip_gradient import clip
 from flcog.callbacks.fedprox import proximal_term
 from flcog.callbacks.parts.relative_size import relative_size
-from flcog.core.checks import at_least, one_of
+from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -31,18 +32,11 @@ class FedDC(Method):
     :class:`~flcog.callbacks.SCAFFOLD`). The mean is plain, not weighted by samples: a method listed later may set other weights,
     as FedDisco does. The authors' code scales alpha and g by the client's share of the samples, 1 for equal clients.
 
-    ``feddisco`` is the form that FedDisco's authors compare with and build on: drifts without the gradients' correction, which their
-    code computes and never adds, so here g is neither kept nor sent. With w_k the client's number of samples over the clients' mean
-    number, its gradient is that of the following, clipped to a norm of 10::
-
-        F_k(y) + alpha / (2 w_k) ||y - (x - h_k)||^2
-
     Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022,
-    https://arxiv.org/abs/2203.11751; https://github.com/MediaBrain-SJTU/FedDisco.
+    https://arxiv.org/abs/2203.11751.
 
     Args:
         alpha: strength of the pull to x - h_k, >= 0.
-        form: ``standard``, the paper's, or ``feddisco``.
         evaluate_mean: whether to evaluate mean_S y, as FedDisco's comparison does, instead of the server's x.
 
     Example:
@@ -51,21 +45,16 @@ class FedDC(Method):
     """
 
     alpha: float = 0.01
-    form: Literal["standard", "feddisco"] = "standard"
     evaluate_mean: bool = True
+
+    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDCInFedDisco"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "alpha")
-        one_of(self, ("standard", "feddisco"), "form")
-
-    @property
-    def _corrects(self) -> bool:
-        return self.form == "standard"
 
     def init_server(self, params: Params) -> Slot:
-        slots = ("h", "g") if self._corrects else ("h",)
-        return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in slots}
+        return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return self.init_server(params)
@@ -74,30 +63,19 @@ class FedDC(Method):
         return torch.ones_like(weights)
 
     def broadcast(self, server: Slot) -> Slot:
-        return {"g": server["g"]} if self._corrects else {}
-
-    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {} if self._corrects else {"relative_size": relative_size(client)}
+        return {"g": server["g"]}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        anchor = {name: value - ctx.state["h"][name] for name, value in ctx.received.params.items()}
-        pull = self.alpha * proximal_term(params, anchor)
-        return pull if self._corrects else pull / ctx.draws["relative_size"]
+        return self.alpha * proximal_term(params, _anchor(ctx))
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        if not self._corrects:
-            return clip(gradient, 10.0)
         return {name: value + ctx.server["g"][name] - ctx.state["g"][name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        # The drift is computed from the uploaded change, so that the server's h stays the mean of the clients' drifts.
-        drift = {name: value + delta[name] for name, value in ctx.state["h"].items()}
-        if not self._corrects:
-            return Upload(delta, {"h": drift}, sum={"h": delta})
         travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
         change = {name: (ctx.received.params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
         g = {name: value + change[name] for name, value in ctx.state["g"].items()}
-        return Upload(delta, {"h": drift, "g": g}, sum={"h": delta, "g": change})
+        return Upload(delta, {"h": _drift(delta, ctx), "g": g}, sum={"h": delta, "g": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         changes, n = messages.sum, cohort.num_clients
@@ -106,3 +84,55 @@ class FedDC(Method):
 
     def evaluate_at(self, server: Slot, params: Params) -> Params:
         return {name: value - server["h"][name] for name, value in params.items()} if self.evaluate_mean else params
+
+
+@dataclass(frozen=True)
+class FedDCInFedDisco(FedDC):
+    """Lets clients drift as the program of FedDisco does for its baseline: without FedDC's correction of the gradient.
+
+    The program computes the correction and never adds it, so this class neither keeps nor sends g. With w_k the client's number of
+    samples over the clients' mean number, its gradient is that of the following, clipped to a norm of 10::
+
+        F_k(y) + alpha / (2 w_k) ||y - (x - h_k)||^2
+
+    Drifts and the server's step are FedDC's.
+
+    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
+    https://github.com/MediaBrain-SJTU/FedDisco.
+
+    Args:
+        alpha: strength of the pull to x - h_k, >= 0.
+        evaluate_mean: whether to evaluate the clients' mean, as FedDisco's comparison does, instead of the server's x.
+
+    Example:
+        >>> list(FedDCInFedDisco().init_server({"w": torch.ones(2)}))
+        ['h']
+    """
+
+    def init_server(self, params: Params) -> Slot:
+        return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
+
+    def broadcast(self, server: Slot) -> Slot:
+        return {}
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"relative_size": relative_size(client)}
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        return super().loss(apply, params, batch, task_loss, ctx) / ctx.draws["relative_size"]
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        return clip(gradient, 10.0)
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, {"h": _drift(delta, ctx)}, sum={"h": delta})
+
+
+def _anchor(ctx: Context) -> Params:
+    """The point x - h_k to which a client is pulled."""
+    return {name: value - ctx.state["h"][name] for name, value in ctx.received.params.items()}
+
+
+def _drift(delta: Params, ctx: Context) -> Params:
+    """The client's new drift. It adds the uploaded change, so that the server's h stays the mean of the clients' drifts."""
+    return {name: value + delta[name] for name, value in ctx.state["h"].items()}

@@ -1,7 +1,8 @@
 """FedDyn: a dynamic regulariser, linear and quadratic, under which the clients' optima agree with the server's."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from flcog.apply import Apply
 from flcog.callbacks.clip_gradient import clip
 from flcog.callbacks.fedprox import proximal_term
 from flcog.callbacks.parts.relative_size import relative_size
-from flcog.core.checks import one_of, positive
+from flcog.core.checks import positive
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -33,17 +34,10 @@ class FedDyn(Method):
     All start at 0. The mean is plain, not weighted by samples: a method listed later may set other weights, as FedDisco does; one
     listed earlier is overruled. The authors' code scales alpha by the client's share of the samples, which the paper does not.
 
-    ``feddisco`` is the form that FedDisco's authors compare with and build on. With w_k the client's number of samples over the
-    clients' mean number, only the linear part is scaled; the quadratic one is a weight decay, added once the gradient is clipped::
-
-        gradient of F_k(y) - <g_k + alpha x, y> / w_k, clipped to a norm of 10, plus alpha y
-
-    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263;
-    https://github.com/MediaBrain-SJTU/FedDisco.
+    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
 
     Args:
         alpha: strength of both terms, > 0.
-        form: ``standard``, the paper's, or ``feddisco``.
         evaluate_mean: whether to evaluate mean_S y, as the paper's figures and the code of all who compare with it do, instead of
             the server's x.
 
@@ -54,13 +48,13 @@ class FedDyn(Method):
     """
 
     alpha: float = 0.01
-    form: Literal["standard", "feddisco"] = "standard"
     evaluate_mean: bool = True
+
+    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDynInFedDisco"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "alpha")
-        one_of(self, ("standard", "feddisco"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -71,19 +65,8 @@ class FedDyn(Method):
     def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         return torch.ones_like(weights)
 
-    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {"relative_size": relative_size(client)} if self.form == "feddisco" else {}
-
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        if self.form == "feddisco":
-            along = {name: value + self.alpha * ctx.received.params[name] for name, value in ctx.state["g"].items()}
-            return -_inner(along, params) / ctx.draws["relative_size"]
         return self.alpha * proximal_term(params, ctx.received.params) - _inner(ctx.state["g"], params)
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        if self.form == "standard":
-            return gradient
-        return {name: value + self.alpha * params[name] for name, value in clip(gradient, 10.0).items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         g = {name: ctx.state["g"][name] - self.alpha * (value - ctx.received.params[name]) for name, value in params.items()}
@@ -98,3 +81,37 @@ class FedDyn(Method):
         if not self.evaluate_mean:
             return params
         return {name: value + server["h"][name] / self.alpha for name, value in params.items()}
+
+
+@dataclass(frozen=True)
+class FedDynInFedDisco(FedDyn):
+    """Adds FedDyn's two terms as the program of FedDisco does for its baseline: only the linear term is scaled by the client's size.
+
+    With w_k the client's number of samples over the clients' mean number, the quadratic term is a weight decay, which joins the
+    gradient after it was clipped::
+
+        gradient of F_k(y) - <g_k + alpha x, y> / w_k, clipped to a norm of 10, plus alpha y
+
+    States and the server's step are FedDyn's.
+
+    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
+    https://github.com/MediaBrain-SJTU/FedDisco.
+
+    Args:
+        alpha: strength of both terms, > 0.
+        evaluate_mean: whether to evaluate the clients' mean instead of the server's x.
+
+    Example:
+        >>> FedDynInFedDisco(alpha=0.1).alpha
+        0.1
+    """
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"relative_size": relative_size(client)}
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        along = {name: value + self.alpha * ctx.received.params[name] for name, value in ctx.state["g"].items()}
+        return -_inner(along, params) / ctx.draws["relative_size"]
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        return {name: value + self.alpha * params[name] for name, value in clip(gradient, 10.0).items()}

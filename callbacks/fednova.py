@@ -1,12 +1,13 @@
 """FedNova: updates are normalised by each client's number of local steps before they are averaged."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least, one_of
+from flcog.core.checks import at_least
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Context, Messages, Method, Upload
@@ -24,34 +25,19 @@ class FedNova(Method):
     Equal a_k give FedAvg. The paper has another a_k for FedProx as the local solver, which is not implemented: beside
     :class:`~flcog.callbacks.FedProx` steps are counted as SGD's, which is right where lr * mu * K is small.
 
-    ``feddisco`` is the form of FedDisco's code, which counts the full batches of one pass, whatever a client does in a round and
-    whatever its momentum; it divides by zero where a client has no full batch, which here counts as one::
-
-        a_k = n_k // batch_size
-
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020,
-    https://arxiv.org/abs/2007.07481; https://github.com/MediaBrain-SJTU/FedDisco.
-
-    Args:
-        form: ``standard``, the paper's, or ``feddisco``.
-        batch_size: of a_k in the form ``feddisco``, >= 1: the data's own.
+    https://arxiv.org/abs/2007.07481.
 
     Example:
         >>> import flcog
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_epochs=2, callbacks=[FedNova()], logger=False)
     """
 
-    form: Literal["standard", "feddisco"] = "standard"
-    batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, ("standard", "feddisco"), "form")
-        at_least(self, 1, "batch_size")
+    former_options: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("form", "batch_size"), "use the class FedNovaInFedDisco(batch_size=64)"
+    )
 
     def _steps(self, ctx: Context) -> Tensor:
-        if self.form == "feddisco":
-            return (torch.as_tensor(ctx.data.num_samples) // self.batch_size).clamp(min=1).to(number_dtype())
         return torch.as_tensor(ctx.optimisation.effective_steps(ctx.num_steps), dtype=number_dtype())
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
@@ -60,3 +46,36 @@ class FedNova(Method):
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         return {name: messages.mean["steps"] * value for name, value in delta.items()}, server
+
+
+@dataclass(frozen=True)
+class FedNovaInFedDisco(FedNova):
+    """Averages updates per step as the program of FedDisco does for its baseline: it counts the full batches of one pass.
+
+    The count depends neither on the client's steps in the round nor on its momentum::
+
+        a_k = n_k // batch_size
+
+    The program divides by zero for a client without a full batch. Here such a client counts as one batch.
+
+    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
+    https://github.com/MediaBrain-SJTU/FedDisco.
+
+    Args:
+        batch_size: the data's own, >= 1.
+
+    Example:
+        >>> FedNovaInFedDisco(batch_size=32).batch_size
+        32
+    """
+
+    batch_size: int = 64
+
+    former_options: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "batch_size")
+
+    def _steps(self, ctx: Context) -> Tensor:
+        return (torch.as_tensor(ctx.data.num_samples) // self.batch_size).clamp(min=1).to(number_dtype())

@@ -1,13 +1,13 @@
 """Which methods each of the four papers that flcog reproduces uses: as what it proposes, inside it, or to compare with it.
 
 >>> [paper for paper, methods in PAPERS.items() if "FedNova" in methods]
-['FedWalk', 'FedDisco']
+['FedWalk']
 """
 
 PAPERS = {
     # Tables 1 to 3 (its ten baselines), 9 (fine-tuning and personal models), figure 2 (local models).
     "FedCOG": (
-        *("FedCOG", "FedAvgM", "FedProx", "SCAFFOLD", "MOON", "FedSAM", "VHL", "FedExP", "FedDecorr", "FedReg", "FedGen"),
+        *("FedCOG", "FedAvgMInFedCOG", "FedProx", "SCAFFOLD", "MOON", "FedSAM", "VHL", "FedExP", "FedDecorr", "FedReg", "FedGen"),
         *("FineTune", "FedRep", "Ditto", "LocalModels"),
     ),
     # Figure 3 (its five algorithms, and lines), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
@@ -18,7 +18,8 @@ PAPERS = {
     "FedWalk": ("FedWalk", "FedProx", "SCAFFOLD", "FedNova", "LeashPretraining", "EqualWeights"),
     # Tables 1 and 2 (its eight baselines), 13 (equal weights), B.7 (stragglers).
     "FedDisco": (
-        *("FedDisco", "FedAvgM", "FedProx", "SCAFFOLD", "FedDyn", "FedNova", "MOON", "FedDC", "EqualWeights", "Stragglers"),
+        *("FedDisco", "FedAvgMInFedDisco", "FedProx", "SCAFFOLDInFedDisco", "FedDynInFedDisco", "FedNovaInFedDisco", "MOON"),
+        *("FedDCInFedDisco", "EqualWeights", "Stragglers"),
     ),
 }
 

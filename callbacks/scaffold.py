@@ -1,11 +1,12 @@
 """SCAFFOLD: control variates take the clients' differences out of their gradients."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from flcog.core.checks import one_of
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -26,18 +27,11 @@ class SCAFFOLD(Method):
     estimate means nothing for adaptive local optimisers such as Adam. c weighs all clients alike, as in the paper, so the optimum
     is that of the clients' plain mean, whatever weights average the models; list ``EqualWeights`` to average them alike too.
 
-    ``feddisco`` is the form of FedDisco's code, and NIID-Bench's: the correction moves the model after the optimiser's step, past its
-    momentum, and K is the number of steps as it is. c is then up to 1 / (1 - r) times a gradient, but momentum does not lengthen it
-    again: to first order the two forms are the same. It is meant for SGD, without dampening or Nesterov's step::
-
-        y <- y - lr (c - c_k)  after each step
-
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
-    https://arxiv.org/abs/1910.06378; https://github.com/MediaBrain-SJTU/FedDisco.
+    https://arxiv.org/abs/1910.06378.
 
     Args:
         server_lr: the server's step size (the paper's eta_g), > 0.
-        form: ``standard`` or ``feddisco``.
 
     Example:
         >>> SCAFFOLD(server_lr=0.5).init_server({"w": torch.ones(2)})
@@ -45,13 +39,13 @@ class SCAFFOLD(Method):
     """
 
     server_lr: float = 1.0
-    form: Literal["standard", "feddisco"] = "standard"
+
+    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class SCAFFOLDInFedDisco"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.server_lr <= 0:
             raise ValueError(f"SCAFFOLD: server_lr must be positive; got {self.server_lr}")
-        one_of(self, ("standard", "feddisco"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -62,18 +56,16 @@ class SCAFFOLD(Method):
     def broadcast(self, server: Slot) -> Slot:
         return server
 
+    def _steps(self, ctx: Context) -> Tensor | int | float:
+        """The client's number of steps, counted in steps of plain SGD."""
+        return ctx.optimisation.effective_steps(ctx.num_steps)
+
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         own, mean = ctx.state["c"], ctx.server["c"]
-        if self.form == "standard":
-            return {name: value - own[name] + mean[name] for name, value in gradient.items()}
-        # Momentum r turns the first step's correction into r times itself in the second step, and so on: what is added later makes
-        # the velocity's part of it c - c_k in every step, as if the step had been corrected.
-        added = 1 - ctx.optimisation.momentum * (ctx.step > 0)
-        return {name: value + added * (mean[name] - own[name]) for name, value in gradient.items()}
+        return {name: value - own[name] + mean[name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        standard = self.form == "standard"
-        travelled = ctx.optimisation.lr * (ctx.optimisation.effective_steps(ctx.num_steps) if standard else ctx.num_steps)
+        travelled = ctx.optimisation.lr * self._steps(ctx)
         # From the parameters, not from ``delta``, which another method may have changed for the upload.
         change = {name: (ctx.received.params[name] - value) / travelled - ctx.server["c"][name] for name, value in params.items()}
         new = {name: ctx.state["c"][name] + value for name, value in change.items()}
@@ -83,3 +75,36 @@ class SCAFFOLD(Method):
         change = messages.sum["change"]
         c = {name: value + change[name] / cohort.num_clients for name, value in server["c"].items()}
         return {name: self.server_lr * value for name, value in delta.items()}, {"c": c}
+
+
+@dataclass(frozen=True)
+class SCAFFOLDInFedDisco(SCAFFOLD):
+    """Corrects clients as the programs of FedDisco and NIID-Bench do: the correction moves the model after the optimiser's step.
+
+    It passes by the momentum, and K is the number of steps as it is::
+
+        y <- y - lr (c - c_k)  after each step
+
+    c is then up to 1 / (1 - r) times a gradient, but momentum does not lengthen it again. To first order this is SCAFFOLD. It is meant
+    for SGD without dampening or Nesterov's step.
+
+    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
+    https://github.com/MediaBrain-SJTU/FedDisco.
+
+    Args:
+        server_lr: the server's step size, > 0.
+
+    Example:
+        >>> SCAFFOLDInFedDisco().server_lr
+        1.0
+    """
+
+    def _steps(self, ctx: Context) -> Tensor | int | float:
+        return ctx.num_steps
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        own, mean = ctx.state["c"], ctx.server["c"]
+        # Momentum r turns the first step's correction into r times itself in the second step, and so on. Adding 1 - r of it later makes
+        # its part of the velocity c - c_k in every step, as if the step itself had been corrected.
+        added = 1 - ctx.optimisation.momentum * (ctx.step > 0)
+        return {name: value + added * (mean[name] - own[name]) for name, value in gradient.items()}

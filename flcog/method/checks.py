@@ -15,9 +15,12 @@ def check_methods(methods: Sequence[Method]) -> None:
         if names.count(name) > 1:
             raise ValueError(f"{name} is listed {names.count(name)} times in callbacks: keep one of them")
     for method in methods:
-        for name in names:
-            if name in method.excludes:
-                raise ValueError(f"{method.name} and {name} cannot be combined: {method.excludes[name]}. Remove one of them")
+        for other in methods:
+            reason = next(
+                (method.excludes[base.__name__] for base in type(other).__mro__ if base.__name__ in method.excludes), None
+            )
+            if reason is not None:
+                raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}. Remove one of them")
     for method in methods:
         for other in methods if not method.communicates else ():
             if other.individual_uploads or any(map(other.overrides, SERVER_HOOKS)):

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -61,7 +61,9 @@ class Method(Callback):
     needs_adapters: ClassVar[bool] = False
     """Trains LoRA's adapters, so that it needs a model that has some."""
     excludes: ClassVar[Mapping[str, str]] = {}
-    """Methods that cannot run beside this one, by name, and why."""
+    """Classes of methods that cannot run beside this one, by name, and why."""
+    former_options: ClassVar[Mapping[str, str]] = {}
+    """Options of earlier versions, with what to write instead."""
     needs_label_counts: ClassVar[bool] = False
     """Reads ``ctx.data.label_counts`` in its pure hooks."""
     over_data: ClassVar[BatchFunction | None] = None
@@ -95,6 +97,12 @@ class Method(Callback):
             close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}"
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
+
+    def __new__(cls, *values: Any, **options: Any) -> Self:
+        """Refuses options of earlier versions."""
+        for name in options.keys() & cls.former_options.keys():
+            raise ValueError(f"{cls.__name__} has no option {name!r} any more: {cls.former_options[name]}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.start_round < 0 or (self.stop_round is not None and self.stop_round <= self.start_round):

@@ -31,6 +31,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 OPTIONS = {
     # Values of the wrong type.
     "--trainer.rounds abc": "trainer.rounds must be a whole number; got 'abc'",
+    "--trainer.callbacks+=FedDyn --trainer.callbacks.FedDyn.form feddisco": "has no option 'form' any more: use the class FedDynInFedDisco",
     "--trainer.rounds 1.5": "must be a whole number; got '1.5'",
     "--trainer.rounds null": "must be a whole number; got null",
     "--trainer.local_steps abc": "must be a whole number or null; got 'abc'",

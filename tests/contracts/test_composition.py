@@ -21,7 +21,20 @@ from reference.common import State
 import flcog
 from contracts.registry import CASES, client_states
 from contracts.test_methods import METHODS
-from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedDC, FedDisco, FedDyn, FedNova, FedProx
+from flcog.callbacks import (
+    MOON,
+    SCAFFOLD,
+    FedAvgMInFedDisco,
+    FedDC,
+    FedDCInFedDisco,
+    FedDisco,
+    FedDyn,
+    FedDynInFedDisco,
+    FedNova,
+    FedNovaInFedDisco,
+    FedProx,
+    SCAFFOLDInFedDisco,
+)
 from flcog.method import Method, Params, check_methods
 
 FORMS: dict[str, Method] = {}
@@ -39,6 +52,7 @@ EXCLUSIVE = {
     ("DENSE", "FedDM"): "FedDM's clients send images, not the models whose outputs DENSE distils",
     ("FedDM", "FedGen"): "FedDM's clients send images, not the models that FedGen trains its generator against",
     ("FedDM", "FedNova"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
+    ("FedDM", "FedNovaInFedDisco"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
     ("FedDM", "LocalModels"): "FedDM's clients send images, not the models that LocalModels measures",
     ("DENSE", "FedRep"): "FedRep's clients keep their heads, without which DENSE has no models to distil",
     ("FedGen", "FedRep"): "FedRep's clients keep their heads, against which FedGen trains its generator",
@@ -70,7 +84,8 @@ AT_THE_SERVER = (
         "FedGen",
         "FlexLoRA",
     ),
-    *("FedNova", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD"),
+    *("FedNova", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD", "FedAvgMInFedCOG", "FedAvgMInFedDisco"),
+    *("FedDCInFedDisco", "FedDynInFedDisco", "FedNovaInFedDisco", "SCAFFOLDInFedDisco"),
 )
 EXCLUSIVE |= {
     tuple(sorted((bound, name), key=str.lower)): f"with {bound} nothing is sent to a server, where {name} acts"
@@ -161,11 +176,11 @@ def test_the_papers_own_combinations(paper: str) -> None:
         (FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
         (SCAFFOLD(), scaffold.run),
         (FedNova(), fednova.run),
-        (FedDyn(alpha=0.1, form="feddisco"), partial(feddyn.run_feddisco, alpha=0.1, mean_size=49 / 4)),
-        (FedDC(alpha=0.3, form="feddisco"), partial(feddc.run_feddisco, alpha=0.3, mean_size=49 / 4)),
-        (SCAFFOLD(form="feddisco"), scaffold.run_feddisco),
-        (FedNova(form="feddisco", batch_size=4), partial(fednova.run_feddisco, batch_size=4)),
-        (FedAvgM(beta=0.5, form="feddisco"), partial(fedavgm.run, beta=0.5, form="feddisco")),
+        (FedDynInFedDisco(alpha=0.1), partial(feddyn.run_feddisco, alpha=0.1, mean_size=49 / 4)),
+        (FedDCInFedDisco(alpha=0.3), partial(feddc.run_feddisco, alpha=0.3, mean_size=49 / 4)),
+        (SCAFFOLDInFedDisco(), scaffold.run_feddisco),
+        (FedNovaInFedDisco(batch_size=4), partial(fednova.run_feddisco, batch_size=4)),
+        (FedAvgMInFedDisco(beta=0.5), partial(fedavgm.run, beta=0.5, form="feddisco")),
         (FedProx(mu=0.5), partial(fedprox.run, mu=0.5)),
         (MOON(mu=0.5, projection=None), partial(moon.run, mu=0.5, temperature=0.5)),
     ],

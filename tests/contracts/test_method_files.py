@@ -13,17 +13,11 @@ from flcog.commands.cli import main
 CONFIGS = ROOT / "configs"
 METHODS = sorted((CONFIGS / "methods").glob("*.yaml"))
 FORMS = {
-    "fedavgm-fedcog": "a baseline as another paper's code has it",
-    "fedavgm-feddisco": "a baseline as another paper's code has it",
     "fedcog-code": "what the authors' program runs",
-    "feddc-feddisco": "a baseline as another paper's code has it",
-    "feddyn-feddisco": "a baseline as another paper's code has it",
-    "fednova-feddisco": "a baseline as another paper's code has it",
     "fedpvr-fedssyn": "tables list it before another method, where no argument would reach it",
     "fedwalk-tiny-imagenet": "its leash is another data set",
     "moon-fedcog": "a baseline as another paper's code has it",
     "moon-feddisco": "a baseline as another paper's code has it",
-    "scaffold-feddisco": "a baseline as another paper's code has it",
 }
 
 

@@ -5,19 +5,19 @@ from functools import partial
 from contracts.case import Case, Refusals
 from reference import fedavgm
 
-from flcog.callbacks import FedAvgM
+from flcog.callbacks import FedAvgM, FedAvgMInFedCOG, FedAvgMInFedDisco
 
 CASES: dict[str, Case] = {
     "FedAvgM": Case(FedAvgM(beta=0.6, lr=0.8), partial(fedavgm.run, beta=0.6, lr=0.8), neutral=FedAvgM(beta=0.0)),
     "FedAvgM-fedcog": Case(
-        FedAvgM(beta=0.6, form="fedcog"),
+        FedAvgMInFedCOG(beta=0.6),
         partial(fedavgm.run, beta=0.6, form="fedcog"),
-        neutral=FedAvgM(beta=0.0, form="fedcog"),
+        neutral=FedAvgMInFedCOG(beta=0.0),
     ),
     "FedAvgM-feddisco": Case(
-        FedAvgM(beta=0.6, form="feddisco"),
+        FedAvgMInFedDisco(beta=0.6),
         partial(fedavgm.run, beta=0.6, form="feddisco"),
-        neutral=FedAvgM(beta=0.0, form="feddisco"),
+        neutral=FedAvgMInFedDisco(beta=0.0),
     ),
 }
 
@@ -26,6 +26,5 @@ REFUSED: Refusals = {
     FedAvgM: [
         ({"beta": 1.0}, "beta must lie in [0, 1); got 1.0"),
         ({"lr": -1.0}, "lr must be positive; got -1.0"),
-        ({"form": "nesterov"}, "form must be standard, fedcog or feddisco; got 'nesterov'"),
     ],
 }

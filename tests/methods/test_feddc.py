@@ -12,7 +12,7 @@ from harness import MOMENTUM, RAGGED, assert_close, classifier, fit, steep_netwo
 from reference import feddc
 from torch import nn
 
-from flcog.callbacks.feddc import FedDC
+from flcog.callbacks.feddc import FedDC, FedDCInFedDisco
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.method import Callback
 
@@ -22,11 +22,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 CASES: dict[str, Case] = {
     "FedDC": Case(FedDC(alpha=0.3), partial(feddc.run, alpha=0.3)),
     "FedDC-momentum": Case(FedDC(alpha=0.1), partial(feddc.run, alpha=0.1, momentum=0.9), optimizer=MOMENTUM, options=RAGGED),
-    "FedDC-feddisco": Case(
-        FedDC(alpha=0.3, form="feddisco"), partial(feddc.run_feddisco, alpha=0.3, mean_size=10), optimizer=MOMENTUM
-    ),
+    "FedDC-feddisco": Case(FedDCInFedDisco(alpha=0.3), partial(feddc.run_feddisco, alpha=0.3, mean_size=10), optimizer=MOMENTUM),
     "FedDC-feddisco-clipped": Case(
-        FedDC(alpha=0.01, form="feddisco"),
+        FedDCInFedDisco(alpha=0.01),
         partial(feddc.run_feddisco, alpha=0.01, mean_size=10),
         module=partial(classifier, network=steep_network),
     ),
@@ -36,7 +34,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FedDC: [
         ({"alpha": -0.1}, "alpha must be at least 0; got -0.1"),
-        ({"form": "code"}, "form must be standard or feddisco; got 'code'"),
     ],
 }
 
@@ -84,5 +81,5 @@ def test_feddc_sends_two_models_up_and_two_down() -> None:
 
 
 def test_without_its_correction_it_sends_the_model_alone() -> None:
-    ledger = train(FedDC(form="feddisco"), rounds=1).run.ledger
-    assert ledger.up["FedDC"] == ledger.down["FedDC"] == 0 < ledger.up["model"]
+    ledger = train(FedDCInFedDisco(), rounds=1).run.ledger
+    assert ledger.up["FedDCInFedDisco"] == ledger.down["FedDCInFedDisco"] == 0 < ledger.up["model"]

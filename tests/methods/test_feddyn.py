@@ -9,7 +9,7 @@ from contracts.case import Case, Refusals
 from harness import MOMENTUM, assert_close, classifier, distance, steep_network, train
 from reference import feddyn
 
-from flcog.callbacks import EqualWeights, FedDyn, FedProx
+from flcog.callbacks import EqualWeights, FedDyn, FedDynInFedDisco, FedProx
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.filterwarnings("error")
 CASES: dict[str, Case] = {
     "FedDyn": Case(FedDyn(alpha=0.1), partial(feddyn.run, alpha=0.1)),
     "FedDyn-feddisco": Case(
-        FedDyn(alpha=0.1, form="feddisco"), partial(feddyn.run_feddisco, alpha=0.1, mean_size=10), optimizer=MOMENTUM
+        FedDynInFedDisco(alpha=0.1), partial(feddyn.run_feddisco, alpha=0.1, mean_size=10), optimizer=MOMENTUM
     ),
     "FedDyn-feddisco-clipped": Case(
-        FedDyn(alpha=0.01, form="feddisco"),
+        FedDynInFedDisco(alpha=0.01),
         partial(feddyn.run_feddisco, alpha=0.01, mean_size=10),
         module=partial(classifier, network=steep_network),
     ),
@@ -31,7 +31,6 @@ REFUSED: Refusals = {
     FedDyn: [
         ({"alpha": 0.0}, "alpha must be positive; got 0.0"),
         ({"alpha": math.nan}, "alpha must be positive; got nan"),
-        ({"form": "code"}, "form must be standard or feddisco; got 'code'"),
     ],
 }
 

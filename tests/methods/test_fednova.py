@@ -6,13 +6,13 @@ from contracts.case import Case, Refusals
 from harness import MOMENTUM, RAGGED
 from reference import fednova
 
-from flcog.callbacks import FedNova
+from flcog.callbacks import FedNova, FedNovaInFedDisco
 
 CASES: dict[str, Case] = {
     "FedNova": Case(FedNova(), fednova.run, options=RAGGED),
     "FedNova-momentum": Case(FedNova(), partial(fednova.run, momentum=0.9), optimizer=MOMENTUM, options=RAGGED),
     "FedNova-feddisco": Case(
-        FedNova(form="feddisco", batch_size=4),
+        FedNovaInFedDisco(batch_size=4),
         partial(fednova.run_feddisco, batch_size=4),
         optimizer=MOMENTUM,
         options=RAGGED,
@@ -21,8 +21,7 @@ CASES: dict[str, Case] = {
 
 
 REFUSED: Refusals = {
-    FedNova: [
-        ({"form": "code"}, "form must be standard or feddisco; got 'code'"),
+    FedNovaInFedDisco: [
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
     ],
 }
