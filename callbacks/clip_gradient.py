@@ -2,23 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from flcog.core.checks import positive
 from flcog.core.types import Params
 from flcog.method import Context, Method
-
-
-def clip(gradient: Params, max_norm: float) -> Params:
-    """The gradient, shortened to ``max_norm`` if it is longer; its norm is that of all parameters together.
-
-    >>> clip({"w": torch.tensor([3.0, 4.0])}, max_norm=1.0)
-    {'w': tensor([0.6000, 0.8000])}
-    """
-    norm = torch.stack([value.square().sum() for value in gradient.values()]).sum().sqrt()
-    # As torch.nn.utils.clip_grad_norm_ has it, so that a plain loop with the same bound is reproduced.
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return {name: scale * value for name, value in gradient.items()}
+from flcog.method.gradient_clip import clip
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from flcog.apply import Apply
-from flcog.callbacks.clip_gradient import clip
 from flcog.callbacks.fedprox import proximal_term
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
+from flcog.method.gradient_clip import clip
 
 
 @dataclass(frozen=True)

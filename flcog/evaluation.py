@@ -1,6 +1,7 @@
 """Measuring a model: on central sets, and on each client's own held-out part."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -27,9 +28,18 @@ class Evaluator:
         reader: of the federation's samples.
         batch_size: rows per forward pass.
         processes: who shares the rows out.
+        limits: for each split the number of batches to evaluate (int), or their fraction (float); all of them by default.
     """
 
-    def __init__(self, model: ModelFunction, reader: Reader, batch_size: int, processes: Processes) -> None:
+    def __init__(
+        self,
+        model: ModelFunction,
+        reader: Reader,
+        batch_size: int,
+        processes: Processes,
+        limits: Mapping[str, int | float] | None = None,
+    ) -> None:
+        self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
         module = model.module
@@ -63,11 +73,27 @@ class Evaluator:
             split: what the set is for: a module's own ``validation_step`` and ``test_step`` are for different ones.
             round: what such a step sees as ``self.current_epoch``.
         """
-        rows = self._mine(len(samples)) if indices is None else indices[self._mine(len(indices))]
-        count = len(samples) if indices is None else len(indices)
+        count = self._limited(len(samples) if indices is None else len(indices), split)
+        if not count:
+            return {}
+        rows = self._mine(count) if indices is None else indices[self._mine(count)]
         return self._by_metrics(params, buffers, samples, rows, count) | self._by_own_step(
             params, buffers, samples, rows, split, round
         )
+
+    def _limited(self, count: int, split: str) -> int:
+        """The number of rows that are evaluated, of a set with ``count`` rows."""
+        limit, batches = self._limits.get(split, 1.0), -(-count // self.batch_size)
+        return min(count, self.batch_size * (limit if isinstance(limit, int) else int(limit * batches)))
+
+    @contextmanager
+    def limited_to(self, batches: int) -> Iterator[None]:
+        """Evaluate only this number of batches of each set."""
+        before, self._limits = self._limits, {"val": batches, "test": batches}
+        try:
+            yield
+        finally:
+            self._limits = before
 
     @torch.no_grad()
     def _by_metrics(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, count: int) -> dict[str, float]:

@@ -145,7 +145,7 @@ def make_runtime(
         reader=reader,
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
-        evaluator=Evaluator(function, reader, data.eval_batch_size, processes),
+        evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits),
         loop=LoopExecutor(function, optimizer),
     )
 

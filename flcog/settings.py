@@ -40,6 +40,8 @@ class Settings:
     tf32: bool | None
     seed: int
     on_bad_update: Literal["raise", "drop"]
+    limit_val_batches: int | float = 1.0
+    limit_test_batches: int | float = 1.0
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):
@@ -71,6 +73,10 @@ class Settings:
                 f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients!r}: a count has no decimal point"
             )
         checks.seed(self, "seed")
+        for name in ("limit_val_batches", "limit_test_batches"):
+            limit = getattr(self, name)
+            if isinstance(limit, bool) or limit < 0 or (isinstance(limit, float) and limit > 1):
+                raise ValueError(f"{name} is a number of batches (1, 2, ...) or a fraction in [0, 1]; got {limit!r}")
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -100,6 +106,11 @@ class Settings:
                 "lower it, or raise data.num_clients"
             )
         return size if left is None else min(size, left)
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """How much of each central set is evaluated."""
+        return {"val": self.limit_val_batches, "test": self.limit_test_batches}
 
     def evaluates(self, done: int) -> bool:
         """Whether the global model is evaluated once so many rounds are done."""

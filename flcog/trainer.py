@@ -3,11 +3,14 @@
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import lightning as L
+from lightning.pytorch.callbacks.timer import Interval, Timer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,16 +21,19 @@ from flcog.core.allocations import keep_allocations
 from flcog.core.described import Described
 from flcog.core.fabric import launch, make_fabric
 from flcog.core.files import short
+from flcog.core.lightning_options import explains_lightning_options
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.waiting import CoreWaiting
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, Method, check_methods
+from flcog.method.gradient_clip import GradientClip
 from flcog.run.branching import check_branch_arguments
+from flcog.run.debugging import Debugging, make_profiler, report
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
 from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
-from flcog.run.observers.defaults import default_observers
+from flcog.run.observers.defaults import Enabled, default_observers
 from flcog.run.observers.progress import score
 from flcog.run.opening import Opening
 from flcog.run.predictions import Predictions, predict
@@ -50,7 +56,7 @@ def _in_precision(verb: Verb) -> Verb:
 
     @functools.wraps(verb)
     def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
-        with self.settings.in_force(), lost_processes.watched(self._how_to_go_on):
+        with self.settings.in_force(), self.debugging.in_force(), lost_processes.watched(self._how_to_go_on):
             return verb(self, *args, **kwargs)
 
     return cast(Verb, wrapped)
@@ -83,6 +89,20 @@ class FederatedTrainer(Described):
         on_bad_update: what to do about a client of which something that it sends or keeps is NaN or infinite: ``raise``, or ``drop``
             it, which runs the round again as if it had stayed away: that takes time, and no memory for single clients' updates.
         resume_changed: whether a checkpoint's run may go on with other settings than it was written with (see :meth:`fit`).
+        fast_dev_run: a trial of the program: this number of rounds (True is 1) with one local step for each client and one batch of each
+            evaluation, without trackers and checkpoints.
+        limit_val_batches, limit_test_batches: how much of the central validation and test set is evaluated: a number of batches (int) or
+            a fraction (float).
+        num_sanity_val_steps: the number of batches of each central set that are evaluated before round 1, so that a fault in an evaluation
+            shows at once.
+        gradient_clip_val: the largest norm (or value) of each client's gradient, after the corrections of all methods.
+        gradient_clip_algorithm: ``norm`` or ``value``.
+        deterministic: whether torch uses deterministic algorithms alone, or warns where it has none.
+        detect_anomaly: whether torch's autograd names the operation that gives NaN.
+        profiler: ``simple``, ``advanced``, ``pytorch`` or a profiler of Lightning's; it measures rounds and evaluations.
+        max_time: stops the run after the round in which this time has passed ("00:12:00:00" is twelve hours).
+        enable_progress_bar, enable_checkpointing, enable_model_summary: whether a run shows its progress, writes checkpoints and prints its
+            summary.
 
     Example:
         >>> import flcog
@@ -90,6 +110,7 @@ class FederatedTrainer(Described):
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False)
     """
 
+    @explains_lightning_options
     def __init__(
         self,
         rounds: int = 50,
@@ -113,7 +134,23 @@ class FederatedTrainer(Described):
         seed: int = 0,
         on_bad_update: Literal["raise", "drop"] = "raise",
         resume_changed: bool = False,
+        fast_dev_run: bool | int = False,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        num_sanity_val_steps: int = 0,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        deterministic: bool | Literal["warn"] = False,
+        detect_anomaly: bool = False,
+        profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        enable_model_summary: bool = True,
     ) -> None:
+        if fast_dev_run:
+            rounds, local_steps, local_epochs, logger, enable_checkpointing = int(fast_dev_run), 1, None, False, False
+            limit_val_batches = limit_test_batches = 1
         self.settings = Settings(
             rounds=rounds,
             clients_per_round=clients_per_round,
@@ -127,6 +164,8 @@ class FederatedTrainer(Described):
             tf32=tf32,
             seed=seed,
             on_bad_update=on_bad_update,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
         )
         require_one_of("strategy", strategy, "auto", "ddp", "single_device")
         observers, lightning = list[Callback](), list[L.Callback]()
@@ -140,12 +179,20 @@ class FederatedTrainer(Described):
                 lightning.append(callback)
             else:
                 raise ValueError(f"callbacks are methods or observers of flcog, or Lightning's; got {type(callback).__name__}")
+        if gradient_clip_val is not None:
+            self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
         check_methods(self.methods)
-        self.observers: list[Callback] = default_observers(observers, LightningCallbacks(lightning))
+        if max_time is not None:
+            lightning.append(Timer(max_time, interval=Interval.epoch))
+        enabled = Enabled(enable_progress_bar, enable_checkpointing, enable_model_summary)
+        self.observers: list[Callback] = default_observers(observers, LightningCallbacks(lightning), enabled)
         watching: list[Any] = [*self.methods, *self.observers]
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
         self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
         self.num_nodes, self._launched = num_nodes, False
+        self.fast_dev_run, self.num_sanity_val_steps = fast_dev_run, num_sanity_val_steps
+        self.debugging = Debugging(deterministic, detect_anomaly)
+        self.profiler = make_profiler(profiler)
         self.config: dict[str, Any] | None = None
         """The full configuration, where the CLI knows it."""
         self._session: Session | None = None
@@ -262,6 +309,8 @@ class FederatedTrainer(Described):
         processes always finish it). The run is saved, and fit left by a KeyboardInterrupt after Ctrl-C, else by a SystemExit with
         status 75.
         """
+        if self.fast_dev_run and ckpt_path is not None:
+            raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
         self._session, status, lock = None, "failed", WriterLock()
         stop = StopSignals(lambda text: signals.say(text) if self.fabric.is_global_zero else None)
         stop.listen()
@@ -273,6 +322,7 @@ class FederatedTrainer(Described):
                 run = self._session = opening.branch(*check_branch_arguments(branch, round, ckpt_path), self.logger, lock)
             self._deliver_notes(run)
             self._observe("on_fit_start")
+            self._check_evaluation(run)
             stop.rounds_begin(shared=run.processes.count > 1)
             while run.round < self.settings.rounds and not run.should_stop:
                 self._run_round(run, stop)
@@ -292,6 +342,7 @@ class FederatedTrainer(Described):
             try:
                 if self._session is not None:
                     self._session.trackers.close(status)
+                    report(self.profiler, self._session.directory)
             finally:
                 lock.release()
                 stop.leave()
@@ -399,12 +450,14 @@ class FederatedTrainer(Described):
                     self._observe("on_round_start", run.round + 1, selection)
                     begin()
 
-                metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
+                with self.profiler.profile("round"):
+                    metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
                 metrics["time/round"] = time.perf_counter() - began
                 metrics |= waiting.column()
                 if evaluated:
                     began = time.perf_counter()
-                    metrics |= self.evaluate()
+                    with self.profiler.profile("evaluation"):
+                        metrics |= self.evaluate()
                     metrics["time/evaluation"] = time.perf_counter() - began
         except RoundDropped:
             run.clients.undo()
@@ -418,6 +471,12 @@ class FederatedTrainer(Described):
         self._observe("on_round_end", run.round, metrics)
         run.server.uploads.clear()
         run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
+
+    def _check_evaluation(self, run: Session) -> None:
+        """Evaluate a few batches before round 1, and discard the figures."""
+        if self.num_sanity_val_steps and run.round == 0:
+            with run.evaluator.limited_to(self.num_sanity_val_steps):
+                self.evaluate()
 
     def _stop_if_signalled(self, run: Session, stop: StopSignals) -> None:
         """All processes stop after the same round, whichever of them got the signal."""

@@ -170,7 +170,7 @@ class ClientRuntime:
         assert parts is not None
         if figures:
             nobody = torch.full((federation.num_clients,), torch.nan, dtype=torch.float64)
-            return Scores(nobody, self.evaluator.on_set(params, buffers, federation.train, parts.indices))
+            return Scores(nobody, self.evaluator.on_set(params, buffers, federation.train, parts.indices, split))
         return Scores(self.evaluator.on_clients(params, buffers, parts))
 
     def snapshot(self) -> dict[int, dict[str, Slot]]:

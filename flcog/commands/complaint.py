@@ -13,5 +13,5 @@ def complain(message: str) -> None:
 def guess(name: str, names: Iterable[str]) -> str:
     """The nearest of ``names``, whatever the case of its letters, as a question; nothing where none is near."""
     by_lower = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -16,6 +16,7 @@ import flcog.datamodules
 from flcog.client_module import ClientModule
 from flcog.commands import shipped_configs
 from flcog.commands.complaint import guess
+from flcog.core.lightning_options import refusal_of
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, Method
 
@@ -126,12 +127,16 @@ def _no_option(parser: Any, text: str, name: str) -> str:
 
 def _no_key(parser: Any, text: str, command: str, name: str) -> str:
     """An unknown option in a config file."""
+    if (refusal := refusal_of(name.removeprefix("trainer."))) and name.startswith("trainer."):
+        return refusal
     return f"there is no option {name!r}.{_near(_command(parser, command), name)}"
 
 
 def _unrecognized(parser: Any, text: str, words: str) -> str:
     word = words.split()[0]
     name = word.lstrip("-").split("=")[0]
+    if (refusal := refusal_of(name.removeprefix("trainer."))) and name.startswith("trainer."):
+        return refusal
     if word.startswith("--"):
         return f"there is no option --{name}." + (
             _near(parser, name, "--") or f" {parser.prog.replace(' [options]', '')} --help lists all"

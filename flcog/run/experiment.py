@@ -17,9 +17,11 @@ from flcog.settings import Settings
 
 HOW_IT_RUNS = (
     *("rounds", "callbacks", "seed", "executor", "chunk_size", "compile", "accelerator", "strategy", "devices", "num_nodes"),
-    *("processes_per_device", "logger", "default_root_dir", "resume_changed"),
+    *("processes_per_device", "logger", "default_root_dir", "resume_changed", "fast_dev_run", "num_sanity_val_steps", "max_time"),
+    *("gradient_clip_val", "gradient_clip_algorithm", "deterministic", "detect_anomaly", "profiler"),
+    *("enable_progress_bar", "enable_checkpointing", "enable_model_summary"),
 )
-"""Arguments of the trainer that a resumed run may change. Methods and the seed are compared separately."""
+"""Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""
 
 WHERE_DATA_LIE = ("data_dir", "root", "dataset", "cache_dir", "directory", "path", "download", "eval_batch_size", "num_workers")
 """Arguments of any object that a resumed run may change: the samples themselves are compared."""

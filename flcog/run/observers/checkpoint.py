@@ -25,6 +25,7 @@ class Checkpoint(Callback):
         every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end. A run that a signal stops writes one.
         keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
         keep_rounds: further rounds whose checkpoints are kept, for other runs to branch from (``flcog fit --branch``).
+        enabled: whether to write checkpoints at all. Without them a run cannot be resumed.
 
     Example:
         >>> Checkpoint(monitor="test/loss", keep_every_n_rounds=10).every_n_rounds
@@ -42,12 +43,13 @@ class Checkpoint(Callback):
         every_n_rounds: int = 1,
         keep_every_n_rounds: int = 0,
         keep_rounds: Sequence[int] = (),
+        enabled: bool = True,
     ) -> None:
         at_least(self, 0, every_n_rounds=every_n_rounds, keep_every_n_rounds=keep_every_n_rounds)
         if any(round < 1 for round in keep_rounds):
             raise ValueError(f"Checkpoint: keep_rounds are rounds, counted from 1; got {list(keep_rounds)}")
         self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
-        self.keep_every_n_rounds, self.keep_rounds = keep_every_n_rounds, keep_rounds
+        self.keep_every_n_rounds, self.keep_rounds, self.enabled = keep_every_n_rounds, keep_rounds, enabled
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
@@ -65,7 +67,7 @@ class Checkpoint(Callback):
             self._pinned[kept.name] = list(run.state_files)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
-        name = self._monitor.find(metrics)
+        name = self._monitor.find(metrics) if self.enabled else None
         if name is None or metrics[name] != metrics[name]:
             return
         if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
@@ -73,6 +75,8 @@ class Checkpoint(Callback):
             run.save(run.directory / "checkpoints" / "best.ckpt", resumable=False)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        if not self.enabled:
+            return
         if round in self.keep_rounds or (self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0):
             kept = kept_checkpoint(run.directory, round)
             run.save(kept)
@@ -87,7 +91,7 @@ class Checkpoint(Callback):
 
     def on_exception(self, run: Run, exception: BaseException) -> None:
         stopped = isinstance(exception, RunStopped | RunInterrupted)
-        if stopped and run.round not in (0, self._last_round):
+        if self.enabled and stopped and run.round not in (0, self._last_round):
             self._save_last(run)  # on every process, all of which have stopped after this round
         if isinstance(exception, ProcessDied):
             return  # it has said so itself

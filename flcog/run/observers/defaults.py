@@ -1,5 +1,7 @@
 """The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
+from typing import NamedTuple
+
 from flcog.method import Callback
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.observers.checkpoint import Checkpoint
@@ -8,24 +10,38 @@ from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.summary import Summary
 
 
-def default_observers(observers: list[Callback], lightning: LightningCallbacks) -> list[Callback]:
-    """The user's observers and those that every run has, in the order in which they are told.
+class Enabled(NamedTuple):
+    """Which of the observers that every run has are switched on, unless the user lists one."""
 
-    The progress bar comes first, so that it has left the terminal when others have their last word. The checkpoint comes after the
-    user's, whose state it holds. The summary comes last: it names what the others have written.
+    progress_bar: bool = True
+    checkpointing: bool = True
+    summary: bool = True
+
+
+def default_observers(observers: list[Callback], lightning: LightningCallbacks, enabled: Enabled) -> list[Callback]:
+    """The user's observers and those that every run has, in the order in which they are called.
+
+    The progress bar comes first, so that it has left the terminal before others print their last lines. The checkpoint comes after the
+    user's observers, whose state it stores. The summary comes last: it names the files that the others have written.
 
     Args:
         observers: the user's.
         lightning: calls the user's callbacks of Lightning's. A progress bar among them replaces flcog's.
+        enabled: which of the others are switched on.
     """
-    progress = ProgressBar(enabled=not lightning.draws_progress)
+    everywhere: tuple[Callback, ...] = (
+        ProgressBar(enabled=enabled.progress_bar and not lightning.draws_progress),
+        Checkpoint(enabled=enabled.checkpointing),
+        PartitionChart(),
+        Summary(enabled=enabled.summary),
+    )
 
-    def only(kind: type[Callback], default: Callback | None = None) -> Callback:
-        given = [observer for observer in observers if isinstance(observer, kind)]
+    def only(default: Callback) -> Callback:
+        given = [observer for observer in observers if isinstance(observer, type(default))]
         if len(given) > 1:
-            raise ValueError(f"{kind.__name__} is listed {len(given)} times in callbacks: keep one of them")
-        return given[0] if given else default or kind()
+            raise ValueError(f"{type(default).__name__} is listed {len(given)} times in callbacks: keep one of them")
+        return given[0] if given else default
 
-    everywhere = (ProgressBar, Checkpoint, PartitionChart, Summary)
-    others = [observer for observer in observers if not isinstance(observer, everywhere)]
-    return [only(ProgressBar, progress), *others, lightning, only(Checkpoint), only(PartitionChart), only(Summary)]
+    progress, *rest = map(only, everywhere)
+    others = [observer for observer in observers if not isinstance(observer, tuple(map(type, everywhere)))]
+    return [progress, *others, lightning, *rest]
