@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from flcog.datamodules.files import reading
-from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
+from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
 
 REMEDY = "point cache_dir at a larger disk, or ask for fewer or smaller images"
 
@@ -57,11 +57,11 @@ class ImageCache:
     def shape(self) -> tuple[int, int, int, int]:
         return len(self.files), *self.size, len(self.mode)
 
-    def load(self) -> Tensor | np.ndarray:
-        """The images: a tensor if they fit into memory, else a read-only memory-mapped array. Decodes what is missing."""
+    def load(self) -> Tensor | CheckedRows:
+        """The images: a tensor if they fit into memory, else rows that stay on disk. Decodes what is missing."""
         self.fill()
         images = self._file.load()
-        return torch.from_numpy(np.array(images)) if images.nbytes <= IN_MEMORY_BYTES else images
+        return torch.from_numpy(images[:]) if images.nbytes <= IN_MEMORY_BYTES else images
 
     def fill(self) -> None:
         """Decode the images that are not in the cache yet."""

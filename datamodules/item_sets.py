@@ -18,15 +18,19 @@ from torch.utils import _pytree as pytree
 from flcog.core.checks import at_least
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partitioner, Samples, Splits
+from flcog.datamodules.fingerprint import fingerprint
 from flcog.datamodules.items import collated_targets, form_of, inputs_of, rows_of, targets_of
 from flcog.datamodules.partitioners import Natural
-from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
+from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
 from flcog.datamodules.streamed import Streamed
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 from flcog.datamodules.workers import Part, Workers, result_of
 
 PROBED = 16
-"""So many items, from all over a set, tell its cached file from that of another."""
+"""So many items, from all over a set, are read before its file is looked for: they show the form of its rows."""
+
+COMPARED = 100
+"""The most items that are read to compare their targets with those that the data set shows."""
 
 REMEDY = "point cache_dir at a larger disk, or leave it out, and items are read while the model trains"
 
@@ -41,6 +45,7 @@ class ItemSet:
         checked: whether ``targets`` were found rather than given, so that items may have others.
         users: the natural owner of each item.
         stored: inputs that are there as tensors, with nothing to be done to them.
+        transformed: whether a ``target_transform`` makes other targets of ``targets``.
     """
 
     items: Any
@@ -48,6 +53,7 @@ class ItemSet:
     checked: bool = True
     users: np.ndarray | None = None
     stored: Tree | None = None
+    transformed: bool = False
 
     def __post_init__(self) -> None:
         for what, values in (("targets", self.targets), ("users", self.users)):
@@ -127,6 +133,8 @@ class ItemSets(WithTargets):
         for part, items in sets.items():
             if len(items.items) == 0:
                 raise ValueError(f"the {part} set is empty: check its path, split and any subset you asked for")
+        if self.cache_dir is not None:  # now, because reading an item may change what a data set remembers
+            self._fingerprints = {part: fingerprint(items.items, Path(self.cache_dir)) for part, items in sets.items()}
         return sets
 
     @cached_property
@@ -149,7 +157,7 @@ class ItemSets(WithTargets):
             return known
         if self.cache_dir is not None and self._file(part)[1]:
             rows = self._fill(part)
-            return np.array(rows[rows.dtype.names[-1]])  # type: ignore[index]
+            return rows.field(rows.dtype.names[-1])[:]
         found = self._workers.each(part, targets_of, np.arange(count))
         bar = track(found, f"reading the targets of the {part} set", -(-count // 32), console=Console(stderr=True))
         return np.concatenate(list(bar))
@@ -159,11 +167,16 @@ class ItemSets(WithTargets):
         return {part: self._agreed(part, items) for part, items in self._sets.items()}
 
     def _agreed(self, part: str, items: ItemSet) -> np.ndarray | None:
-        """The targets that a set shows, unless its items have others, as after a ``target_transform``."""
+        """Return the targets that a data set shows, or None if its items have other targets.
+
+        One item of each class is read to compare. A ``target_transform`` could change any item, so with one all items are read.
+        """
         if items.targets is None or not items.checked:
             return items.targets
-        some = _spread(len(items.items), 4)
-        own = result_of(self._workers.submit(part, targets_of, some), part)
+        if items.transformed:
+            return None
+        some = _of_each_class(items.targets, COMPARED)
+        own = np.concatenate(list(self._workers.each(part, targets_of, some)))
         if own.dtype == object:  # items that are inputs alone
             return items.targets
         return items.targets if np.array_equal(own.reshape(-1), items.targets[some].reshape(-1)) else None
@@ -194,12 +207,14 @@ class ItemSets(WithTargets):
             return Streamed(self._workers, part, len(items.items), self.collate_fn is not None)
         rows = self._fill(part)
         form = result_of(self._workers.submit(part, form_of, np.zeros(1, np.int64)), part)
-        fields: list[Any] = [rows[name] for name in (rows.dtype.names or ())[: form.num_leaves]]
+        names = (rows.dtype.names or ())[: form.num_leaves]
         if rows.nbytes <= IN_MEMORY_BYTES:
-            fields = [torch.from_numpy(np.array(field)) for field in fields]
+            read = rows[:]
+            return pytree.tree_unflatten([torch.from_numpy(np.array(read[name])) for name in names], form)
+        fields: list[Any] = [rows.field(name) for name in names]
         return pytree.tree_unflatten(fields, form)
 
-    def _fill(self, part: str) -> np.ndarray:
+    def _fill(self, part: str) -> CheckedRows:
         """The set's file, once all of it is there."""
         file, with_targets = self._file(part)
         make = partial(rows_of, dtype=file.dtype, with_targets=with_targets)
@@ -207,21 +222,43 @@ class ItemSets(WithTargets):
         return file.load()
 
     def _file(self, part: str) -> tuple[RowFile, bool]:
-        """Where the set's items are kept, by what some of them look like, and whether their targets are kept with them."""
+        """Where the set's items are kept, by the content of the set, and whether their targets are kept with them."""
         if part not in self._files:
             count = len(self._sets[part].items)
             some = _spread(count, PROBED)
             alone = result_of(self._workers.submit(part, targets_of, some), part)
             with_targets = self._known_targets[part] is None and alone.dtype.kind in "biuf"
             rows = result_of(self._workers.submit(part, partial(rows_of, with_targets=with_targets), some), part)
-            digest = hashlib.sha256(f"{count} {rows.dtype.descr}".encode() + rows.tobytes()).hexdigest()[:12]
+            probed = f"{count} {rows.dtype.descr}".encode() + rows.tobytes()
+            content = self._fingerprints[part] or self._digest(
+                part, partial(rows_of, dtype=rows.dtype, with_targets=with_targets)
+            )
+            digest = hashlib.sha256(probed + content.encode()).hexdigest()[:12]
             file = RowFile(Path(str(self.cache_dir)) / f"{part}-{digest}.npy", (count,), rows.dtype, REMEDY)
             self._files[part] = file, with_targets
         return self._files[part]
 
+    def _digest(self, part: str, make: Callable[..., Any]) -> str:
+        """A digest of all items, of a set that does not show its content: each of them is read for it."""
+        kind, count, digest = type(self._sets[part].items).__name__, len(self._sets[part].items), hashlib.sha256()
+        console = Console(stderr=True)
+        console.print(f"{kind} does not show all of its content: its items are read to see whether cache_dir holds these")
+        read = self._workers.each(part, make, np.arange(count))
+        for rows in track(read, f"comparing the {part} set", -(-count // 32), console=console):
+            digest.update(rows.tobytes())
+        return digest.hexdigest()
+
     @cached_property
     def _files(self) -> dict[str, tuple[RowFile, bool]]:
         return {}
+
+
+def _of_each_class(targets: np.ndarray, most: int) -> np.ndarray:
+    """Return the first item of each class and the last item of all; some classes only if there are more than ``most``."""
+    if targets.ndim != 1:
+        return _spread(len(targets), most)
+    firsts = np.unique(targets, return_index=True)[1]
+    return np.unique([*firsts[_spread(len(firsts), most)], len(targets) - 1])
 
 
 def _spread(count: int, most: int) -> np.ndarray:

@@ -3,9 +3,11 @@
 import math
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -44,13 +46,20 @@ class RowFile:
     dtype: np.dtype
     remedy: str
 
-    def load(self) -> np.ndarray:
-        """The rows, as a read-only memory map."""
+    def load(self) -> "CheckedRows":
+        """The rows, which stay on disk, and are checked as they are read."""
         with reading(self.path, MADE_AGAIN):
             rows = np.load(self.path, mmap_mode="r")
             if rows.shape != self.shape or rows.dtype != self.dtype:
                 raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}, not {self.dtype} of shape {self.shape}")
-        return rows
+        if not self._sums.exists():  # a file of an earlier version
+            with replacing(self._sums, remedy=self.remedy) as file:
+                file.write(np.fromiter(map(checksum, rows), np.uint32, len(rows)).tobytes())
+        with reading(self._sums, MADE_AGAIN):
+            sums = np.fromfile(self._sums, np.uint32)
+            if len(sums) != len(rows):
+                raise ValueError(f"it holds {len(sums)} checksums, not {len(rows)}")
+        return CheckedRows(self.path, rows, sums)
 
     def fill(self, make: Callable[[np.ndarray], Iterable[np.ndarray]], what: str) -> None:
         """Make the rows that are not on disk yet.
@@ -71,13 +80,14 @@ class RowFile:
 
     def _fill(self, make: Callable[[np.ndarray], Iterable[np.ndarray]], what: str) -> None:
         partial, marks = self.path.with_suffix(".partial"), self.path.with_suffix(".marks")
-        if not (partial.exists() and marks.exists() and marks.stat().st_size == self.shape[0]):
+        whole = marks.exists() and marks.stat().st_size == self.shape[0]
+        if not (partial.exists() and whole and self._sums.exists() and self._sums.stat().st_size == 4 * self.shape[0]):
             self._create(partial, marks)
         with reading(partial, MADE_AGAIN):
             rows = np.lib.format.open_memmap(partial, mode="r+")
             if rows.shape != self.shape or rows.dtype != self.dtype:
                 raise ValueError(f"it has {rows.dtype} of shape {rows.shape}, not {self.dtype} of {self.shape}")
-        done = np.memmap(marks, dtype=np.uint8, mode="r+")
+        done, sums = np.memmap(marks, dtype=np.uint8, mode="r+"), np.memmap(self._sums, dtype=np.uint32, mode="r+")
         pending = np.flatnonzero(done == 0)
         at_once = max(1, CHUNK_BYTES // self._row_bytes)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -87,15 +97,21 @@ class RowFile:
             def mark(written: np.ndarray) -> None:
                 # Rows are flushed before their marks: a crash must not leave a mark for one that is not on disk.
                 rows.flush()
+                sums.flush()
                 done[written] = 1
                 done.flush()
                 progress.advance(task, len(written))
 
             for start in range(0, len(pending), at_once):
                 chosen = pending[start : start + at_once]
-                _write(rows, chosen, make(chosen), mark)
+                _write(rows, sums, chosen, make(chosen), mark)
         put_in_place(partial, self.path, self.remedy)
         marks.unlink()
+
+    @property
+    def _sums(self) -> Path:
+        """The file of the rows' checksums."""
+        return self.path.with_suffix(".sums")
 
     @property
     def _row_bytes(self) -> int:
@@ -111,15 +127,62 @@ class RowFile:
             )
         with clear_errors(partial, self.remedy):
             np.lib.format.open_memmap(partial, mode="w+", dtype=self.dtype, shape=self.shape)
-        with replacing(marks, remedy=self.remedy) as file:
-            file.write(bytes(self.shape[0]))
+        for path, size in ((self._sums, 4 * self.shape[0]), (marks, self.shape[0])):
+            with replacing(path, remedy=self.remedy) as file:
+                file.write(bytes(size))
 
 
-def _write(rows: np.ndarray, chosen: np.ndarray, made: Iterable[np.ndarray], mark: Callable[[np.ndarray], None]) -> None:
-    """Put values into the chosen rows as they come, and mark those that are there from time to time."""
+class CheckedRows:
+    """The rows of a file. Each is compared with its checksum when it is read.
+
+    Args:
+        path: of the file.
+        rows: all of it, memory-mapped.
+        sums: the checksum of each row.
+        field: of the rows, where only one is wanted.
+    """
+
+    def __init__(self, path: Path, rows: np.ndarray, sums: np.ndarray, field: str | None = None) -> None:
+        self._path, self._rows, self._sums, self._field = path, rows, sums, field
+        self._shown = rows if field is None else rows[field]
+        self.shape, self.dtype, self.ndim, self.nbytes = (
+            self._shown.shape,
+            self._shown.dtype,
+            self._shown.ndim,
+            self._shown.nbytes,
+        )
+
+    def field(self, name: str) -> "CheckedRows":
+        """One field of each row."""
+        return CheckedRows(self._path, self._rows, self._sums, name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, chosen: Any) -> np.ndarray:
+        """Some rows, by their number, a slice or an array of numbers."""
+        numbers = np.atleast_1d(np.arange(len(self._rows))[chosen])
+        rows = np.array(self._rows[numbers])
+        for number, row in zip(numbers, rows, strict=True):
+            if checksum(row) != self._sums[number]:
+                raise ValueError(f"row {number} of {self._path} is damaged: its checksum does not match; {MADE_AGAIN}")
+        rows = rows if self._field is None else rows[self._field]
+        return np.asarray(rows[0] if np.ndim(chosen) == 0 and not isinstance(chosen, slice) else rows)
+
+
+def checksum(row: np.ndarray | np.void) -> int:
+    """The CRC-32 of a row's bytes."""
+    return zlib.crc32(row.tobytes())
+
+
+def _write(
+    rows: np.ndarray, sums: np.ndarray, chosen: np.ndarray, made: Iterable[np.ndarray], mark: Callable[[np.ndarray], None]
+) -> None:
+    """Put values and their checksums into the chosen rows as they come, and mark those that are there from time to time."""
     marked, last = 0, time.monotonic()
     for count, (row, value) in enumerate(zip(chosen, made, strict=True), start=1):
         rows[row] = value
+        sums[row] = checksum(rows[row])
         if time.monotonic() - last >= SECONDS:
             mark(chosen[marked:count])
             marked, last = count, time.monotonic()

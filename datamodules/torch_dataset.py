@@ -12,6 +12,9 @@ from flcog.datamodules.items import as_array
 
 PARTS = ("train", "test", "val")
 
+MOST_ITEMS = 100_000_000
+"""Longer data sets are refused: a partition and the targets alone would fill the memory."""
+
 
 class TorchDataset(ItemSets):
     """Any map-style ``torch.utils.data.Dataset`` whose items are pairs of input and target, read by worker processes.
@@ -123,7 +126,19 @@ def _part(part: str, dataset: Any, targets: Any, users: np.ndarray | None, stack
         return ItemSet(dataset, as_array(targets), False, users)
     found = attribute_of(dataset, ("targets", "labels"))
     shown = None if found is None else as_array(found)
-    return ItemSet(dataset, shown if shown is not None and len(shown) == len(dataset) else None, True, users)
+    known = shown if shown is not None and len(shown) == len(dataset) else None
+    return ItemSet(dataset, known, True, users, transformed=transforms_targets(dataset))
+
+
+def transforms_targets(dataset: Any) -> bool:
+    """Whether a data set or any that it wraps has a transform that may change targets, as torchvision's data sets take one."""
+    joint = getattr(dataset, "transforms", None)
+    if getattr(dataset, "target_transform", None) is not None or (
+        joint is not None and (not hasattr(joint, "target_transform") or joint.target_transform is not None)
+    ):
+        return True
+    wrapped = [getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
+    return any(transforms_targets(inner) for inner in wrapped if inner is not None)
 
 
 def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
@@ -163,9 +178,24 @@ def _users_of(dataset: Any, users: Any) -> np.ndarray | None:
 
 
 def require_map_style(dataset: Any, part: str) -> None:
-    """Refuse what cannot be read by index."""
+    """Refuse a data set that cannot be read by index, is too long, or selects items that do not exist."""
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         kind = "a stream, whose samples cannot be given to clients" if isinstance(dataset, IterableDataset) else "no data set"
         raise ValueError(
             f"{part} is a {type(dataset).__name__}, {kind}: give a map-style torch.utils.data.Dataset, with __getitem__ and __len__"
         )
+    if len(dataset) > MOST_ITEMS:
+        raise ValueError(
+            f"{part} ({type(dataset).__name__}) has a length of {len(dataset):,}, and at most {MOST_ITEMS:,} items can be divided: "
+            "correct its __len__, or give a Subset"
+        )
+    if isinstance(dataset, Subset) and len(dataset):
+        count, indices = len(dataset.dataset), np.asarray(dataset.indices)  # type: ignore[arg-type]
+        if indices.dtype.kind not in "iu":
+            raise ValueError(f"{part} is a Subset whose indices are {indices.dtype}: give whole numbers")
+        outside = (indices < -count) | (indices >= count)
+        if outside.any():
+            raise ValueError(
+                f"{part} is a Subset with index {indices[outside][0]}, and its data set has {count} items: indices go from 0 to {count - 1}"
+            )
+        require_map_style(dataset.dataset, part)

@@ -20,6 +20,7 @@ from flcog.commands.cli import main
 from flcog.datamodules import FLAIR, IID, flair, image_cache, row_file
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache
+from flcog.datamodules.row_file import CheckedRows
 from flcog.models import ResNet18
 
 FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outdoor", "wood_processed": "material"}
@@ -132,7 +133,7 @@ def test_a_large_set_stays_on_disk(tmp_path: Path, entries: list[dict[str, Any]]
     in_memory = FLAIR(str(tmp_path), image_size=32).federation.train
     monkeypatch.setattr(image_cache, "IN_MEMORY_BYTES", 0)
     federation = FLAIR(str(tmp_path), image_size=32).federation
-    assert isinstance(federation.train.inputs, np.memmap)
+    assert isinstance(federation.train.inputs, CheckedRows)
     indices = torch.tensor([5, 0, 5])
     assert torch.equal(federation.train.gather(indices), in_memory.gather(indices))
     assert federation.load(federation.train, indices, torch.device("cpu"))[0].shape == (3, 3, 32, 32)

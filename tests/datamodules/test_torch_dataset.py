@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 import flcog
 from datamodules.common import one_line
 from flcog.datamodules import ArrayData, Dirichlet, Natural, TorchDataset, row_file
+from flcog.datamodules.fingerprint import fingerprint
+from flcog.datamodules.row_file import CheckedRows
 from flcog.models import MLP, SimpleCNN
 
 RNG = np.random.default_rng(0)
@@ -170,9 +173,11 @@ def test_a_caching_that_was_cut_off_goes_on(
     class Broken(Exception):
         pass
 
+    works: list[bool] = []
+
     class Failing(Counting):
         def __getitem__(self, index: int) -> tuple[Any, Any]:
-            if index == 45 and len(self.read) > 40:
+            if index == 45 and len(self.read) > 40 and not works:
                 raise Broken("the disk is gone")
             return super().__getitem__(index)
 
@@ -181,11 +186,12 @@ def test_a_caching_that_was_cut_off_goes_on(
 
     with one_line(ValueError, "item 45 cannot be read: Broken: the disk is gone"):
         data(Failing()).prepare_data()
-    again = Counting()
+    works.append(True)
+    again = Failing()
     assert torch.equal(data(again).federation.train.inputs, torch.from_numpy(FEATURES))
     probes = set(np.unique(np.linspace(0, 59, 16).astype(int)))
     assert set(again.read) - probes == set(range(kept, 60)) - probes
-    third = Counting()
+    third = Failing()
     assert torch.equal(data(third).federation.train.inputs, torch.from_numpy(FEATURES)) and set(third.read) <= probes
 
 
@@ -195,10 +201,192 @@ def test_another_transform_makes_another_file(tmp_path: Path) -> None:
         assert torch.equal(data.federation.train.inputs, torch.from_numpy(inputs))
 
 
+@pytest.mark.parametrize("place", ["an item", "a target", "a file", "a default of the transform"])
+def test_what_changed_is_read_anew(place: str, tmp_path: Path) -> None:
+    """Any item, not only those that are looked at first; a file's content; what a transform does."""
+    inputs, targets, file = FEATURES.copy(), LABELS.copy(), tmp_path / "features.npy"
+    np.save(file, FEATURES)
+
+    class Read(Items):
+        def __init__(self, factor: float = 1.0) -> None:
+            super().__init__(inputs, targets)
+            self.file = str(file)
+            self.transform = lambda row, factor=factor: row * factor
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            input, target = super().__getitem__(index)
+            return self.transform(input + torch.from_numpy(np.load(self.file)[index])), target
+
+    def samples(factor: float = 1.0) -> Any:
+        return of_items(Read(factor), cache_dir=str(tmp_path / "cache")).federation.train
+
+    assert torch.equal(samples().inputs, torch.from_numpy(FEATURES + FEATURES))
+    if place == "an item":
+        inputs[5] += 1
+    elif place == "a target":
+        targets[5] = (targets[5] + 1) % 3
+    elif place == "a file":
+        changed = FEATURES.copy()
+        changed[5] += 1
+        np.save(file, changed)
+    factor = 2.0 if place == "a default of the transform" else 1.0
+    found = samples(factor)
+    assert torch.equal(found.inputs, factor * torch.from_numpy(inputs + np.load(file)))
+    assert found.targets.tolist() == targets.tolist()
+
+
+def test_a_set_that_does_not_show_its_content_is_read_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = FEATURES.copy()
+
+    class Handle:
+        """As of a library in C, which cannot be pickled."""
+
+        __slots__ = ()
+
+        def __reduce_ex__(self, version: Any) -> Any:
+            raise TypeError("cannot pickle a handle")
+
+    class Hidden(Items):
+        def __init__(self) -> None:
+            super().__init__(range(60))
+            self.handle = Handle()
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            return torch.from_numpy(hidden[index]), int(LABELS[index])
+
+    def inputs() -> Tensor:
+        return of_items(Hidden(), cache_dir=str(tmp_path)).federation.train.inputs  # type: ignore[no-any-return]
+
+    assert fingerprint(Hidden(), tmp_path) is None
+    assert torch.equal(inputs(), torch.from_numpy(FEATURES))
+    assert "Hidden does not show all of its content" in " ".join(capsys.readouterr().err.split())
+    hidden[5] += 1
+    assert torch.equal(inputs(), torch.from_numpy(hidden))
+
+
+@pytest.mark.slow
+def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
+    program = """
+import functools, pathlib, torch, torchvision
+from torchvision.transforms import v2
+from flcog.datamodules.fingerprint import fingerprint
+scale = functools.partial(torch.mul, other=2)
+transform = v2.Compose([v2.ToImage(), v2.RandomCrop(4, padding=1), v2.Normalize([0.5], [0.5]), scale])
+data = torchvision.datasets.FakeData(10, (1, 4, 4), transform=transform)
+data.names = {"cat", "dog", "bird"}
+found = fingerprint(torch.utils.data.Subset(data, [3, 1]), pathlib.Path("."))
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", f"{program}print(found)"]
+    there = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment).stdout.strip()
+    here: dict[str, Any] = {}
+    exec(program, here)
+    assert there == here["found"] and len(there) == 20
+
+
+class Transformed(Labelled):
+    """Torchvision's way to change targets."""
+
+    def __init__(self, target_transform: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.target_transform = target_transform
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        input, target = super().__getitem__(index)
+        return input, target if self.target_transform is None else self.target_transform(target)
+
+
+class Relabelled(Labelled):
+    """Changes one class of ten, and shows the targets that it read."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        input, target = super().__getitem__(index)
+        return input, 3 if target == 7 else target
+
+
+TEN = np.arange(60) // 6
+
+
+@pytest.mark.parametrize("wrap", [lambda items: items, lambda items: Subset(items, range(60))])
+@pytest.mark.parametrize("make", [Relabelled, partial(Transformed, lambda target: 3 if target == 7 else target)])
+def test_a_target_that_an_item_changes_counts(make: Any, wrap: Any) -> None:
+    found = of_items(wrap(make(targets=TEN))).federation.train.targets
+    assert found.tolist() == np.where(TEN == 7, 3, TEN).tolist()
+
+
+def test_a_target_transform_may_change_any_item() -> None:
+    changed = [7 if number == 45 else 3 for number in range(60)]
+    items = Transformed(lambda row: changed[row], targets=np.arange(60))
+    items.targets = [3] * 60
+    assert of_items(items).federation.train.targets[45] == 7
+
+
+class Endless(Items):
+    def __len__(self) -> int:
+        return 10**9
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (Subset(Items(), [3, 60]), "train is a Subset with index 60, and its data set has 60 items: indices go from 0 to 59"),
+        (Subset(Items(), [0.5]), "train is a Subset whose indices are float64: give whole numbers"),
+        (Endless(), r"train \(Endless\) has a length of 1,000,000,000, and at most 100,000,000 items can be divided"),
+    ],
+)
+def test_impossible_lengths_and_indices_are_refused(items: Any, message: str) -> None:
+    with one_line(ValueError, message):
+        TorchDataset(items)
+
+
+SCALE = {"factor": 1.0}
+
+
+def scaled(row: Tensor) -> Tensor:
+    return row * SCALE["factor"]
+
+
+class Scaled(Items):
+    shift = 0.0
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        input, target = super().__getitem__(index)
+        return scaled(input) + self.shift, target
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), [(Scaled, "shift", 1.0), (SCALE, "factor", 2.0)])
+def test_a_fingerprint_depends_on_the_globals_and_class_attributes_that_code_reads(
+    owner: Any, name: Any, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(Scaled(), tmp_path)
+    (monkeypatch.setitem if owner is SCALE else monkeypatch.setattr)(owner, name, value)
+    assert before is not None and fingerprint(Scaled(), tmp_path) not in (None, before)
+
+
+def test_views_of_one_memory_mapped_file_have_different_fingerprints(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(10))
+    rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert fingerprint(rows[1:3], tmp_path) != fingerprint(rows[2:4], tmp_path)
+
+
+@pytest.mark.parametrize("most_in_memory", [2**31, 0])
+def test_a_flipped_bit_is_found(most_in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flcog.datamodules.item_sets.IN_MEMORY_BYTES", most_in_memory)
+    of_items(cache_dir=str(tmp_path)).prepare_data()
+    (file,) = tmp_path.glob("train-*.npy")
+    content = bytearray(file.read_bytes())
+    content[-24 * 20 + 3] ^= 64
+    file.write_bytes(content)
+    with one_line(
+        ValueError, r"row 45 of .*train-.*\.npy is damaged: its checksum does not match; delete it, and it is made again"
+    ):
+        of_items(cache_dir=str(tmp_path)).federation.train.gather(torch.arange(60))
+
+
 def test_large_files_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flcog.datamodules.item_sets.IN_MEMORY_BYTES", 0)
     data = of_items(cache_dir=str(tmp_path / "cache"))
-    assert isinstance(data.federation.train.inputs, np.memmap)
+    assert isinstance(data.federation.train.inputs, CheckedRows)
     assert distance(trained(data, tmp_path).state, trained(of_items(), tmp_path).state) == 0
 
 
