@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Quantity,
         Saved,
         Shuffled,
+        SortedShards,
         class_labels,
     )
     from flcog.datamodules.quadratics import LeastSquares, Quadratics
@@ -77,6 +78,7 @@ __all__ = [
     "RandomData",
     "Saved",
     "Shuffled",
+    "SortedShards",
     "Table",
     "TorchDataset",
     "class_labels",

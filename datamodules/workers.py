@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from flcog.core import child_processes, signals
 from flcog.core.precision import default_dtype
@@ -165,7 +166,9 @@ def _make(part: Part, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
         try:
             for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
                 _seed(key)
-                read.append(part.items[index])
+                item = part.items[index]
+                _require_finite(item)
+                read.append(item)
         except Exception as error:
             return _failure(f"item {indices[len(read)]} cannot be read", error)
         try:
@@ -173,6 +176,15 @@ def _make(part: Part, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
             return make(part, read)
         except Exception as error:
             return _failure(f"of item {_listed(indices)} no batch can be made", error)
+
+
+def _require_finite(item: Any) -> None:
+    """Refuse an item with NaN or infinite inputs: in training it would look like a learning rate that is too high."""
+    for leaf in pytree.tree_leaves(item[0] if isinstance(item, tuple | list) and len(item) == 2 else item):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
+            leaf = torch.from_numpy(leaf)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            raise ValueError("its input holds NaN or infinite values; correct or drop it")
 
 
 def _failure(what: str, error: Exception) -> Failure:

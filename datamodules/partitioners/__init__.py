@@ -35,6 +35,7 @@ from flcog.datamodules.partitioners.niid_bench import NIIDBench
 from flcog.datamodules.partitioners.quantity import Quantity
 from flcog.datamodules.partitioners.saved import Saved
 from flcog.datamodules.partitioners.shuffled import Shuffled
+from flcog.datamodules.partitioners.sorted_shards import SortedShards
 
 __all__ = [
     "IID",
@@ -52,5 +53,6 @@ __all__ = [
     "Quantity",
     "Saved",
     "Shuffled",
+    "SortedShards",
     "class_labels",
 ]

@@ -15,9 +15,12 @@ def class_labels(samples: Samples) -> np.ndarray:
       By its commonest label nearly every photograph would be of the same class, and the rare labels, which make multi-label
       clients differ, would be spread evenly. Stratified splits of such data start from the rarest label for that reason
       (Sechidis et al. 2011, https://doi.org/10.1007/978-3-642-23808-6_10).
-    - *Regression*: ten bins of equal mass. Repeated values stay in one bin, so heavily tied targets have fewer.
+    - *Regression*: ten bins of equal mass, of the first of several values. Repeated values stay in one bin, so heavily tied targets
+      have fewer.
     """
     targets = samples.labels.detach().cpu().numpy()
+    if targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating) and not np.isin(targets, (0, 1)).all():
+        targets = targets[:, 0]  # a regression's values
     if targets.ndim == 2:
         labels = np.full(len(targets), targets.shape[1])
         # From the commonest to the rarest, which so has the last word.

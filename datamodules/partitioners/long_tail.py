@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from flcog.core.checks import within
-from flcog.data import IID, Partition, Partitioner, Samples
+from flcog.data import IID, Partition, Partitioner, Samples, partition_by
 from flcog.datamodules.partitioners.draws import seeded_rng, shuffled_classes
 from flcog.datamodules.partitioners.labels import class_labels
 from flcog.datamodules.partitioners.niid_bench import NIIDBench
@@ -46,7 +46,7 @@ class LongTail(Partitioner):
             return self.split.first_of_classes(labels, wanted, num_clients, seed)
         pools = shuffled_classes(labels, seeded_rng(seed, stream=2))
         kept = np.sort(np.concatenate([pool[:size] for pool, size in zip(pools, wanted, strict=True)]))
-        partition = self.split(_without_inputs(samples, kept), num_clients, seed)
+        partition = partition_by(self.split, _without_inputs(samples, kept), num_clients, seed)
         return Partition(kept[partition.indices], partition.offsets)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flcog.core.checks import within
-from flcog.data import Partition, Partitioner, Samples
+from flcog.data import Partition, Partitioner, Samples, partition_by
 from flcog.datamodules.partitioners.draws import seeded_rng
 
 
@@ -30,7 +30,7 @@ class Shuffled(Partitioner):
         within(self, "[0, 1]", "p", hint="it is the fraction of a client's samples that is mixed")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        partition = self.split(samples, num_clients, seed)
+        partition = partition_by(self.split, samples, num_clients, seed)
         rng = seeded_rng(seed, stream=3)
         sizes = partition.sizes
         client = np.repeat(np.arange(partition.num_clients), sizes)

@@ -2,7 +2,7 @@
 
 from flcog.data.federation import Exchange, Federation
 from flcog.data.module import FederatedDataModule
-from flcog.data.partition import IID, Partition, Partitioner
+from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
 from flcog.data.samples import Augment, Samples, Splits, Task
 
@@ -18,4 +18,5 @@ __all__ = [
     "Samples",
     "Splits",
     "Task",
+    "partition_by",
 ]

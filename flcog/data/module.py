@@ -14,9 +14,9 @@ from flcog.core.described import Described
 from flcog.core.labels import require_targets
 from flcog.core.trees import Tree, rows
 from flcog.data.federation import Federation
-from flcog.data.partition import IID, Partition, Partitioner
+from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
-from flcog.data.samples import Augment, Samples, Splits, Task
+from flcog.data.samples import Augment, Samples, Splits, Task, require_finite_inputs
 
 
 class FederatedDataModule(Described, L.LightningDataModule):
@@ -92,9 +92,9 @@ class FederatedDataModule(Described, L.LightningDataModule):
         splits = self.load()
         for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
             if samples is not None:
+                require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")
                 require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
-        partition = (self.partitioner or IID())(splits.train, self.num_clients, self.partition_seed)
-        whole = partition
+        whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
         partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)
         empty = np.flatnonzero(partition.sizes == 0)
         if len(empty):

@@ -4,6 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +81,43 @@ class Partition:
             raise ValueError(f"{path} is not a saved partition (.npz with 'indices' and 'offsets'): {error}") from error
 
 
+def partition_by(partitioner: Any, samples: Samples, num_clients: int, seed: int) -> Partition:
+    """Call a partitioner and check its result.
+
+    Args:
+        partitioner: a :class:`Partitioner`, or a function with the same arguments, that returns a :class:`Partition` or a list with the
+            sample indices of each client.
+        samples, num_clients, seed: its arguments.
+    """
+    made, name = partitioner(samples, num_clients, seed), getattr(partitioner, "__name__", type(partitioner).__name__)
+    if isinstance(made, Partition):
+        return made
+    if not isinstance(made, list | tuple):
+        raise ValueError(
+            f"{name} returned {_kind(made)}: return a list with one array of sample indices for each client, or a Partition"
+        )
+    if not made:
+        raise ValueError(f"{name} returned an empty list: return one array of sample indices for each client")
+    clients = [np.asarray(indices) for indices in made]
+    for client, indices in enumerate(clients):
+        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+            raise ValueError(
+                f"{name} returned {_kind(made[client])} for client {client}: return an array of sample indices, whole numbers [N]"
+            )
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(samples)):
+            wrong = indices.min() if indices.min() < 0 else indices.max()
+            raise ValueError(f"{name} gives client {client} the sample {wrong}: indices go from 0 to {len(samples) - 1}")
+    partition = Partition.from_clients(clients)
+    if len(partition.indices) and (times := np.bincount(partition.indices)).max() > 1:
+        raise ValueError(f"{name} gives sample {times.argmax()} away {times.max()} times: each sample belongs to one client")
+    return partition
+
+
+def _kind(value: Any) -> str:
+    shape = f" {list(value.shape)}" if hasattr(value, "shape") else ""
+    return "None" if value is None else f"a {type(value).__name__}{shape}"
+
+
 class Partitioner(ABC):
     """Decides which samples belong to which client; ``flcog.datamodules`` has the splits of the literature.
 
@@ -89,7 +127,7 @@ class Partitioner(ABC):
 
     @abstractmethod
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        """Give each sample to one client, or to none where the split says so.
+        """Give each sample to one client, or to none where the split says so. A list with each client's sample indices will do too.
 
         Args:
             samples: the training set; only ``labels`` and ``users`` are read.

@@ -86,6 +86,14 @@ def _gathered(leaf: Any, indices: Tensor) -> Tensor:
     return torch.from_numpy(leaf[indices.cpu().numpy()])
 
 
+def require_finite_inputs(samples: Samples, where: str) -> None:
+    """Refuse NaN and infinite inputs in memory: in training they would look like a learning rate that is too high."""
+    for leaf in leaves(samples.inputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool((finite := leaf.isfinite()).all()):
+            row = int((~finite).flatten(1).any(1).nonzero()[0]) if leaf.ndim > 1 else int((~finite).nonzero()[0])
+            raise ValueError(f"{where} has NaN or infinite inputs, the first in sample {row}: correct or drop that sample")
+
+
 @dataclass(frozen=True)
 class Splits:
     """What a data set's files hold, before anything is given to clients."""

@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser
 from reference import partitions as reference
 from scipy import stats
 
+from datamodules.common import one_line
 from flcog.data import FederatedDataModule, Partition, Partitioner, Samples, Splits
 from flcog.datamodules.partitioners import (
     IID,
@@ -28,6 +29,7 @@ from flcog.datamodules.partitioners import (
     Quantity,
     Saved,
     Shuffled,
+    SortedShards,
     class_labels,
 )
 
@@ -73,6 +75,7 @@ SPLITS: dict[str, tuple[Partitioner, str]] = {
     "biased": (BiasedUnbiased(5, 5), "40394a56"),
     "quantity": (Quantity(0.5), "ad990aa4"),
     "natural": (Natural(), "ddaaa8c4"),
+    "sorted shards": (SortedShards(2), "618a404f"),
     "shuffled": (Shuffled(0.4, LabelShards(2)), "365bd38c"),
     "long tail": (LongTail(5, Dirichlet(1.0)), "e4e3491f"),
 }
@@ -122,6 +125,7 @@ REGRESSION = np.random.Generator(np.random.PCG64(2)).normal(size=900).astype(np.
         InnerDirichlet(0.5),
         EqualDirichlet(0.5),
         LabelShards(3),
+        SortedShards(3),
         BiasedUnbiased(10, 0, labels_per_client=1),
         LongTail(3),
         Shuffled(0.5, LabelShards(3)),
@@ -559,6 +563,7 @@ def test_hash_tells_partitions_apart() -> None:
         (lambda: InnerDirichlet(0.1, sizes=(3, 3), sigma=1), "not both"),
         (lambda: InnerDirichlet(0.1, sigma=-1), r"sigma must lie in \[0, inf\)"),
         (lambda: LabelShards(0), "labels_per_client must be at least 1"),
+        (lambda: SortedShards(0), "SortedShards: shards_per_client must be at least 1; got 0"),
         (lambda: BiasedUnbiased(0, 0), "no clients"),
         (lambda: Quantity(0), "beta must be positive"),
         (lambda: Natural(max_users=0), "max_users must be at least 1"),
@@ -590,6 +595,7 @@ def test_bad_hyper_parameters(make: object, message: str) -> None:
         (LabelShards(1), 5, "labels_per_client goes from 2"),
         (LabelShards(2, random_labels=True), 5, "5 clients one label of its own, and there are 6 classes: set num_clients to 6"),
         (LabelShards(6), 11, "11 clients share class 0, which has 10 samples"),
+        (SortedShards(7), 10, r"60 samples cannot be cut into 70 shards \(10 clients, 7 shards each\): lower num_clients"),
         (ByClass(), 5, "set num_clients to 6"),
         (BiasedUnbiased(5, 1), 6, "6 classes do not fall into five equal groups"),
         (BiasedUnbiased(5, 1, labels_per_client=4), 6, "divisor of the number of classes"),
@@ -616,6 +622,52 @@ def test_impossible_users() -> None:
         Natural(max_users=4)(samples, 1, 0)
     with pytest.raises(ValueError, match="0 of 3 users"):
         Natural(min_samples=3)(samples, 1, 0)
+
+
+def test_mcmahans_shards() -> None:
+    """MNIST's shape, at a tenth of its size: 100 clients with two of 200 shards; 19 in 199 clients hold one label twice."""
+    samples = balanced(6000, 10)
+    labels = samples.labels.numpy()
+    shards = reference.sorted_shards(labels, 100, 2)
+    alone = []
+    for seed in range(20):
+        partition = SortedShards(2)(samples, 100, seed)
+        clients = [set(partition.client(k).tolist()) for k in range(100)]
+        owners = [next(k for k, own in enumerate(clients) if shard <= own) for shard in shards]
+        assert np.bincount(owners).tolist() == [2] * 100 and sum(map(len, clients)) == 6000
+        alone.append(sum(len(set(labels[list(own)])) == 1 for own in clients))
+    assert np.mean(alone) == pytest.approx(100 * 19 / 199, abs=2.5)
+
+
+def of_parts(samples: Samples, num_clients: int, seed: int) -> object:
+    """A split of a user's."""
+    return [np.arange(len(samples))[k::num_clients] for k in range(num_clients)]
+
+
+def test_a_function_that_returns_lists_is_a_partitioner() -> None:
+    made = Toy(num_clients=3, partitioner=of_parts).federation.partition  # type: ignore[arg-type]
+    assert made.client(1).tolist() == list(range(1, 1000, 3))
+    mixed = Toy(num_clients=3, partitioner=Shuffled(0.5, of_parts)).federation.partition  # type: ignore[arg-type]
+    assert mixed.sizes.tolist() == made.sizes.tolist() and mixed.hash != made.hash
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "returned None: return a list with one array of sample indices for each client, or a Partition"),
+        ({0: [1]}, "returned a dict: return a list"),
+        (np.zeros((3, 2), int), r"returned a ndarray \[3, 2\]: return a list"),
+        ([], "returned an empty list"),
+        ([[0, 1], [0.5]], "returned a list for client 1: return an array of sample indices"),
+        ([[0, 1], 5], "returned a int for client 1"),
+        ([[0], [1000]], "gives client 1 the sample 1000: indices go from 0 to 999"),
+        ([[0], [-1]], "gives client 1 the sample -1"),
+        ([[0, 4], [4]], "gives sample 4 away 2 times: each sample belongs to one client"),
+    ],
+)
+def test_anything_else_is_refused(made: object, message: str) -> None:
+    with one_line(ValueError, f"^<lambda> {message}"):
+        Toy(num_clients=2, partitioner=lambda *_: made).setup()  # type: ignore[arg-type, return-value]
 
 
 def test_regression_targets_must_be_finite() -> None:
@@ -665,6 +717,7 @@ def test_datamodule_splits_iid_by_default() -> None:
             },
             Shuffled(0.1, LabelShards(2)),
         ),
+        ({"class_path": "SortedShards", "init_args": {"shards_per_client": 3}}, SortedShards(3)),
         ({"class_path": "Saved", "init_args": {"path": "a.npz"}}, Saved("a.npz")),
     ],
 )

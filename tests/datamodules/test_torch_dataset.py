@@ -307,6 +307,17 @@ class Relabelled(Labelled):
 TEN = np.arange(60) // 6
 
 
+@pytest.mark.parametrize("options", [{}, {"cache_dir": "cache"}])
+def test_inputs_that_are_not_finite_are_refused(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs = FEATURES.copy()
+    inputs[59] = np.inf
+    with one_line(
+        ValueError, "the train set: item 59 cannot be read: its input holds NaN or infinite values; correct or drop it"
+    ):
+        of_items(Items(inputs), **options).setup()
+
+
 @pytest.mark.parametrize("wrap", [lambda items: items, lambda items: Subset(items, range(60))])
 @pytest.mark.parametrize("make", [Relabelled, partial(Transformed, lambda target: 3 if target == 7 else target)])
 def test_a_target_that_an_item_changes_counts(make: Any, wrap: Any) -> None:
@@ -315,10 +326,9 @@ def test_a_target_that_an_item_changes_counts(make: Any, wrap: Any) -> None:
 
 
 def test_a_target_transform_may_change_any_item() -> None:
-    changed = [7 if number == 45 else 3 for number in range(60)]
-    items = Transformed(lambda row: changed[row], targets=np.arange(60))
-    items.targets = [3] * 60
-    assert of_items(items).federation.train.targets[45] == 7
+    items = Transformed(lambda row: int(row == 45), targets=np.arange(60))
+    items.targets = [0] * 60
+    assert of_items(items).federation.train.targets[45] == 1
 
 
 class Endless(Items):

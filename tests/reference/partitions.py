@@ -59,3 +59,10 @@ def _draw(mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> int:
     label = int(np.searchsorted(np.cumsum(possible), rng.random() * possible.sum(), side="right"))
     left[label] -= 1
     return label
+
+
+def sorted_shards(labels: np.ndarray, num_clients: int, per_client: int) -> list[frozenset[int]]:
+    """The shards of McMahan et al. 2017, section 3: "sort the data by digit label, divide it into 200 shards of size 300"."""
+    order = sorted(range(len(labels)), key=lambda sample: labels[sample])
+    size = len(labels) // (num_clients * per_client)
+    return [frozenset(order[start : start + size]) for start in range(0, num_clients * per_client * size, size)]
