@@ -1,5 +1,6 @@
 import copy
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
@@ -31,6 +33,7 @@ from flcog.models import (
     SoftmaxRegression,
     TextCNN,
 )
+from flcog.models.loading import read_weights
 
 # Parameter counts: from the papers and their code (shared facts: SimpleCNN, CIFAR100CNN, VGG11), or from the layers' formulas.
 RESNET = 11_689_512 - 513 * 1000  # torchvision documents 11,689,512 with its 1000-class head
@@ -413,3 +416,30 @@ def test_yaml_arguments() -> None:
     assert isinstance(model, LeNet) and model.num_features == 5
     with pytest.raises(jsonargparse.ArgumentError):
         parser.parse_string("model: {class_path: flcog.models.ResNet18, init_args: {stem: 5x5}}")
+
+
+def test_the_older_name_of_an_mlps_outputs() -> None:
+    assert MLP(5, (4,), num_outputs=3).head.out_features == MLP(5, (4,), num_classes=3).head.out_features == 3
+
+
+class Harmful:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, ("harmed",)
+
+
+def test_weights_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": Harmful()}, "harmful.pth")
+    torch.save([torch.zeros(2)], "list.pth")
+    for name, message in (("harmful.pth", "is no readable file of weights"), ("list.pth", "holds no state_dict")):
+        with pytest.raises(ValueError, match=f"^Timm: weights='{name}' {message}") as caught:
+            read_weights(Path(name), "Timm")
+        assert "\n" not in str(caught.value)
+    assert not Path("harmed").exists()
+    weights = {"head.weight": torch.randn(2, 3)}
+    torch.save({"epoch": 3, "state_dict": {"module.head.weight": weights["head.weight"]}}, "weights.pth")
+    save_file(weights, "weights.safetensors")
+    for name in ("weights.pth", "weights.safetensors"):
+        assert torch.equal(read_weights(Path(name), "Timm")["head.weight"], weights["head.weight"])

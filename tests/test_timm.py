@@ -48,6 +48,11 @@ def test_features_and_head(name: str, options: dict[str, object]) -> None:
     assert not any(type(layer) is nn.Dropout and layer.p for layer in network.modules())
 
 
+def test_keywords_of_timm_are_given_directly() -> None:
+    written = {f"{name}.shape": value.shape for name, value in Timm(VIT["name"], options=SMALL).named_parameters()}  # type: ignore[arg-type]
+    assert written == {f"{name}.shape": value.shape for name, value in Timm(VIT["name"], **SMALL).named_parameters()}  # type: ignore[arg-type]
+
+
 def test_weights_are_loaded_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several, each would hold memory for this process, and torch would warn."""
     torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "weights.pth")
@@ -106,7 +111,7 @@ def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         Timm("resnet7")
     (tmp_path / "bad.pth").write_bytes(b"no weights")
-    with pytest.raises(ValueError, match=r"^Timm: weights='.*bad.pth' is no readable file of weights \(.*\)$"):
+    with pytest.raises(ValueError, match=r"^Timm: weights='.*bad.pth' is no readable file of weights \(.*\): give a"):
         Timm("resnet18", weights=tmp_path / "bad.pth")
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"^Timm: .*other.pth holds the weights of another network than resnet18 \(") as caught:

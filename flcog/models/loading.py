@@ -1,8 +1,47 @@
-"""What networks of other packages have in common: how an error that stopped one from loading is told."""
+"""Weights of other packages' networks: reads a file of weights without running code from it, and shortens their errors."""
 
 import textwrap
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flcog.core.extras import require
+
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+"""The names under which training programs store the weights beside other things."""
+
+
+def read_weights(path: Path, what: str) -> dict[str, Tensor]:
+    """Read a ``state_dict`` from a ``.safetensors`` file or from a file that ``torch.save`` wrote.
+
+    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs.
+
+    Args:
+        path: the file.
+        what: the name of the model in error messages.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            require("safetensors", what, "export")
+            from safetensors.torch import load_file
+
+            return dict(load_file(path, device="cpu"))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises nearly every kind of error
+        raise ValueError(
+            f"{what}: weights={str(path)!r} is no readable file of weights ({reason(error)}): give a .safetensors file, or a file of "
+            "torch.save(model.state_dict())"
+        ) from error
+    if isinstance(state, dict):
+        state = next((state[name] for name in WRAPPERS if isinstance(state.get(name), dict)), state)
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"{what}: weights={str(path)!r} holds no state_dict: give a file of torch.save(model.state_dict()), or a .safetensors file"
+        )
+    return {str(name).removeprefix("module."): value for name, value in state.items()}
 
 
 def reason(error: Exception) -> str:
-    """An error's first sentences, in one line."""
+    """Return an error's first sentences in one line."""
     return textwrap.shorten(str(error).strip() or type(error).__name__, 200)

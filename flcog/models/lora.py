@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from flcog.core.checks import at_least, positive
 from flcog.models.base import FeatureModel
 
+HIGHEST_RANK = 64
+"""Any network may have adapters up to this rank, a larger network also up to the longest side of its weights."""
+
 
 class Adapter(nn.Module):
     """A frozen layer and, beside it, its trained change: ``layer(x) + alpha / rank * B A x``.
@@ -110,10 +113,13 @@ def _lora(
         ['hidden.0.A', 'hidden.0.B', 'hidden.2.A', 'hidden.2.B', 'head.weight', 'head.bias']
     """
     at_least(None, 1, rank=rank)
+    if not isinstance(rank, int):
+        raise ValueError(f"LoRA: rank must be a whole number; got {rank}")
     positive(None, alpha=alpha)
     if trained is None:
         trained = [r"^head\."] if isinstance(model, FeatureModel) else []
     chosen = _chosen(model, targets, trained)
+    _require_low_rank(model, chosen, rank)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_named(name, trained))
     for name in chosen:
@@ -140,6 +146,15 @@ def _chosen(model: nn.Module, targets: Sequence[str] | None, trained: Sequence[s
             f"LoRA finds no {wanted} in {type(model).__name__} that it can adapt; it has {', '.join(able) or 'none of either'}"
         )
     return chosen
+
+
+def _require_low_rank(model: nn.Module, chosen: Sequence[str], rank: int) -> None:
+    """Refuse a rank for which the adapters would be far larger than the weights that they change."""
+    sides = [max(_weight_of(model.get_submodule(name)).flatten(1).shape) for name in chosen]
+    if rank > max(HIGHEST_RANK, *sides):
+        raise ValueError(
+            f"LoRA: rank must be at most {max(HIGHEST_RANK, *sides)} for this network, and is best far below; got {rank}"
+        )
 
 
 def _is_named(name: str, patterns: Sequence[str]) -> bool:

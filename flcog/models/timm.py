@@ -10,7 +10,7 @@ from flcog.core import hub
 from flcog.core.checks import at_least
 from flcog.core.extras import require
 from flcog.models.base import FeatureModel, with_own_dropout
-from flcog.models.loading import reason
+from flcog.models.loading import read_weights, reason
 
 
 class Timm(FeatureModel):
@@ -26,6 +26,7 @@ class Timm(FeatureModel):
         weights: a file with the network's ``state_dict`` in timm's names, ``.pth`` or ``.safetensors``, to load in their place.
         in_channels: 1 for grey images, 3 for colour; pretrained weights are adapted to other numbers than theirs.
         options: further arguments of ``timm.create_model``, such as ``{"img_size": 32, "patch_size": 4}``.
+        **keywords: the same arguments, written directly: ``Timm("vit_tiny_patch16_224", img_size=32)``.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Timm(FeatureModel):
         weights: str | Path | None = None,
         in_channels: int = 3,
         options: dict[str, Any] | None = None,
+        **keywords: Any,
     ) -> None:
         super().__init__()
         timm = require("timm", "Timm", "timm")
@@ -43,7 +45,7 @@ class Timm(FeatureModel):
         if name not in timm.list_models():
             close = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:4]) or "resnet18"
             raise ValueError(f"Timm: timm has no model {name!r}, as it has {close}; timm.list_models() names all")
-        arguments = {"in_chans": in_channels, **(options or {})}
+        arguments = {"in_chans": in_channels, **(options or {}), **keywords}
         body: Any
         if weights is not None:
             body = _with_weights(timm, name, Path(weights), num_classes, arguments)
@@ -83,10 +85,7 @@ def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any])
 
 def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     """The network as the file has it, with as many outputs as were trained there."""
-    try:
-        state: dict[str, Tensor] = timm.models.load_state_dict(str(path))
-    except Exception as error:  # a damaged file raises nearly every kind
-        raise ValueError(f"Timm: weights={str(path)!r} is no readable file of weights ({reason(error)})") from error
+    state = read_weights(path, "Timm")
     network = timm.create_model(name, num_classes=num_classes, **arguments)
     key = next((f"{key}.weight" for key, layer in network.named_modules() if layer is network.get_classifier()), "")
     outputs = len(state[key]) if key in state else 0

@@ -74,22 +74,31 @@ class SoftmaxRegression(FeatureModel):
 
 
 class MLP(FeatureModel):
-    """Fully connected layers with ReLU, for tables; the outputs keep their axis, [B, num_outputs].
+    """Fully connected layers with ReLU, for tables. The outputs keep their axis: [B, num_classes].
 
     Args:
         in_features: values per sample; 53 in Facebook's comment volumes.
         hidden: widths of the hidden layers; with none the model is linear.
-        num_outputs: 1 for regression, the number of classes otherwise.
+        num_classes: the number of outputs: classes, labels, or the values of a regression (1 by default).
+        num_outputs: an older name of ``num_classes``.
     """
 
-    def __init__(self, in_features: int = 53, hidden: Sequence[int] = (64, 64), num_outputs: int = 1) -> None:
+    def __init__(
+        self,
+        in_features: int = 53,
+        hidden: Sequence[int] = (64, 64),
+        num_classes: int = 1,
+        num_outputs: int | None = None,
+    ) -> None:
         super().__init__()
-        at_least(self, 1, in_features=in_features, num_outputs=num_outputs)
+        if num_outputs is not None:
+            num_classes = num_outputs
+        at_least(self, 1, in_features=in_features, num_classes=num_classes)
         all_at_least(self, 1, hidden=hidden or None)
         self.in_features = in_features
         self.hidden = fully_connected([in_features, *hidden])
         self.num_features = hidden[-1] if hidden else in_features
-        self.head = nn.Linear(self.num_features, num_outputs)
+        self.head = nn.Linear(self.num_features, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         x = x.flatten(1)

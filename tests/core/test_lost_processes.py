@@ -47,7 +47,7 @@ class AllOfOneProcess(Method):
 
 
 def configuration(root: Path, **trainer: Any) -> Path:
-    network = {"class_path": "flcog.models.MLP", "init_args": {"in_features": 6, "hidden": [8], "num_outputs": 3}}
+    network = {"class_path": "flcog.models.MLP", "init_args": {"in_features": 6, "hidden": [8], "num_classes": 3}}
     setting = {
         "trainer": {"rounds": 3, "local_steps": 2, "logger": False, "accelerator": "cpu", "precision": "64-true", **trainer},
         "model": {"class_path": "flcog.Classifier", "init_args": {"model": network}},

@@ -154,7 +154,7 @@ trainer: {{rounds: 3, local_steps: 1, clients_per_round: 2, logger: false, defau
 model:
   class_path: flcog.Classifier
   init_args:
-    model: {{class_path: flcog.models.MLP, init_args: {{in_features: 64, hidden: [8], num_outputs: 10}}}}
+    model: {{class_path: flcog.models.MLP, init_args: {{in_features: 64, hidden: [8], num_classes: 10}}}}
 data: {{class_path: flcog.datamodules.Digits, init_args: {{image_size: 8}}}}
 """
 
