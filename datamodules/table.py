@@ -73,6 +73,8 @@ class Table(WithTargets):
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:
             raise ValueError("Table: the test set is either test or a test_fraction of train: give one of the two")
+        if features is not None:
+            _require_columns_once(features, {target: "the target", users: "the users"})
         self._given = {part: rows for part, rows in (("train", train), ("test", test), ("val", val)) if rows is not None}
         self.target, self.users, self.features, self.standardise = target, users, features, standardise
         self.test_fraction, self._task, self._num_classes = test_fraction, task, num_classes
@@ -121,6 +123,7 @@ class Table(WithTargets):
             raise ValueError(f"Table: {part} has no column {' and no '.join(map(repr, missing))}; it has {names}")
         if len(frame) == 0:
             raise ValueError(f"Table: {part} has no rows")
+        _require_names_once(list(frame.columns), part)
         return frame
 
     def _divided(self, frame: Any) -> tuple[Any, Any]:
@@ -140,7 +143,28 @@ def _read_file(path: Path) -> Any:
             return pandas.read_parquet(path)
         if not any(name in (".csv", ".tsv") for name in path.suffixes):
             raise ValueError(f"it ends with {path.suffix or 'nothing'}, and tables end with .csv, .tsv (.gz too) or .parquet")
-        return pandas.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",")
+        separator = "\t" if ".tsv" in path.suffixes else ","
+        # pandas renames the second of two columns of one name.
+        _require_names_once(pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str).iloc[0].tolist(), path.name)
+        return pandas.read_csv(path, sep=separator)
+
+
+def _require_names_once(names: list[Any], where: str) -> None:
+    """Refuse a table in which two columns have one name."""
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise ValueError(
+                f"Table: columns {names.index(name) + 1} and {position + 1} of {where} are both called {name!r}: rename one of them"
+            )
+
+
+def _require_columns_once(features: list[str], others: dict[str | None, str]) -> None:
+    """Refuse features that are listed twice or have another role."""
+    for position, name in enumerate(features):
+        if name in others:
+            raise ValueError(f"Table: column {name!r} is {others[name]} and cannot be a feature too: take it out of features")
+        if name in features[:position]:
+            raise ValueError(f"Table: features lists column {name!r} twice: take one out")
 
 
 def _features(frame: Any, wanted: list[str] | None, no_features: tuple[str | None, ...]) -> list[str]:
@@ -160,6 +184,9 @@ def _column(frame: Any, name: str, part: str) -> np.ndarray:
         )
     if values.dtype.kind in "biuf":
         numbers: np.ndarray = values.to_numpy(getattr(values.dtype, "numpy_dtype", values.dtype))
+        if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+            row = int(np.argmin(np.isfinite(numbers)))
+            raise ValueError(f"Table: column {name!r} of {part} holds {numbers[row]} in row {row}: correct or drop that row")
         return numbers
     return np.asarray([str(value) for value in values])
 
@@ -168,13 +195,39 @@ def _categories(frame: Any, name: str) -> np.ndarray | None:
     """The values of a column of text or categories; None for one of numbers."""
     if frame[name].dtype.kind in "biuf":
         return None
-    values = np.unique(_column(frame, name, "train"))
+    column = _column(frame, name, "train")
+    if frame[name].dtype.name != "category":
+        _require_no_numbers(column, name)
+    values = np.unique(column)
     if len(values) > MOST_VALUES:
         raise ValueError(
             f"Table: column {name!r} of train holds {len(values):,} different texts, each of which would be a feature: leave it out of "
             "features"
         )
     return values
+
+
+def _require_no_numbers(column: np.ndarray, name: str) -> None:
+    """Refuse a column of text most of which is numbers: each number would become a category."""
+    numeric = np.array([_is_number(text) for text in column])
+    with_comma = np.array(["," in text and _is_number(text.replace(",", ".", 1)) for text in column])
+    if (numeric | with_comma).mean() <= 0.5 or numeric.all():
+        return
+    if with_comma.any():
+        row = int(with_comma.argmax())
+        fix = f"write {column[row].replace(',', '.')!r}, or read the file by pandas.read_csv(..., decimal=',')"
+    else:
+        row = int(numeric.argmin())
+        fix = "correct it, leave the column out of features, or give a data frame in which the column is a category"
+    raise ValueError(f"Table: column {name!r} of train holds {str(column[row])!r} in row {row} among numbers: {fix}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.ndarray:

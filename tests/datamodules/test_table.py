@@ -101,6 +101,36 @@ def test_a_part_is_held_out_for_testing() -> None:
             lambda: Table(pandas.DataFrame({"name": [f"n{i}" for i in range(1001)], "y": 0}), target="y"),
             "column 'name' of train holds 1,001 different texts",
         ),
+        (
+            lambda: Table(frame(x1=["unknown" if row == 17 else str(row) for row in range(60)]), target="label"),
+            "column 'x1' of train holds 'unknown' in row 17 among numbers: correct it",
+        ),
+        (
+            lambda: Table(frame(x1=[f"{row},5" for row in range(60)]), target="label"),
+            "column 'x1' of train holds '0,5' in row 0 among numbers: write '0.5'",
+        ),
+        (
+            lambda: Table(frame(x1=["7"] * 40 + [f"{row},5" for row in range(20)]), target="label"),
+            "column 'x1' of train holds '0,5' in row 40 among numbers",
+        ),
+        (
+            lambda: Table(frame(x1=[*range(59), np.inf]), target="label"),
+            "column 'x1' of train holds inf in row 59: correct or drop that row",
+        ),
+        (
+            lambda: Table(frame(), target="label", test=frame(x1=[-np.inf, *range(59)])),
+            "column 'x1' of test holds -inf in row 0",
+        ),
+        (
+            lambda: Table(frame(), target="label", features=["x1", "label"]),
+            "column 'label' is the target and cannot be a feature",
+        ),
+        (lambda: Table(frame(), "label", "owner", features=["owner"]), "column 'owner' is the users and cannot be a feature"),
+        (lambda: Table(frame(), target="label", features=["x1", "x1"]), "features lists column 'x1' twice"),
+        (
+            lambda: Table(frame().rename(columns={"x3": "label"}), target="label"),
+            "columns 4 and 7 of train are both called 'label': rename one of them",
+        ),
     ],
 )
 def test_what_it_refuses(make: Any, what: str) -> None:
@@ -112,3 +142,14 @@ def test_users_are_clients_that_are_tested(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "rows.csv", index=False)
     run = trained(Table(str(tmp_path / "rows.csv"), "label", "owner", client_test=0.2, batch_size=4), tmp_path, rounds=1)
     assert run.federation.num_clients == 3 and "test/client_accuracy_mean" in run.rows[-1]
+
+
+def test_a_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("x,y,y\n1,2,3\n")
+    with one_line(ValueError, "columns 2 and 3 of rows.csv are both called 'y': rename one of them"):
+        Table(str(tmp_path / "rows.csv"), target="y").setup()
+
+
+def test_numbers_declared_as_categories_stay_categories() -> None:
+    rows = pandas.DataFrame({"size": pandas.Categorical(["1", "2", "XL", "1"]), "y": [0, 1, 0, 1]})
+    assert Table(rows, target="y", num_clients=1, standardise=False).federation.train.inputs.shape == (4, 3)
