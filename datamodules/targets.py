@@ -24,7 +24,7 @@ class Targets:
     Args:
         task: what they are.
         num_classes: how many classes or labels there are; for regression, bins.
-        tensors: class indices, multi-hot rows or values, by part.
+        tensors: class indices [N], multi-hot rows [N, C], or values [N] or [N, C], by part.
         class_names: in label order, where classes are called by names.
     """
 
@@ -123,8 +123,10 @@ def _task_of(targets: np.ndarray, where: str) -> Task:
     if targets.ndim == 1:
         return "regression" if targets.dtype.kind == "f" else "classification"
     if not np.isin(targets, (0, 1)).all():
+        if targets.dtype.kind == "f":
+            return "regression"
         raise ValueError(
-            f"{where} has {targets.shape[1]} columns, so it should hold only 0 and 1; regression takes one value per sample"
+            f"{where} has {targets.shape[1]} columns of whole numbers: labels are only 0 and 1; set task=regression for values"
         )
     return "classification" if (targets.sum(1) == 1).all() else "multilabel"
 
@@ -141,8 +143,6 @@ def _count_classes(targets: dict[str, np.ndarray], task: Task, names: tuple[str,
 
 def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:
     if task == "regression":
-        if targets.ndim != 1:
-            raise ValueError(f"{where} must be one value per sample for regression; its shape is {targets.shape}")
         return torch.from_numpy(targets.astype(np.float32))
     if task == "multilabel":
         if targets.ndim != 2 or targets.shape[1] != num_classes or not np.isin(targets, (0, 1)).all():

@@ -27,6 +27,8 @@ class ClientModule(L.LightningModule):
         optimizer: the local optimiser, made anew for each client and round. Where none is given, SGD with a learning rate of 0.01 and
             a momentum of 0.9, of which nothing is left in one that is given: ``torch.optim.SGD`` alone has no momentum.
         lr_schedule: factor on the learning rate, by round.
+        output: the key or the position of the outputs, for a network that returns a dict or a tuple. By default the outputs are the
+            tensor that the network returns, or its ``logits``.
     """
 
     task: str
@@ -38,9 +40,10 @@ class ClientModule(L.LightningModule):
         model: nn.Module,
         optimizer: OptimizerCallable | None = None,  # not the function: jsonargparse would add its options to a user's optimiser
         lr_schedule: Schedule | None = None,
+        output: str | int | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.output = model, output
         if optimizer is not None and not callable(optimizer):
             raise ValueError(f"{type(self).__name__}: optimizer must be a class path, such as torch.optim.SGD; got {optimizer}")
         if isinstance(lr_schedule, Piecewise) and min(lr_schedule.values) < 0:
@@ -49,7 +52,7 @@ class ClientModule(L.LightningModule):
         self.lr_schedule = lr_schedule
 
     def forward(self, inputs: Tree, /) -> Tensor:
-        return outputs_of(self.model, call(self.model, inputs))
+        return outputs_of(self.model, call(self.model, inputs), self.output)
 
     def features(self, inputs: Tree, /) -> Tensor:
         """Penultimate activations."""
@@ -171,16 +174,16 @@ class MultiLabelClassifier(ClientModule):
 
 
 class Regressor(ClientModule):
-    """A number, by squared error. Clients are compared by their absolute error."""
+    """One or several numbers per sample, by squared error, averaged over the numbers. Clients are compared by their absolute error."""
 
     task = "regression"
     score_name = "mae"
 
     def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.flatten(1).squeeze(1) - targets.to(outputs.dtype)).square()
+        return _mean_over_columns((_values(outputs, targets) - targets.to(outputs.dtype)).square())
 
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.flatten(1).squeeze(1) - targets.to(outputs.dtype)).abs()
+        return _mean_over_columns((_values(outputs, targets) - targets.to(outputs.dtype)).abs())
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         return {"prediction": outputs.flatten(1).squeeze(1)}
@@ -189,18 +192,58 @@ class Regressor(ClientModule):
         return regression_metrics()
 
     def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
-        return "" if outputs[0].numel() == 1 else "one value per sample, so it takes one output"
-
-
-def outputs_of(network: nn.Module, returned: Any) -> Tensor:
-    """The outputs in what a network has returned: a tensor, or an object or dict with ``logits``, as transformers' classifiers return."""
-    outputs = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", returned)
-    if not isinstance(outputs, Tensor):
-        raise ValueError(
-            f"{type(network).__name__} returns a {type(returned).__name__}: a network returns a tensor, or has it as logits, as in "
-            "transformers' classifiers; give one that wraps it"
+        columns = targets[0].numel()
+        if outputs[0].numel() == columns:
+            return ""
+        return (
+            "one value per sample, so it takes one output"
+            if columns == 1
+            else f"{columns} values per sample, so it takes as many outputs"
         )
+
+
+def _values(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the outputs in the shape of the targets: [B] or [B, columns]."""
+    return outputs.flatten(1).squeeze(1) if targets.ndim == 1 else outputs.flatten(1)
+
+
+def _mean_over_columns(errors: Tensor) -> Tensor:
+    return errors if errors.ndim == 1 else errors.mean(1)
+
+
+def outputs_of(network: nn.Module, returned: Any, output: str | int | None = None) -> Tensor:
+    """Return the outputs in the value that a network has returned.
+
+    Args:
+        network: the network.
+        returned: a tensor, an object or dict with ``logits`` as transformers' classifiers return, or another dict or tuple.
+        output: the key or the position of the outputs in a dict or tuple.
+    """
+    name = "logits" if output is None else output
+    if isinstance(returned, Mapping):
+        outputs = returned.get(name)
+    elif isinstance(returned, tuple | list) and isinstance(name, int):
+        outputs = returned[name] if -len(returned) <= name < len(returned) else None
+    else:
+        outputs = getattr(returned, name, returned) if isinstance(name, str) else returned
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"{type(network).__name__} returns {_form(returned)}: {_advice(returned, output)}")
     return outputs
+
+
+def _form(returned: Any) -> str:
+    if isinstance(returned, Mapping):
+        return f"a {type(returned).__name__} of {', '.join(map(str, returned))}"
+    return f"a {type(returned).__name__}" + (f" of {len(returned)} parts" if isinstance(returned, tuple | list) else "")
+
+
+def _advice(returned: Any, output: str | int | None) -> str:
+    if not isinstance(returned, Mapping | tuple | list):
+        return "give a network that returns a tensor, or one that wraps it"
+    got = "" if output is None else f", and output={output!r} names no tensor in it"
+    example = next(iter(returned), "scores") if isinstance(returned, Mapping) else 0
+    kind = "key" if isinstance(returned, Mapping) else "position"
+    return f"its outputs need a name{got}; give the client their {kind}, such as output={example!r}"
 
 
 def as_client(network: nn.Module, task: str) -> ClientModule:

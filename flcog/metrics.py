@@ -30,7 +30,7 @@ def multilabel_metrics(num_labels: int, threshold: float = 0.5) -> MetricCollect
 
 
 def regression_metrics() -> MetricCollection:
-    """The scores of ``regression_scores``, for one output per sample: [B] or [B, 1]."""
+    """Return the scores of ``regression_scores``, for outputs [B] or [B, C]."""
     return MetricCollection([RegressionScores()])
 
 
@@ -82,7 +82,14 @@ def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """``mse``, ``mae`` and ``r2`` = 1 - mse / variance of the targets; for constant targets 1 if all are met and 0 otherwise."""
+    """Return ``mse``, ``mae`` and ``r2`` = 1 - mse / variance of the targets; for constant targets r2 is 1 if all are met, else 0.
+
+    Of several columns, [N, C], each has its scores (``mse_0``, ``mse_1``, ...), and ``mse``, ``mae`` and ``r2`` are their means.
+    """
+    if targets.ndim == 2:
+        by_column = [regression_scores(output, target) for output, target in zip(outputs.T, targets.T, strict=True)]
+        means = {name: torch.stack([scores[name] for scores in by_column]).mean() for name in by_column[0]}
+        return means | {f"{name}_{column}": value for column, scores in enumerate(by_column) for name, value in scores.items()}
     error = outputs - targets
     mse = error.square().mean()
     variance = (targets - targets.mean()).square().mean()
@@ -135,11 +142,23 @@ class MultilabelScores(_AllSamples):
 class RegressionScores(_AllSamples):
     """``regression_scores`` of all samples."""
 
+    columns: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A state, because a process without samples learns the number of columns from the others.
+        self.add_state("columns", torch.ones((), dtype=torch.int64), dist_reduce_fx="max")
+
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        if not outputs.numel() == targets.numel() == len(outputs):
+        if targets.ndim > 2 or outputs.numel() != targets.numel() or len(outputs) != len(targets):
             shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
-            raise ValueError(f"outputs and targets must hold one value per sample, [B] or [B, 1], got {shapes}")
+            raise ValueError(f"outputs and targets must hold the same number of values per sample, [B] or [B, C], got {shapes}")
+        if len(targets):
+            self.columns = torch.full_like(self.columns, targets[0].numel())
         self._keep(outputs, targets)
 
     def compute(self) -> dict[str, Tensor]:
-        return regression_scores(dim_zero_cat(self.outputs), dim_zero_cat(self.targets))
+        outputs, targets, columns = dim_zero_cat(self.outputs), dim_zero_cat(self.targets), int(self.columns)
+        if columns > 1:
+            outputs, targets = outputs.view(-1, columns), targets.view(-1, columns)
+        return regression_scores(outputs, targets)

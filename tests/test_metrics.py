@@ -115,6 +115,17 @@ def test_regression(offset: float) -> None:
     assert computed == pytest.approx(reference, rel=1e-4)
 
 
+def test_regression_of_several_columns() -> None:
+    torch.manual_seed(4)
+    targets = torch.randn(300, 2) * torch.tensor([1.0, 5.0])
+    outputs = targets + 0.5 * torch.randn(300, 2)
+    computed = scores(regression_metrics(), outputs, targets, batch_size=64)
+    p, t = outputs.double().numpy(), targets.double().numpy()
+    functions = {"mse": sk.mean_squared_error, "mae": sk.mean_absolute_error, "r2": sk.r2_score}
+    expected = {f"{name}_{column}": score(t[:, column], p[:, column]) for name, score in functions.items() for column in (0, 1)}
+    assert computed == pytest.approx(expected | {name: score(t, p) for name, score in functions.items()}, rel=1e-4)
+
+
 @pytest.mark.parametrize("prediction", [2.0, 3.0])
 def test_r2_of_constant_targets(prediction: float) -> None:
     outputs, targets = torch.full((4,), prediction), torch.full((4,), 2.0)
@@ -184,8 +195,8 @@ def test_update_accepts_half_precision_and_drops_graphs() -> None:
         (lambda: multilabel_metrics(3, threshold=1.0), r"threshold must lie in \(0, 1\); got 1.0: it is a probability"),
         (lambda: multilabel_metrics(3).update(torch.zeros(4, 2), torch.zeros(4, 2)), r"must both be \[B, 3\], got \(4, 2\)"),
         (lambda: multilabel_metrics(3).update(torch.zeros(4, 3), torch.zeros(4)), r"must both be \[B, 3\], got .* and \(4,\)"),
-        (lambda: regression_metrics().update(torch.zeros(4, 2), torch.zeros(4, 2)), "must hold one value per sample"),
-        (lambda: regression_metrics().update(torch.zeros(4), torch.zeros(3)), "must hold one value per sample"),
+        (lambda: regression_metrics().update(torch.zeros(4, 2), torch.zeros(4)), "the same number of values per sample"),
+        (lambda: regression_metrics().update(torch.zeros(4), torch.zeros(3)), "the same number of values per sample"),
     ],
 )
 def test_bad_input_is_one_clear_line(call, message: str) -> None:

@@ -51,17 +51,29 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
 
 
 def _as_stored(given: Any, stored: Any) -> Tensor:
-    given, like = torch.as_tensor(np.asarray(given)), torch.as_tensor(stored[:1])
-    if given.ndim == like.ndim - 1 and like.shape[-1] == 1:
-        given = given.unsqueeze(-1)  # grey images without their channel
-    if given.shape[1:] != like.shape[1:] or given.is_floating_point() != like.is_floating_point():
+    """Return the user's array in the type of the stored inputs; refuse values that this type cannot hold."""
+    array, like = np.asarray(given), torch.as_tensor(stored[:1])
+    kind = str(like.dtype).removeprefix("torch.")
+    if array.ndim == like.ndim - 1 and like.shape[-1] == 1:
+        array = array[..., None]  # grey images without their channel
+    real = array.dtype.kind in ("f" if like.is_floating_point() else "biu")
+    if array.shape[1:] != like.shape[1:] or not real:
         shape = ", ".join(map(str, like.shape[1:]))
-        kind, got = (str(tensor.dtype).removeprefix("torch.") for tensor in (like, given))
         raise ValueError(
-            f"inputs must be as the data set stores them, {kind} [N, {shape}]; got {got} {list(given.shape)} "
+            f"inputs must be as the data set stores them, {kind} [N, {shape}]; got {array.dtype} {list(array.shape)} "
             "(it is the data module that normalises them)"
         )
-    return given.to(like.dtype)
+    limits = torch.finfo(like.dtype) if like.is_floating_point() else torch.iinfo(like.dtype)
+    outside = (array < limits.min) | (array > limits.max)
+    if like.is_floating_point():
+        outside &= np.isfinite(array)
+    if outside.any():
+        place = tuple(int(axis[0]) for axis in np.nonzero(outside))
+        raise ValueError(
+            f"inputs hold {array[place]} in sample {place[0]}, and the data set stores {kind}, from {limits.min} to {limits.max}: "
+            "give inputs in that range"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array.astype(kind)))
 
 
 def write_predictions(path: Path, predictions: Predictions, class_names: tuple[str, ...] | None = None) -> None:

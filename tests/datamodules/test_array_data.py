@@ -1,14 +1,18 @@
 """ArrayData: what it reads from arrays and their files, and what it refuses."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness import fit
 
+import flcog
 from datamodules.common import bytes_of, everything, one_line, save
-from flcog.datamodules import IID, ArrayData, LongTail, Natural
+from flcog.datamodules import IID, ArrayData, Dirichlet, LongTail, Natural
+from flcog.models import MLP
 
 
 def test_a_test_set_like_the_clients() -> None:
@@ -165,11 +169,10 @@ def test_labels_from_one_are_suspicious() -> None:
         ({"train_images": np.ones((3, 8, 8, 3))}, {"layout": "NCHW"}, r"looks like NHWC \(\[N, H, W, C\]\), .* set layout=NHWC"),
         ({"train_images": np.ones((3, 8, 8), np.int32)}, {}, "train_images has type int32: images must be uint8"),
         ({"train_labels": np.ones((3, 2, 2), int)}, {}, r"train_labels must be \[N\], \[N, 1\] or \[N, C\]"),
-        ({"train_labels": [[0.2, 0.8]] * 3}, {}, "train_labels has 2 columns, so it should hold only 0 and 1"),
         ({"train_labels": [0.5, 1, 2]}, {"task": "classification"}, "train_labels holds fractions"),
         ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "classification"}, "train_labels has rows that are not one-hot"),
         ({"train_labels": [0, 1, 1]}, {"task": "multilabel"}, r"train_labels must be \[N, 2\] of 0 and 1"),
-        ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "regression"}, "train_labels must be one value per sample"),
+        ({"train_labels": [[1, 2], [0, 1], [0, 1]]}, {}, "has 2 columns of whole numbers: .* set task=regression for values"),
         ({"test_images": np.ones((3, 4))}, {}, "needs test_images and test_labels together; it has test_images, train_images"),
     ],
 )
@@ -219,3 +222,43 @@ def test_classes_may_have_names() -> None:
     names = np.array(["owl", "cat", "owl", "dog"])
     data = ArrayData(train_inputs=np.ones((4, 2)), train_targets=names, num_clients=2)
     assert data.federation.train.targets.tolist() == [2, 0, 2, 1] and data.federation.class_names == ("cat", "dog", "owl")
+
+
+def test_several_values_per_sample_are_learnt_together(tmp_path: Path) -> None:
+    """Each column has its metrics; alone, a column gets the same gradient up to the mean over columns."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(40, 3))
+    values = features @ rng.normal(size=(3, 2))
+    arrays = {"train_inputs": features, "test_inputs": features, "num_clients": 4, "partitioner": Dirichlet(5.0)}
+
+    def last(columns: Any, outputs: int) -> dict[str, float]:
+        torch.manual_seed(0)
+        data = ArrayData(train_targets=values[:, columns], test_targets=values[:, columns], **arrays)
+        assert data.federation.task == "regression" and data.federation.label_counts(0).sum() == len(
+            data.federation.partition.client(0)
+        )
+        client = flcog.Regressor(MLP(3, (), outputs), optimizer=partial(torch.optim.SGD, lr=0.2))
+        return fit(tmp_path, module=client, data=data, rounds=8, local_steps=8, eval_every=1, clients_per_round=4).rows[-1]
+
+    row = last([0, 1], 2)
+    assert (
+        row["test/mse"] == pytest.approx((row["test/mse_0"] + row["test/mse_1"]) / 2) == pytest.approx(row["test/loss"], rel=1e-5)
+    )
+    assert row["test/r2_0"] > 0.9 and row["test/r2_1"] > 0.9
+    with one_line(ValueError, "the training set has 2 values per sample, so it takes 2 outputs"):
+        last([0, 1], 1)
+
+
+def test_inputs_that_are_not_finite_are_named_before_training() -> None:
+    class Own(flcog.FederatedDataModule):
+        num_classes = 2
+
+        def load(self) -> flcog.Splits:
+            inputs = torch.zeros(6, 2)
+            inputs[4, 1] = torch.nan
+            return flcog.Splits(flcog.Samples(inputs, torch.arange(6) % 2))
+
+    with one_line(
+        ValueError, "Own: the training set has NaN or infinite inputs, the first in sample 4: correct or drop that sample"
+    ):
+        Own(num_clients=2).setup()

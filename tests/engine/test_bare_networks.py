@@ -61,17 +61,45 @@ def test_by_class_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "Net trains as a flcog.Classifier by SGD" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_a_network_returns_is_a_tensor_or_has_logits() -> None:
-    class Named(nn.Linear):
-        def forward(self, x: torch.Tensor) -> Any:
-            return {"logits": super().forward(x), "loss": None}
+class Returns(nn.Linear):
+    """Returns more than its outputs."""
 
-    class Pair(nn.Linear):
-        def forward(self, x: torch.Tensor) -> Any:
-            return super().forward(x), None
+    def __init__(self, wrap: Any) -> None:
+        super().__init__(3, 2)
+        self.wrap = wrap
 
-    rows = torch.randn(2, 3)
-    network = Named(3, 2)
-    assert torch.equal(flcog.Classifier(network)(rows), nn.functional.linear(rows, network.weight, network.bias))
-    with pytest.raises(ValueError, match=r"^Pair returns a tuple: a network returns a tensor, or has it as logits"):
-        flcog.Classifier(Pair(3, 2))(rows)
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wrap(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "output"),
+    [
+        (lambda outputs: {"logits": outputs, "loss": None}, None),
+        (lambda outputs: {"scores": outputs, "logits": outputs + 1}, "scores"),
+        (lambda outputs: (None, outputs), 1),
+        (lambda outputs: [outputs, outputs + 1], 0),
+    ],
+)
+def test_outputs_are_logits_or_have_a_name(wrap: Any, output: Any) -> None:
+    network, rows = Returns(wrap), torch.randn(2, 3)
+    expected = nn.functional.linear(rows, network.weight, network.bias)
+    assert torch.equal(flcog.Classifier(network, output=output)(rows), expected)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "output", "message"),
+    [
+        (
+            lambda outputs: (outputs, None),
+            None,
+            "returns a tuple of 2 parts: .* give the client their position, such as output=0$",
+        ),
+        (lambda outputs: (outputs,), 1, "a tuple of 1 parts: its outputs need a name, and output=1 names no tensor in it"),
+        (lambda outputs: {"scores": outputs}, None, "a dict of scores: .* give the client their key, such as output='scores'$"),
+        (lambda outputs: None, None, "returns a NoneType: give a network that returns a tensor"),
+    ],
+)
+def test_other_returns_say_how_to_name_the_outputs(wrap: Any, output: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^Returns .*{message}" if "returns" not in message else message):
+        flcog.Classifier(Returns(wrap), output=output)(torch.randn(2, 3))

@@ -72,8 +72,11 @@ def test_predictions_are_the_models(tmp_path: Path) -> None:
 def test_other_tasks_predict_what_they_learn(tmp_path: Path) -> None:
     torch.manual_seed(0)
     regressor = flcog.Regressor(MLP(6, (4,), 1))
-    found = fit(tmp_path, module=regressor, data=TinyData(targets="regression"), **FLOAT).predict()
+    trainer = fit(tmp_path, module=regressor, data=TinyData(targets="regression"), **FLOAT)
+    found = trainer.predict()
     torch.testing.assert_close(found["prediction"], outputs_of(regressor).squeeze(1))
+    with pytest.raises(ValueError, match="inputs hold 1e\\+300 in sample 0, and the data set stores float32"):
+        trainer.predict(inputs=np.full((1, 6), 1e300))
     labels = flcog.MultiLabelClassifier(MLP(6, (4,), 3))
     found = fit(tmp_path, module=labels, data=TinyData(targets="multilabel"), **FLOAT).predict()
     torch.testing.assert_close(found["probability"], outputs_of(labels).sigmoid())
@@ -115,6 +118,15 @@ def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
     for wrong in (np.zeros((5, 1, 8, 8), np.uint8), np.zeros((5, 8, 8), np.float32)):
         with pytest.raises(ValueError, match=r"uint8 \[N, 8, 8, 1\]; got"):
             trainer.predict(inputs=wrong)
+    for value, kind in ((300, np.int64), (-1, np.int8), (256.0, np.complex64), (2**63, np.uint64)):
+        message = (
+            r"uint8 \[N, 8, 8, 1\]; got complex64" if kind is np.complex64 else f"hold {value} in sample 2, .* from 0 to 255"
+        )
+        wide = grey.astype(kind)
+        wide[2, 3, 4] = value
+        with pytest.raises(ValueError, match=message):
+            trainer.predict(inputs=wide)
+    assert len(trainer.predict(inputs=grey.astype(np.int64))["prediction"]) == 5
     with pytest.raises(ValueError, match="the parts of the data set's own"):
         trainer.predict(inputs={"image": grey})
     with pytest.raises(ValueError, match="come together"):
@@ -205,7 +217,7 @@ def test_lightning_loads_our_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bare", [False, True])
 def test_the_class_and_its_arguments_are_in_the_checkpoint(bare: bool, tmp_path: Path) -> None:
     """Where the command line knows them; of a bare network too, which the run has made a Classifier."""
-    network = {"class_path": "flcog.models.MLP", "init_args": {"in_features": 6, "hidden": [8], "num_outputs": 3}}
+    network = {"class_path": "flcog.models.MLP", "init_args": {"in_features": 6, "hidden": [8], "num_classes": 3}}
     module = {"class_path": "flcog.Classifier", "init_args": {"model": network}}
     trainer = make_trainer(tmp_path, **FLOAT)
     trainer.config = {"model": network if bare else module}
