@@ -26,16 +26,16 @@ class AGNews(FederatedDataModule):
 
     Reads ``<data_dir>/train.csv`` and ``test.csv`` (Zhang et al. 2015, https://arxiv.org/abs/1509.01626), whose columns are the
     topic from 1 to 4, the title and the description, with or without a line of headings. Words and punctuation marks, in lower
-    case, are tokens. Id 0 is padding, 1 stands for words that are not in the vocabulary, and the others are numbered from 2 by
-    falling frequency in the training set, equally frequent ones in alphabetical order.
+    case, are tokens. Id 0 is padding, 1 is for words outside the vocabulary, and the others are numbered from 2 by falling
+    frequency in the training set, equally frequent ones in alphabetical order.
 
     Or reads arrays of token ids that are padded with 0 already: ``tokens_train``, ``y_train``, ``tokens_test``, ``y_test``.
 
     Args:
         data_dir: the folder that holds the two files.
         tokens: an ``.npz`` file of token ids to read instead.
-        vocab_size: ids are below this. The default, which holds every word of the training set, is that of token arrays made by
-            PFLlib; the model's embedding needs the same number.
+        vocab_size: ids are below this. The default holds every word of the training set, as in token arrays made by PFLlib; the
+            model's embedding needs the same number.
         max_length: tokens kept of each article; the longest has about 200.
     """
 

@@ -27,15 +27,15 @@ class ArrayData(WithTargets):
     may be called ``inputs`` and ``targets`` as well.
 
     Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
-    or [N, H, W, C], or [N, C, H, W] with ``layout=NCHW``. Targets are [N] or [N, 1], of which integers and text are classes and
-    floats are values, or [N, C] of 0 and 1. Rows with exactly one 1 each are classes too. Memory-mapped arrays, from Python, stay
-    on disk.
+    or [N, H, W, C], or [N, C, H, W] with ``layout=NCHW``. Targets are [N] or [N, 1], with integers or text for classes and floats
+    for values, or [N, C]: rows of 0 and 1 are labels, other floats are several values. Rows with exactly one 1 each are classes
+    too. Memory-mapped arrays, from Python, stay on disk.
 
     Args:
         path: the ``.npz`` file; None where arrays are given.
-        task: what the targets are, if not what they look like.
-        num_classes: number of classes or labels, if it is more than occur; for regression, the bins that stand for classes where
-            a method needs a distribution of labels (10 by default).
+        task: the kind of targets; ``auto`` infers it from them.
+        num_classes: the number of classes or labels, if some do not occur. For regression, the number of bins that replace
+            classes in methods that use label counts (10 by default).
         mean: subtracted from each channel or feature, after uint8 has been scaled to [0, 1]; "auto" is the training set's, None
             leaves values as they are.
         std: divides each channel or feature; as ``mean``.
@@ -85,7 +85,7 @@ class ArrayData(WithTargets):
         }
         self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
         if (path is None) == (not self._given):
-            raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give one of the two")
+            raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give only one")
         if (mean == "auto") != (std == "auto") or (mean is None) != (std is None):
             raise ValueError(f"mean and std come together; got mean={mean} and std={std}")
         one_of(self, ("NHWC", "NCHW"), layout=layout)

@@ -1,8 +1,8 @@
 """Augmentation of training images: crops, flips, rotations and colour changes, as pure functions of images and keys.
 
-Images come as stored, [B, H, W, C], with one 64-bit key each. An image and its key fix the result, whatever else is in the
-batch, so a resumed run, vmap and any number of processes see the same pixels. Nothing here loops over images, and all of it
-runs on the device that holds them.
+Images come as stored, [B, H, W, C], with one 64-bit key each. The result depends only on an image and its key, so a resumed run,
+vmap and any number of processes see the same pixels. Nothing here loops over images, and all of it runs on the device that holds
+them.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class CropFlip:
     """torchvision's ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip``.
 
     Args:
-        padding: width of the black border from which crops of the image's own size are taken, >= 0.
+        padding: width of the black border that is added before a crop of the image's own size, >= 0.
         vertical: also flip upside down with probability 1/2.
     """
 
@@ -116,7 +116,7 @@ class Rotate:
 
 
 def rotate(inputs: Tensor, degrees: np.ndarray) -> Tensor:
-    """Images turned counter-clockwise about their centres; what comes from outside is black."""
+    """Images turned counter-clockwise about their centres; pixels from outside are black."""
     batch, height, width, channels = inputs.shape
     radians = torch.from_numpy(np.radians(degrees)).to(inputs.device, torch.float32)[:, None, None]
     y = (torch.arange(height, device=inputs.device) - (height - 1) / 2)[None, :, None]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Enlarge:
-    """Model inputs enlarged to squares of ``size``, on the device that has them."""
+    """Enlarge model inputs to squares of ``size`` on their device."""
 
     preprocess: Preprocess
     size: int

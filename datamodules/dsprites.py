@@ -33,7 +33,7 @@ class DSprites(FederatedDataModule):
 
     Args:
         data_dir: the folder that holds the file.
-        samples_per_client: training images of each client, drawn at random; None takes all. Test sets shrink alike.
+        samples_per_client: training images of each client, drawn at random; None takes all. Test sets shrink by the same factor.
     """
 
     num_classes = 3

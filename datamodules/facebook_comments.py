@@ -21,7 +21,7 @@ class FacebookComments(FederatedDataModule):
 
     Reads ``Features_Variant_<k>.csv`` and ``Features_TestSet.csv``, from any folder below ``data_dir``. Of their 54 columns the
     last is the target (Singh et al. 2015, https://doi.org/10.5013/IJSSST.a.16.05.16, https://archive.ics.uci.edu/dataset/363).
-    FedDisco shows with them that discrepancy extends to regression, where bins of the target stand for classes
+    FedDisco shows with them that discrepancy extends to regression, with bins of the target as classes
     (https://arxiv.org/abs/2305.19229, appendix B.8).
 
     Features are standardised by the training set's means and standard deviations.
@@ -29,9 +29,9 @@ class FacebookComments(FederatedDataModule):
     Args:
         data_dir: the folder that holds the files above.
         variant: 1 to 5; variant k observes every post at k times, so it has about k times as many rows.
-        log_target: predict log(1 + comments). More than half of the posts get none and some over a thousand, so without the
-            logarithm the squared error is that of a few posts.
-        num_classes: bins of equal mass that stand for classes where a method needs a distribution of labels.
+        log_target: predict log(1 + comments). More than half of the posts get no comment and some over a thousand, so without the
+            logarithm a few posts would make up the squared error.
+        num_classes: the number of bins of equal mass that replace classes in methods that use label counts.
     """
 
     task = "regression"

@@ -35,7 +35,7 @@ class FEMNIST(FederatedDataModule):
         data_dir: LEAF's folder ``data/femnist/data``, or another with the files above.
         num_classes: 62 characters, or as many as a subset has (FedProx and FedDisco take 10).
         test_fraction: where only ``all_data`` is there, the last part of each writer's samples makes up the test set.
-        mean: subtracted from pixels; None leaves LEAF's values, in which paper is 1 and ink 0.
+        mean: subtracted from pixels; None leaves LEAF's values: paper is 1 and ink 0.
         std: divides pixels; None leaves LEAF's values.
     """
 

@@ -1,4 +1,4 @@
-"""Reading data files: one-line errors for a file that is missing, broken, or not what it should be."""
+"""Reading data files: one-line errors for a file that is missing, damaged, or of another kind."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def missing_files(data_set: str, missing: Sequence[Path], remedy: str) -> FileNo
 
 
 def download(source: Callable[..., object], data_dir: str, remedy: str) -> None:
-    """Let a torchvision data set get its files; without a network it raises whatever the network's layers raise."""
+    """Let a torchvision data set download its files, and turn any error of the network into one line."""
     try:
         source(data_dir, download=True)
     except Exception as error:
@@ -33,7 +33,7 @@ def download(source: Callable[..., object], data_dir: str, remedy: str) -> None:
 
 @contextmanager
 def reading(path: str | Path, remedy: str = "get it again or repair it") -> Iterator[None]:
-    """Name the file in whatever goes wrong while it is read: decoders raise nearly every kind of error on broken files."""
+    """Add the file's name to any error while it is read: decoders raise nearly every kind of error on damaged files."""
     try:
         yield
     except FileNotFoundError as error:

@@ -47,8 +47,8 @@ def fingerprint(dataset: Any, leave_out: Path) -> str | None:
     """Return twenty hex digits of the data set's content, or None if some part of it hides its content.
 
     Arrays and tensors count by their values, memory-mapped arrays by their files. A path to a file counts by the file's size and
-    time, a path to a folder by those of all files in it. Objects count by their attributes and by the code of their classes;
-    functions count by their code, their defaults, and the variables outside them that they read.
+    time, a path to a folder by the sizes and times of all files in it. Objects count by their attributes and by the code of their
+    classes; functions count by their code, their defaults, and the variables outside them that they read.
 
     Args:
         dataset: an object with ``items[index]``.
@@ -157,7 +157,7 @@ class _Walk:
         self.add(state or _reduced(value))
 
     def _add_class(self, cls: type) -> None:
-        """Add a class: its name and, of a user's class and those that it derives from, methods and class attributes."""
+        """Add a class: its name and, for a user's class and its bases, methods and class attributes."""
         self._write(f"class {_name(cls)}")
         for base in cls.__mro__:
             if id(base) in self._seen or _is_installed(base):

@@ -54,7 +54,8 @@ class FLAIR(FederatedDataModule):
     The metadata are read as a stream, and only the images of the users in use are decoded, once, into a memory-mapped file in
     ``<data_dir>/decoded`` that an interrupted run goes on filling. All of them take 84 GB.
 
-    A smaller ``max_users`` chooses among the users of a larger one, whatever their order in the file. ``partition_seed`` decides.
+    The users of a smaller ``max_users`` are among the users of a larger one, in any order of the file. ``partition_seed``
+    decides.
 
     Args:
         data_dir: the folder that holds the files above.

@@ -36,7 +36,7 @@ class HAM10000(FederatedDataModule):
     Args:
         data_dir: the folder that holds the files above.
         test_per_class: test images of each diagnosis.
-        test_by: what is taken whole for the test set, a ``lesion`` or an ``image``.
+        test_by: the unit of the test set, a ``lesion`` or an ``image``.
         image_size: images are scaled to squares of this side; FedDisco's 56 by default.
         mean: subtracted from each channel, on the [0, 1] scale; FedDisco's, which is ImageNet's.
         std: divides each channel; as ``mean``.

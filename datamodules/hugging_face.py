@@ -48,9 +48,9 @@ class HuggingFace(ItemSets):
         train: the split to train on.
         test: the split to test on; none if the data set has no such split.
         val: the split to validate on.
-        transform: from an input as it is stored (a picture, a text, a dict of columns) to what the network gets.
+        transform: a function from a stored input (a picture, a text, a dict of columns) to an input of the network.
         eval_transform: the same for test and validation samples; ``transform`` by default.
-        task: what the targets are, if not what they look like.
+        task: the kind of targets; ``auto`` infers it from them.
         num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
         collate_fn: from a list of inputs to a batch of them, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
         num_workers: how many processes read items; 0 reads them in the training process.

@@ -22,9 +22,9 @@ REMEDY = "point cache_dir at a larger disk, or ask for fewer or smaller images"
 
 @dataclass(frozen=True)
 class ImageCache:
-    """Decoded images as one ``.npy`` file [N, H, W, C] of uint8, named after what is in it.
+    """Decoded images as one ``.npy`` file [N, H, W, C] of uint8, whose name depends on its content.
 
-    A killed run goes on where it stopped; see :class:`flcog.datamodules.row_file.RowFile`.
+    An interrupted run continues later; see :class:`flcog.datamodules.row_file.RowFile`.
 
     Args:
         folder: where the file is kept.
@@ -32,7 +32,7 @@ class ImageCache:
         root: the folder that the images' names start from.
         files: the images, in the order of the array's rows.
         size: height and width to scale to.
-        shape_by: what becomes of an image of another size: it is stretched, cropped about the centre, or rejected.
+        shape_by: the treatment of an image of another size: it is stretched, cropped about the centre, or rejected.
         mode: Pillow's name for the pixels: "RGB", or "L" for grey.
         stamps: more that the images depend on, e.g. the files' sizes and times; a cache made for other stamps is not used.
     """
@@ -58,7 +58,7 @@ class ImageCache:
         return len(self.files), *self.size, len(self.mode)
 
     def load(self) -> Tensor | CheckedRows:
-        """The images: a tensor if they fit into memory, else rows that stay on disk. Decodes what is missing."""
+        """Return the images: a tensor if they fit into memory, else rows that stay on disk. Decodes missing images."""
         self.fill()
         images = self._file.load()
         return torch.from_numpy(images[:]) if images.nbytes <= IN_MEMORY_BYTES else images

@@ -1,4 +1,4 @@
-"""ItemSets: what TorchDataset and HuggingFace share, data sets whose own code reads them item by item."""
+"""ItemSets: the base class of TorchDataset and HuggingFace, whose items are read one by one."""
 
 import hashlib
 from abc import abstractmethod
@@ -27,10 +27,10 @@ from flcog.datamodules.targets import Targets, WithTargets, read_targets
 from flcog.datamodules.workers import Part, Workers, result_of
 
 PROBED = 16
-"""So many items, from all over a set, are read before its file is looked for: they show the form of its rows."""
+"""The number of items, spread over a set, that are read to learn the form of the rows of its cache file."""
 
 COMPARED = 100
-"""The most items that are read to compare their targets with those that the data set shows."""
+"""The most items that are read to compare their targets with the data set's ``targets``."""
 
 REMEDY = "point cache_dir at a larger disk, or leave it out, and items are read while the model trains"
 
@@ -40,11 +40,11 @@ class ItemSet:
     """One part of a data set.
 
     Args:
-        items: what has a length and ``items[index]``, each a pair of input and target.
-        targets: of all items, where they are known without reading them; names, numbers, rows of 0 and 1.
-        checked: whether ``targets`` were found rather than given, so that items may have others.
+        items: an object with a length and ``items[index]``; each item is a pair of input and target.
+        targets: the targets of all items, if they are known without reading items: names, numbers, or rows of 0 and 1.
+        checked: whether ``targets`` is an attribute of the data set, so that items may have other targets.
         users: the natural owner of each item.
-        stored: inputs that are there as tensors, with nothing to be done to them.
+        stored: inputs that exist as tensors and need no transform.
         transformed: whether a ``target_transform`` makes other targets of ``targets``.
     """
 
@@ -64,7 +64,7 @@ class ItemSet:
 
 
 def _require_users(users: np.ndarray) -> None:
-    """Refuse users of whom some are missing or are no single names or numbers."""
+    """Refuse missing users, and users that are not single names or numbers."""
     if users.ndim != 1:
         raise ValueError(f"users are one name or number per item; they have shape {users.shape}")
     if users.dtype.kind in "Of":
@@ -77,12 +77,12 @@ class ItemSets(WithTargets):
     """Data sets that are read item by item.
 
     Args:
-        task: what the targets are, if not what they look like.
-        num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
-        collate_fn: from a list of items to a batch, as ``DataLoader`` has it.
-        num_workers: how many processes read.
-        cache_dir: where items are kept once read; None to read them while the model trains.
-        natural: whether users are known, who are the clients unless a partitioner says otherwise.
+        task: the kind of targets; ``auto`` infers it from them.
+        num_classes: the number of classes or labels, if some do not occur; for regression, the number of bins of the target.
+        collate_fn: a function from a list of items to a batch, as for ``DataLoader``.
+        num_workers: the number of processes that read.
+        cache_dir: a folder for the items after they are read once; None to read them while the model trains.
+        natural: whether users are known; they are the clients unless a partitioner is given.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ItemSets(WithTargets):
 
     @abstractmethod
     def _parts(self) -> Mapping[str, ItemSet]:
-        """The parts that there are, of "train", "test" and "val"."""
+        """Return the parts that exist, of "train", "test" and "val"."""
 
     def preprocess(self) -> Callable[[Tree], Tree]:
         return _as_torch_has_it
@@ -133,7 +133,7 @@ class ItemSets(WithTargets):
         for part, items in sets.items():
             if len(items.items) == 0:
                 raise ValueError(f"the {part} set is empty: check its path, split and any subset you asked for")
-        if self.cache_dir is not None:  # now, because reading an item may change what a data set remembers
+        if self.cache_dir is not None:  # now, because reading an item may change a data set's attributes
             self._fingerprints = {part: fingerprint(items.items, Path(self.cache_dir)) for part, items in sets.items()}
         return sets
 
@@ -151,7 +151,7 @@ class ItemSets(WithTargets):
     # Targets ----------------------------------------------------------------------------------------------------------------------
 
     def _targets(self, part: str) -> np.ndarray:
-        """All targets of a set: known, kept in its file, or read with the items."""
+        """Return all targets of a set: known, from its cache file, or read with the items."""
         known, count = self._known_targets[part], len(self._sets[part].items)
         if known is not None:
             return known
@@ -182,7 +182,7 @@ class ItemSets(WithTargets):
         return items.targets if np.array_equal(own.reshape(-1), items.targets[some].reshape(-1)) else None
 
     def _check_collated(self, targets: Tensor) -> None:
-        """Refuse a ``collate_fn`` that makes other targets than those which clients are made and measured by."""
+        """Refuse a ``collate_fn`` whose targets differ from the items' own: the split and the metrics use the latter."""
         rows = np.arange(min(8, len(targets)))
         made = result_of(self._workers.submit("train", collated_targets, rows), "train")
         if (
@@ -202,7 +202,7 @@ class ItemSets(WithTargets):
         if items.stored is not None:
             return items.stored
         if self.cache_dir is None:
-            # Items that make no batch are better refused now than in the middle of a round.
+            # Refuse items that cannot be stacked now, instead of in the middle of a round.
             result_of(self._workers.submit(part, inputs_of, _spread(len(items.items), 4)), part)
             return Streamed(self._workers, part, len(items.items), self.collate_fn is not None)
         rows = self._fill(part)
@@ -215,14 +215,14 @@ class ItemSets(WithTargets):
         return pytree.tree_unflatten(fields, form)
 
     def _fill(self, part: str) -> CheckedRows:
-        """The set's file, once all of it is there."""
+        """Fill the set's cache file and return its rows."""
         file, with_targets = self._file(part)
         make = partial(rows_of, dtype=file.dtype, with_targets=with_targets)
         file.fill(lambda rows: (row for some in self._workers.each(part, make, rows) for row in some), f"reading the {part} set")
         return file.load()
 
     def _file(self, part: str) -> tuple[RowFile, bool]:
-        """Where the set's items are kept, by the content of the set, and whether their targets are kept with them."""
+        """Return the set's cache file, whose name depends on the content of the set, and whether targets are in it too."""
         if part not in self._files:
             count = len(self._sets[part].items)
             some = _spread(count, PROBED)
@@ -239,7 +239,7 @@ class ItemSets(WithTargets):
         return self._files[part]
 
     def _digest(self, part: str, make: Callable[..., Any]) -> str:
-        """A digest of all items, of a set that does not show its content: each of them is read for it."""
+        """Read all items of a set that hides its content, and return their digest."""
         kind, count, digest = type(self._sets[part].items).__name__, len(self._sets[part].items), hashlib.sha256()
         console = Console(stderr=True)
         console.print(f"{kind} does not show all of its content: its items are read to see whether cache_dir holds these")
@@ -262,19 +262,19 @@ def _of_each_class(targets: np.ndarray, most: int) -> np.ndarray:
 
 
 def _spread(count: int, most: int) -> np.ndarray:
-    """Some of so many items, from the first to the last."""
+    """Return at most ``most`` of ``count`` indices, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
 
 
 def _as_torch_has_it(inputs: Tree) -> Tree:
-    """Inputs as the data set's transforms made them; images of bytes are scaled to [0, 1]."""
+    """Return inputs as the data set's transforms made them; scale images of bytes to [0, 1]."""
     return map_leaves(_scaled, inputs)
 
 
 def _scaled(leaf: Tensor) -> Tensor:
     if leaf.ndim != 4:
         return leaf
-    # In the memory's order of all other images here, which convolutions read faster: with the channels last.
+    # Channels-last memory, as for all other images here: convolutions read it faster.
     rows = leaf.permute(0, 2, 3, 1)
     copied = torch.empty(rows.shape, dtype=_float_of(leaf), device=leaf.device).copy_(rows)
     return (copied.div_(255) if leaf.dtype == torch.uint8 else copied).permute(0, 3, 1, 2)

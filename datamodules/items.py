@@ -1,4 +1,4 @@
-"""What is made of the items of a data set: batches of tensors, targets, rows of a file. Workers call these functions."""
+"""Functions that worker processes call with the items of a data set, to make batches, targets, or rows of a file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from flcog.datamodules.workers import Part
 
 
 def inputs_of(part: Part, items: list[Any]) -> Tree:
-    """A batch's inputs: what the user's ``collate_fn`` makes of the items, or their tensors stacked."""
+    """Return a batch's inputs: the result of the user's ``collate_fn``, or the stacked tensors of the items."""
     if part.collate_fn is not None:
         return _tensors(part.pair(part.collate_fn(items))[0])
     try:
@@ -31,7 +31,7 @@ def targets_of(part: Part, items: list[Any]) -> np.ndarray:
 
 
 def collated_targets(part: Part, items: list[Any]) -> np.ndarray | None:
-    """The targets in what the user's ``collate_fn`` makes, if there are any."""
+    """Return the targets in the result of the user's ``collate_fn``, or None."""
     assert part.collate_fn is not None
     targets = part.pair(part.collate_fn(items))[1]
     return None if targets is None else as_array(targets)

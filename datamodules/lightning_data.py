@@ -34,9 +34,9 @@ class LightningData(ItemSets):
     Args:
         module: the data module.
         targets: of the training set, an array or the name of the attribute that holds them; a dict by part for several sets. By
-            default the data set's ``targets`` or ``labels``, or those of its items.
+            default the data set's ``targets`` or ``labels``, or the targets of its items.
         users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
-        task: what the targets are, if not what they look like.
+        task: the kind of targets; ``auto`` infers it from them.
         num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
     """
 

@@ -31,8 +31,8 @@ class MNIST(FederatedDataModule):
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         mean: subtracted from pixels, on the [0, 1] scale.
         std: divides pixels, on the [0, 1] scale.
-        samples_per_class: keep only the first so many training images of each digit, in file order; Fedssyn's study of shuffling
-            takes 1,024 (https://arxiv.org/abs/2306.13263, section A.3.1). None keeps all.
+        samples_per_class: the number of training images of each digit to keep, in file order; Fedssyn's study of shuffling takes
+            1,024 (https://arxiv.org/abs/2306.13263, section A.3.1). None keeps all.
     """
 
     num_classes = 10
@@ -99,7 +99,7 @@ def _as_it_lies_there(path: Path) -> Path:
 
 
 def _read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of an IDX file with so many dimensions, packed or not."""
+    """Return the bytes of an IDX file, compressed or not."""
     with reading(path):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         magic, *shape = np.frombuffer(content, ">i4", 1 + dimensions).tolist()
@@ -123,7 +123,7 @@ class FashionMNIST(MNIST):
             changes nothing.
         mean: subtracted from pixels, on the [0, 1] scale.
         std: divides pixels, on the [0, 1] scale.
-        samples_per_class: keep only the first so many training images of each class, in file order. None keeps all.
+        samples_per_class: the number of training images of each class to keep, in file order. None keeps all.
     """
 
     class_names = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

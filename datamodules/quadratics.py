@@ -83,7 +83,7 @@ class Quadratics(FederatedDataModule):
 
     @property
     def smoothness_mean(self) -> float:
-        """The mean curvature of the clients, which is that of f."""
+        """The mean curvature of the clients, which is the curvature of f."""
         return self.curvatures.mean().item()
 
     @property
@@ -135,7 +135,7 @@ class LeastSquares(ClientModule):
 
     Args:
         model: maps inputs to vectors; ``torch.nn.Linear(1, dimension, bias=False)``, whose weight is x.
-        optimizer: the local optimiser, made anew for each client and round.
+        optimizer: a function that makes the local optimiser for each client and round.
         lr_schedule: factor on the learning rate, by round.
     """
 

@@ -98,7 +98,7 @@ class RandomData(FederatedDataModule):
 
 
 def _checked(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape, if it is that of an image or of a row."""
+    """Return the shape if it belongs to an image or a row."""
     given = list(shape)
     if len(given) not in (1, 3) or min(given) < 1:
         raise ValueError(

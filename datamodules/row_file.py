@@ -1,4 +1,4 @@
-"""An array on disk that is filled over a long time: once, by one process, and from where a killed one stopped."""
+"""A file of rows with checksums, which one process fills and an interrupted run completes later."""
 
 import math
 import shutil
@@ -18,27 +18,28 @@ from flcog.core.files import clear_errors, make_folder, put_in_place, replacing
 from flcog.datamodules.files import MADE_AGAIN, reading
 
 IN_MEMORY_BYTES = 2 * 2**30
-"""Sets up to this size are read into memory, and go to the device; larger ones stay on disk and are read batch by batch."""
+"""The largest set that is read into memory and moved to the device; larger sets stay on disk and are read by batch."""
 
 CHUNK_BYTES = 64 * 2**20
-"""So much is asked for at once."""
+"""The size of the rows that are requested at once."""
 
 SECONDS = 2.0
-"""So long rows are made between two marks of progress, unless there are ``CHUNK_BYTES`` before: what an interrupted run makes again."""
+"""The longest time between two marks of progress. An interrupted run repeats at most this work."""
 
 
 @dataclass(frozen=True)
 class RowFile:
     """One ``.npy`` file of rows.
 
-    While it is being filled, the file is called ``.partial`` and a second one marks the rows that are on disk, so a killed run
-    goes on where it stopped. The final name exists only once every row is there.
+    While the file is incomplete, its name ends with ``.partial``, and a second file marks the finished rows, so that an
+    interrupted run can continue. The final name appears only when every row is on disk. A third file holds a checksum for each
+    row.
 
     Args:
-        path: of the finished file.
-        shape: of the array; its first axis is the rows'.
-        dtype: of its values.
-        remedy: what to do about a full disk.
+        path: the path of the finished file.
+        shape: the shape of the array; its first axis counts the rows.
+        dtype: the type of its values.
+        remedy: the advice for a full disk.
     """
 
     path: Path
@@ -47,12 +48,12 @@ class RowFile:
     remedy: str
 
     def load(self) -> "CheckedRows":
-        """The rows, which stay on disk, and are checked as they are read."""
+        """Return the rows, which stay on disk and are compared with their checksums when they are read."""
         with reading(self.path, MADE_AGAIN):
             rows = np.load(self.path, mmap_mode="r")
             if rows.shape != self.shape or rows.dtype != self.dtype:
                 raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}, not {self.dtype} of shape {self.shape}")
-        if not self._sums.exists():  # a file of an earlier version
+        if not self._sums.exists():  # an earlier version wrote the file
             with replacing(self._sums, remedy=self.remedy) as file:
                 file.write(np.fromiter(map(checksum, rows), np.uint32, len(rows)).tobytes())
         with reading(self._sums, MADE_AGAIN):
@@ -62,11 +63,11 @@ class RowFile:
         return CheckedRows(self.path, rows, sums)
 
     def fill(self, make: Callable[[np.ndarray], Iterable[np.ndarray]], what: str) -> None:
-        """Make the rows that are not on disk yet.
+        """Compute the rows that are not on disk yet.
 
         Args:
             make: from numbers of rows to these rows, one after another.
-            what: what is done, for the progress bar.
+            what: the text of the progress bar.
         """
         if self.path.exists():
             return
@@ -95,7 +96,7 @@ class RowFile:
             task = progress.add_task(what, total=len(done), completed=len(done) - len(pending))
 
             def mark(written: np.ndarray) -> None:
-                # Rows are flushed before their marks: a crash must not leave a mark for one that is not on disk.
+                # Rows are flushed before their marks: after a crash every marked row must be on disk.
                 rows.flush()
                 sums.flush()
                 done[written] = 1
@@ -133,13 +134,13 @@ class RowFile:
 
 
 class CheckedRows:
-    """The rows of a file. Each is compared with its checksum when it is read.
+    """The rows of a file, each compared with its checksum when it is read.
 
     Args:
-        path: of the file.
-        rows: all of it, memory-mapped.
+        path: the path of the file.
+        rows: the whole file, memory-mapped.
         sums: the checksum of each row.
-        field: of the rows, where only one is wanted.
+        field: the name of the only field to return; None for whole rows.
     """
 
     def __init__(self, path: Path, rows: np.ndarray, sums: np.ndarray, field: str | None = None) -> None:
@@ -153,14 +154,14 @@ class CheckedRows:
         )
 
     def field(self, name: str) -> "CheckedRows":
-        """One field of each row."""
+        """Return a view with only one field of each row."""
         return CheckedRows(self._path, self._rows, self._sums, name)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, chosen: Any) -> np.ndarray:
-        """Some rows, by their number, a slice or an array of numbers."""
+        """Return some rows, selected by a number, a slice or an array of numbers."""
         numbers = np.atleast_1d(np.arange(len(self._rows))[chosen])
         rows = np.array(self._rows[numbers])
         for number, row in zip(numbers, rows, strict=True):
@@ -171,14 +172,14 @@ class CheckedRows:
 
 
 def checksum(row: np.ndarray | np.void) -> int:
-    """The CRC-32 of a row's bytes."""
+    """Return the CRC-32 of a row's bytes."""
     return zlib.crc32(row.tobytes())
 
 
 def _write(
     rows: np.ndarray, sums: np.ndarray, chosen: np.ndarray, made: Iterable[np.ndarray], mark: Callable[[np.ndarray], None]
 ) -> None:
-    """Put values and their checksums into the chosen rows as they come, and mark those that are there from time to time."""
+    """Write values and their checksums into the chosen rows, and regularly mark the finished rows."""
     marked, last = 0, time.monotonic()
     for count, (row, value) in enumerate(zip(chosen, made, strict=True), start=1):
         rows[row] = value

@@ -17,11 +17,11 @@ from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
-"""Texts of which a column may hold so many are taken for categories; more for names or free text."""
+"""The most categories of a column: one with more different texts is refused, because it holds names or free text."""
 
 
 class Table(WithTargets):
-    """Rows of features, one column of which is to be predicted, from CSV or Parquet files or a pandas ``DataFrame``.
+    """Rows of features and a column to predict, from CSV or Parquet files or a pandas ``DataFrame``.
 
     Numbers are features as they are, standardised by the training set; text and categories become one column for each value that
     the training set has. Missing values are refused. With ``users`` every value of that column is a client. Needs ``pip install
@@ -35,15 +35,15 @@ class Table(WithTargets):
     Args:
         train: the training rows: a file (.csv, .tsv, .parquet) or, from Python, a data frame.
         target: the column to predict: classes by number or name, or values.
-        users: the column that says whose a row is; it is no feature.
-        features: the columns that the network gets; by default all but target and users.
+        users: the column with the owner of each row; it is not a feature.
+        features: the columns that the network reads; by default all except target and users.
         test: the test rows, as ``train``.
         val: the validation rows, as ``train``.
-        test_fraction: so many of the training rows, at random, are the test set instead, in [0, 1).
+        test_fraction: the fraction of the training rows, drawn at random, that becomes the test set, in [0, 1).
         standardise: whether features get mean 0 and standard deviation 1.
-        task: what the targets are, if not what they look like: text and whole numbers are classes, fractions are values.
-        num_classes: number of classes, if it is more than occur; for regression, the bins that stand for classes where a method
-            needs a distribution of labels (10 by default).
+        task: the kind of targets. By default text and whole numbers are classes, and fractions are values.
+        num_classes: the number of classes, if some do not occur. For regression, the number of bins that replace classes in
+            methods that use label counts (10 by default).
 
     Example:
         >>> import pandas
@@ -72,7 +72,7 @@ class Table(WithTargets):
         require("pandas", "Table", "pandas")
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:
-            raise ValueError("Table: the test set is either test or a test_fraction of train: give one of the two")
+            raise ValueError("Table: the test set is either test or a test_fraction of train: give only one")
         if features is not None:
             _require_columns_once(features, {target: "the target", users: "the users"})
         self._given = {part: rows for part, rows in (("train", train), ("test", test), ("val", val)) if rows is not None}
@@ -110,7 +110,7 @@ class Table(WithTargets):
         return learnt, Splits(**samples)
 
     def _frame(self, part: str, given: Any) -> Any:
-        """The rows of a part, with the columns that are needed."""
+        """Return the rows of a part after checking that they have the required columns."""
         frame = _read_file(Path(given)) if isinstance(given, str | Path) else given
         if not hasattr(frame, "columns"):
             raise ValueError(
@@ -127,7 +127,7 @@ class Table(WithTargets):
         return frame
 
     def _divided(self, frame: Any) -> tuple[Any, Any]:
-        """The training rows, and those that are held out of them."""
+        """Return the training rows without the test rows, and the test rows."""
         order = np.random.default_rng([self.partition_seed, 3]).permutation(len(frame))
         count = max(1, round(self.test_fraction * len(frame)))
         return frame.iloc[np.sort(order[count:])], frame.iloc[np.sort(order[:count])]
@@ -150,11 +150,11 @@ def _read_file(path: Path) -> Any:
 
 
 def _require_names_once(names: list[Any], where: str) -> None:
-    """Refuse a table in which two columns have one name."""
+    """Refuse a table with two columns of the same name."""
     for position, name in enumerate(names):
         if name in names[:position]:
             raise ValueError(
-                f"Table: columns {names.index(name) + 1} and {position + 1} of {where} are both called {name!r}: rename one of them"
+                f"Table: columns {names.index(name) + 1} and {position + 1} of {where} are both called {name!r}: rename the second"
             )
 
 
@@ -175,7 +175,7 @@ def _features(frame: Any, wanted: list[str] | None, no_features: tuple[str | Non
 
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:
-    """A column without missing values."""
+    """Return a column; refuse missing and infinite values."""
     values = frame[name]
     if missing := int(values.isna().sum()):
         row = int(values.isna().to_numpy().argmax())
@@ -192,7 +192,7 @@ def _column(frame: Any, name: str, part: str) -> np.ndarray:
 
 
 def _categories(frame: Any, name: str) -> np.ndarray | None:
-    """The values of a column of text or categories; None for one of numbers."""
+    """Return the different values of a column of text or categories, or None if the column holds numbers."""
     if frame[name].dtype.kind in "biuf":
         return None
     column = _column(frame, name, "train")
@@ -208,7 +208,7 @@ def _categories(frame: Any, name: str) -> np.ndarray | None:
 
 
 def _require_no_numbers(column: np.ndarray, name: str) -> None:
-    """Refuse a column of text most of which is numbers: each number would become a category."""
+    """Refuse a column of text that is mostly numbers: each number would become a category."""
     numeric = np.array([_is_number(text) for text in column])
     with_comma = np.array(["," in text and _is_number(text.replace(",", ".", 1)) for text in column])
     if (numeric | with_comma).mean() <= 0.5 or numeric.all():
@@ -231,7 +231,7 @@ def _is_number(text: str) -> bool:
 
 
 def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.ndarray:
-    """A feature's column, or its columns."""
+    """Return a feature as one column of numbers, or as one column for each category."""
     values = _column(frame, name, part)
     if kinds is not None:
         return (values.astype(str)[:, None] == kinds).astype(np.float64)

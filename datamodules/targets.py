@@ -1,4 +1,4 @@
-"""What targets are: from the arrays that people have (class indices, names, multi-hot rows, values) to tensors, for every part of a set."""
+"""Targets: converts arrays of class indices, names, multi-hot rows or values to tensors, for every part of a data set."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from flcog.data import FederatedDataModule, Task
 from flcog.datamodules.files import require_finite
 
 MOST_CLASSES = 1_000_000
-"""More are taken for a mistake, where nobody gave their number: tables with a column for each would fill the memory."""
+"""More classes are refused unless the user gives their number: tables with a column per class would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Targets:
     """A data set's targets.
 
     Args:
-        task: what they are.
-        num_classes: how many classes or labels there are; for regression, bins.
+        task: the kind of targets.
+        num_classes: the number of classes or labels; for regression, of bins.
         tensors: class indices [N], multi-hot rows [N, C], or values [N] or [N, C], by part.
-        class_names: in label order, where classes are called by names.
+        class_names: the names of the classes in label order, if they have names.
     """
 
     task: Task
@@ -35,12 +35,12 @@ class Targets:
 
 
 class WithTargets(FederatedDataModule, ABC):
-    """A data module whose task and classes are read from its targets, where they are not given."""
+    """A data module that infers its task and classes from its targets, unless they are given."""
 
     @property
     @abstractmethod
     def _learnt(self) -> Targets:
-        """What was read."""
+        """The targets that were read."""
 
     @property
     def task(self) -> Task:  # type: ignore[override]
@@ -63,12 +63,12 @@ def read_targets(
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
     num_classes: int | None = None,
 ) -> Targets:
-    """The targets of a set's parts, of which there is one called "train".
+    """Return the targets of all parts of a set; the part "train" must exist.
 
     Args:
-        given: by part, an array, and what messages call it.
-        task: what the targets are, if not what they look like: integers and names are classes, floats are values.
-        num_classes: how many there are, if more than occur.
+        given: by part, an array and its name in messages.
+        task: the kind of targets; ``auto`` takes integers and names for classes and floats for values.
+        num_classes: the number of classes, if some do not occur.
     """
     names = _class_names(*given["train"])
     arrays = {part: (_numbered(array, names, where), where) for part, (array, where) in given.items()}

@@ -19,9 +19,9 @@ MOST_ITEMS = 100_000_000
 class TorchDataset(ItemSets):
     """Any map-style ``torch.utils.data.Dataset`` whose items are pairs of input and target, read by worker processes.
 
-    An input is a tensor, or a dict or tuple of tensors. Targets are read from the data set's ``targets`` or ``labels`` where it has
-    them, else from its items, once; integers and text are classes, floats are values, rows of 0 and 1 are several labels. With
-    ``users`` clients are these users.
+    An input is a tensor, or a dict or tuple of tensors. Targets come from the data set's ``targets`` or ``labels``. If it
+    has neither, or a ``target_transform`` changes them, they are read once from the items. Integers and text are classes, floats are
+    values, rows of 0 and 1 are several labels, rows of other floats several values. With ``users`` every user is a client.
 
     The data set's own transforms run in the workers. What they draw at random (from torch's, numpy's or Python's streams) is a
     function of seed, round, client and sample, so that a run can be repeated and resumed to the bit. Evaluation sees a sample as
@@ -44,14 +44,14 @@ class TorchDataset(ItemSets):
         train: the training set.
         test: the test set.
         val: the validation set.
-        targets: of the training set, an array or the name of the attribute that holds them; a dict by part for several sets.
+        targets: targets of the training set: an array, or the name of an attribute; for several sets a dict by part.
         users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
-        task: what the targets are, if not what they look like.
-        num_classes: number of classes or labels, if it is more than occur; for regression, the bins that stand for classes where
-            a method needs a distribution of labels (10 by default).
-        collate_fn: from a list of items to a batch (inputs, targets), as ``DataLoader`` has it, e.g. to pad texts; batches may then
-            differ in shape, and clients train one by one unless ``executor=vmap`` is asked for and their shapes are alike.
-        num_workers: how many processes read items; 0 reads them in the training process.
+        task: the kind of targets; ``auto`` infers it from them.
+        num_classes: the number of classes or labels, if some do not occur. For regression, the number of bins that replace
+            classes in methods that use label counts (10 by default).
+        collate_fn: a function from a list of items to a batch (inputs, targets), as for ``DataLoader``, e.g. to pad texts.
+            Batches may then differ in shape, so clients train one by one; ``executor=vmap`` works if their shapes are equal.
+        num_workers: the number of processes that read items; 0 reads them in the training process.
         cache_dir: a folder for the items, which are then read once; None reads them while the model trains.
 
     Example:
@@ -88,7 +88,7 @@ class TorchDataset(ItemSets):
 
 
 def by_part(targets: Any) -> dict[str, Any]:
-    """Targets as they were given, by part."""
+    """Return the user's targets by part."""
     if isinstance(targets, str):
         return dict.fromkeys(PARTS, targets)
     given = dict(targets) if isinstance(targets, Mapping) else {"train": targets}
@@ -98,13 +98,13 @@ def by_part(targets: Any) -> dict[str, Any]:
 
 
 def parts_of(sets: Mapping[str, Any], targets: Mapping[str, Any], users: Any, stacked: bool) -> dict[str, ItemSet]:
-    """The sets of items.
+    """Return the sets of items.
 
     Args:
         sets: torch data sets, by part.
-        targets: as :func:`by_part` has them.
-        users: of the training set, as :class:`TorchDataset` has them.
-        stacked: whether batches are the items' tensors, so that a set of tensors may be taken as it is.
+        targets: the result of :func:`by_part`.
+        users: the owners of the training samples, as for :class:`TorchDataset`.
+        stacked: whether batches are the items' tensors, so that a ``TensorDataset`` can be used directly.
     """
     return {
         part: _part(part, dataset, targets.get(part), _users_of(dataset, users) if part == "train" else None, stacked)
@@ -142,7 +142,7 @@ def transforms_targets(dataset: Any) -> bool:
 
 
 def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
-    """The first of these attributes that a data set has, through torch's own subsets and concatenations."""
+    """Return the first of these attributes that a data set has, also through torch's subsets and concatenations."""
     for name in names:
         if (values := getattr(dataset, name, None)) is not None and not callable(values):
             return values
@@ -156,7 +156,7 @@ def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
 
 
 def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The inputs and targets of a data set that is nothing but tensors."""
+    """Return the inputs and targets of a ``TensorDataset``, or None."""
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return dataset.tensors[0], dataset.tensors[1]
     if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
@@ -166,7 +166,7 @@ def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _users_of(dataset: Any, users: Any) -> np.ndarray | None:
-    """The owner of each item."""
+    """Return the owner of each item."""
     if users is None:
         return None
     if isinstance(users, str):

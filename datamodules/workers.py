@@ -1,4 +1,4 @@
-"""Items of a data set, read by worker processes: its own code runs there, and what it draws follows from a key for each sample."""
+"""Worker processes that read the items of a data set, with random numbers that depend only on a key for each sample."""
 
 import os
 import random
@@ -24,7 +24,8 @@ from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold_each
 
 Make = Callable[["Part", list[Any]], Any]
-"""From some items of a part to what is wanted of them. A function of a module, or a partial of one: workers are told its name."""
+"""A function from a part and some of its items to a result. It must be importable by name, or a ``partial`` of such a
+function."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class Part:
     """A set of items.
 
     Args:
-        items: what has a length and ``items[index]``, such as a torch ``Dataset``.
-        collate_fn: of the user, from items to a batch, as ``torch.utils.data.DataLoader`` has it; None stacks them.
-        lone: whether an item that is no pair is an input, because its target is known.
+        items: an object with a length and ``items[index]``, such as a torch ``Dataset``.
+        collate_fn: the user's function from a list of items to a batch, as for ``torch.utils.data.DataLoader``; None stacks the
+            items.
+        lone: whether an item that is not a pair is an input, because the targets are known.
     """
 
     items: Any
@@ -42,34 +44,34 @@ class Part:
     lone: bool = False
 
     def pair(self, item: Any) -> tuple[Any, Any]:
-        """An item's, or a collated batch's, inputs and target."""
+        """Return the inputs and the target of an item or a collated batch."""
         if isinstance(item, tuple | list) and len(item) == 2:
             return item[0], item[1]
         if self.lone:
             return item, None
         parts = f" of {len(item)} parts" if isinstance(item, tuple | list | Mapping) else ""
         raise ValueError(
-            f"it is a {type(item).__name__}{parts}, and an item is a pair (input, target), of which the input may be a dict or a tuple "
-            "of tensors: return such pairs, or give targets"
+            f"it is a {type(item).__name__}{parts}, and an item is a pair (input, target), whose input may be a dict or a tuple of "
+            "tensors: return such pairs, or give targets"
         )
 
 
 class Failure(NamedTuple):
-    """An error of a data set's code; the error itself need not survive the way from another process."""
+    """An error of a data set's code, as text, because some errors cannot be sent between processes."""
 
     text: str
     trace: str
 
 
 class Workers:
-    """Processes that read items.
+    """Reads items in worker processes.
 
-    Every item is read with torch's, numpy's and Python's random streams seeded by the item's key, so it is the same whoever reads
-    it and whenever.
+    The item's key seeds the random streams of torch, numpy and Python before each item is read. The item is therefore the same in
+    any process and at any time.
 
     Args:
         parts: the sets of items, by name.
-        count: how many processes; 0 reads in this one, whose streams are then as they were.
+        count: the number of processes; 0 reads in this process and restores its random streams afterwards.
     """
 
     def __init__(self, parts: Mapping[str, Part], count: int) -> None:
@@ -78,13 +80,13 @@ class Workers:
         self._in_turn = threading.Lock()
 
     def submit(self, part: str, make: Make, indices: np.ndarray, keys: np.ndarray | None = None) -> "Future[Any]":
-        """Begin to read items; :func:`result_of` has what is made of them.
+        """Begin to read items; :func:`result_of` waits for the result.
 
         Args:
             part: the set.
-            make: what to make of them.
+            make: the function to call with the items.
             indices: which.
-            keys: their randomness; None for what they always are.
+            keys: one key per item, which seeds its random numbers; None for keys that depend on the index alone.
         """
         keys = fold_each(0, indices) if keys is None else keys
         if self.count == 0:
@@ -98,7 +100,7 @@ class Workers:
             raise _death(error) from error
 
     def each(self, part: str, make: Make, indices: np.ndarray, at_once: int = 32) -> Iterator[Any]:
-        """What is made of so many items at a time, in their order."""
+        """Yield the results for ``at_once`` items at a time, in order."""
         starts, pending = iter(range(0, len(indices), at_once)), deque[Future[Any]]()
         while True:
             for start in islice(starts, 1 + 4 * self.count - len(pending)):
@@ -108,7 +110,7 @@ class Workers:
             yield result_of(pending.popleft(), part)
 
     def rest(self) -> None:
-        """End the processes, as nothing more may be read for long; the next read starts others."""
+        """Stop the processes; the next read starts new ones."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -124,7 +126,7 @@ class Workers:
 
 
 def result_of(pending: "Future[Any]", part: str) -> Any:
-    """What was made, or the error of the item that could not be read."""
+    """Return the result, or raise the error of the item that could not be read."""
     try:
         result = pending.result()
     except BrokenProcessPool as error:
@@ -142,11 +144,11 @@ def _death(error: BrokenProcessPool) -> ValueError:
 
 
 _mine: dict[str, Part] = {}
-"""In a worker: the sets that it reads."""
+"""In a worker process: the sets that it reads."""
 
 
 def _begin(parts: Mapping[str, Part], parent: int) -> None:
-    """A worker's first act."""
+    """Prepare a worker process."""
     for name in signals.NAMES:
         # Ctrl-C reaches all processes of a terminal, and a run that saves itself still needs its data.
         if number := getattr(signal, name, None):
@@ -162,7 +164,7 @@ def _make_in_worker(part: str, make: Make, indices: np.ndarray, keys: np.ndarray
 
 def _make(part: Part, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
     read: list[Any] = []
-    with default_dtype(torch.float32):  # whatever the run's precision: an item is one thing
+    with default_dtype(torch.float32):  # an item does not depend on the run's precision
         try:
             for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
                 _seed(key)
@@ -198,13 +200,13 @@ def _listed(indices: np.ndarray) -> str:
 
 def _seed(key: int) -> None:
     torch.default_generator.manual_seed(key & (2**63 - 1))
-    np.random.seed(key & (2**32 - 1))  # noqa: NPY002 - what people's transforms draw from
+    np.random.seed(key & (2**32 - 1))  # noqa: NPY002 - users' transforms draw from this stream
     random.seed(key)
 
 
 @contextmanager
 def _streams_kept() -> Iterator[None]:
-    """Random streams are afterwards what they were."""
+    """Restore the random streams on exit."""
     before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - as above
     try:
         yield

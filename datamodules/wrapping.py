@@ -1,4 +1,4 @@
-"""What people have in the place of a federated data module: torch data sets, loaders, Lightning's data modules."""
+"""Turns torch data sets, loaders and Lightning's data modules into federated data modules."""
 
 from typing import Any
 
@@ -58,6 +58,6 @@ def _advice(data: Any) -> str:
     if isinstance(data, Tensor | np.ndarray) or (isinstance(data, tuple | list) and len(data) == 2):
         return "give flcog.datamodules.ArrayData(train_inputs=..., train_targets=...)"
     return (
-        "give a flcog.FederatedDataModule such as those of flcog.datamodules, a map-style torch.utils.data.Dataset, a DataLoader of "
-        "one, or a LightningDataModule"
+        "give a flcog.FederatedDataModule (flcog.datamodules has many), a map-style torch.utils.data.Dataset, a DataLoader of a "
+        "map-style data set, or a LightningDataModule"
     )

@@ -24,8 +24,8 @@ class ClientModule(L.LightningModule):
     Args:
         model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method. Inputs
             that are a dict are passed by name where its forward has parameters of all these names, else as the dict they are.
-        optimizer: the local optimiser, made anew for each client and round. Where none is given, SGD with a learning rate of 0.01 and
-            a momentum of 0.9, of which nothing is left in one that is given: ``torch.optim.SGD`` alone has no momentum.
+        optimizer: a function that makes the local optimiser for each client and round. The default is SGD with a learning rate of
+            0.01 and a momentum of 0.9; an optimiser of yours inherits neither.
         lr_schedule: factor on the learning rate, by round.
         output: the key or the position of the outputs, for a network that returns a dict or a tuple. By default the outputs are the
             tensor that the network returns, or its ``logits``.
@@ -81,7 +81,7 @@ class ClientModule(L.LightningModule):
         raise NotImplementedError
 
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """How well each row is predicted, [B]: what is compared between clients."""
+        """The quality of each row's prediction, [B]. Clients are compared by its mean."""
         raise NotImplementedError
 
     def metrics(self, num_classes: int) -> MetricCollection:
@@ -99,20 +99,20 @@ class ClientModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         try:
             return self.optimizer(p for p in self.parameters() if p.requires_grad)
-        except ValueError as error:  # torch's optimisers check what they are given
+        except ValueError as error:  # torch's optimisers check their arguments
             raise ValueError(
                 f"{type(self).__name__}: the optimizer refuses an option ({error}): give one in its range"
             ) from error
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """For ``load_from_checkpoint``: weights that nobody trained are not in the file, and stay as they were made."""
+        """For ``load_from_checkpoint``: frozen weights are not in the file and keep their initial values."""
         own, saved = self.state_dict(), checkpoint["state_dict"]
         missing = {name for name, parameter in self.named_parameters() if parameter.requires_grad and name not in saved}
         wrong = sorted(missing | (saved.keys() - own.keys()))
         if wrong:
             raise ValueError(
-                f"the checkpoint holds another model than {type(self).__name__} as it was made here ({wrong[0]} is only in one of them): "
-                "give the run's own network; one that methods of the run had changed is loaded by trainer.test(model, data, ckpt_path=...)"
+                f"the checkpoint does not fit this {type(self).__name__} ({wrong[0]} is missing in the model or in the file): "
+                "give the run's own network; if methods of the run changed it, load it by trainer.test(model, data, ckpt_path=...)"
             )
         checkpoint["state_dict"] = own | saved
 
@@ -160,7 +160,7 @@ class MultiLabelClassifier(ClientModule):
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         predicted = (outputs > 0).to(outputs.dtype)
         targets = targets.to(outputs.dtype)
-        # An example without labels that gets none is right.
+        # An example without labels is right if no label is predicted.
         return (2 * (predicted * targets).sum(1) + 1e-12) / (predicted.sum(1) + targets.sum(1) + 1e-12)
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -196,9 +196,9 @@ class Regressor(ClientModule):
         if outputs[0].numel() == columns:
             return ""
         return (
-            "one value per sample, so it takes one output"
-            if columns == 1
-            else f"{columns} values per sample, so it takes as many outputs"
+            f"{columns} values per sample, so it takes {columns} outputs"
+            if columns > 1
+            else "one value per sample, so it takes one output"
         )
 
 
@@ -239,7 +239,7 @@ def _form(returned: Any) -> str:
 
 def _advice(returned: Any, output: str | int | None) -> str:
     if not isinstance(returned, Mapping | tuple | list):
-        return "give a network that returns a tensor, or one that wraps it"
+        return "give a network that returns a tensor, or wrap it in such a network"
     got = "" if output is None else f", and output={output!r} names no tensor in it"
     example = next(iter(returned), "scores") if isinstance(returned, Mapping) else 0
     kind = "key" if isinstance(returned, Mapping) else "position"

@@ -52,7 +52,7 @@ class Evaluator:
         return self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
 
     def _mine(self, count: int) -> np.ndarray:
-        """This process's share of so many rows."""
+        """Return this process's share of ``count`` rows."""
         return np.arange(count)[self.processes.rank :: self.processes.count]
 
     def on_set(
@@ -70,8 +70,8 @@ class Evaluator:
             params, buffers: the model's.
             samples: the set.
             indices: some of its rows, if not all.
-            split: what the set is for: a module's own ``validation_step`` and ``test_step`` are for different ones.
-            round: what such a step sees as ``self.current_epoch``.
+            split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
+            round: the value of ``self.current_epoch`` in such a step.
         """
         count = self._limited(len(samples) if indices is None else len(indices), split)
         if not count:
@@ -192,7 +192,7 @@ class Evaluator:
 
     @torch.no_grad()
     def statistics(self, params: Params, buffers: Params, rows: np.ndarray) -> Params:
-        """The buffers with BatchNorm's statistics taken anew, for these parameters, on some rows of the training set."""
+        """Return the buffers with BatchNorm's statistics recomputed for these parameters on some rows of the training set."""
         norms = [m for m in self.model.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}

@@ -1,6 +1,6 @@
 """Evaluation metrics: torchmetrics collections for classification, multi-label data and regression, from raw outputs and targets.
 
-Every collection gathers over the processes of a run, some of which may have had no samples.
+Every collection gathers over the processes of a run, also if some processes had no samples.
 """
 
 import math
@@ -42,8 +42,9 @@ def multilabel_scores(outputs: Tensor, targets: Tensor, threshold: float = 0.5) 
     scores 0 in all four means, which therefore cannot reach 1 on a test set that lacks labels.
 
     C-F1 is the mean of the labels' F1. FLAIR's benchmark (https://github.com/apple/ml-flair) takes the harmonic mean of C-P and
-    C-R instead, which is never lower; FedCOG's Table 2 lies below that in every row (FedAvg: 18.30, not 19.46), so it means
-    the former. What FedCOG calls "per-sample" is taken as the O- of FLAIR and the multi-label literature: overall.
+    C-R instead, which is never lower; FedCOG's Table 2 lies below the harmonic mean in every row (FedAvg: 18.30, not 19.46), so
+    it reports the mean of the labels' F1. What FedCOG calls "per-sample" is taken as the O- of FLAIR and the multi-label
+    literature: overall.
 
     Args:
         outputs: logits, [N, num_labels].
@@ -51,7 +52,7 @@ def multilabel_scores(outputs: Tensor, targets: Tensor, threshold: float = 0.5) 
         threshold: the probability above which a label is predicted.
     """
     predicted, positive = outputs > math.log(threshold / (1 - threshold)), targets > 0.5
-    # Whole numbers, of which torch would make the run's precision: in bfloat16 three digits.
+    # torch would convert these whole numbers to the run's precision, which is three digits in bfloat16.
     hits, num_predicted, num_positive = (flags.sum(0).to(number_dtype()) for flags in (predicted & positive, predicted, positive))
     by_label = _precision_recall_f1(hits, num_predicted, num_positive)
     overall = _precision_recall_f1(hits.sum(), num_predicted.sum(), num_positive.sum())

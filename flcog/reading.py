@@ -18,7 +18,7 @@ Request = tuple[np.ndarray, np.ndarray | None]
 
 
 AHEAD_BYTES = 64 * 2**20
-"""A source is told no more once so much is under way: an evaluation's batch of large images is enough for itself."""
+"""Announce no further batches to a source while this many bytes are pending: one batch of large images is enough."""
 
 
 class Reader:
@@ -26,8 +26,8 @@ class Reader:
 
     Args:
         federation: the samples, and how they are preprocessed and augmented.
-        device: where batches are wanted.
-        dtype: what floating-point inputs become.
+        device: the device for the batches.
+        dtype: the type of floating-point inputs.
         convolves: whether the model has convolutions. They read channels-last images faster; all else reads contiguous ones faster,
             which are made so here for many batches at once.
     """
@@ -80,14 +80,14 @@ class Reader:
         return self.lane is not None and not self.federation.train.stored
 
     def expect(self, request: Request) -> None:
-        """Told what another client will read first: a source may read it, and its copy begins with the last of this client's own."""
+        """Announce the first batch of another client: a source may read it, and its copy begins with the last of this client's own."""
         if self.source is not None:
             self.source.expect(*request)
         if self.copies_ahead:
             self._announced = request
 
     def each(self, samples: Samples, requests: Iterable[Request]) -> Iterator[tuple[Tree, Tree]]:
-        """One request after another, of which a source is told some ahead; the next is copied while the device computes."""
+        """Read one request after another; a source learns of some in advance; the next is copied while the device computes."""
         told = self._told(samples, requests)
         if self.lane is None or samples.stored:
             yield from (self(samples, *request) for request in told)
@@ -118,7 +118,7 @@ class Reader:
         return self._ready(samples, gathered, indices, request[1])
 
     def _told(self, samples: Samples, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests, of which a source is told some ahead."""
+        """Yield the requests; a source learns of some in advance."""
         source = samples.inputs if isinstance(samples.inputs, Source) else None
         rest, told = iter(requests), deque[Request]()
         while True:

@@ -390,7 +390,7 @@ def test_imagenet_weights_come_from_the_hub_cache(torchvision_state, tmp_path, m
         (lambda: SimpleCNN()(torch.zeros(2, 1, 28, 28)), "SimpleCNN takes inputs of shape \\(3, 32, 32\\), got \\(1, 28, 28\\)"),
         (lambda: VGG11()(torch.zeros(2, 3, 64, 64)), "VGG11 takes .* set in_channels and image_size to the data's"),
         (lambda: VGG11(image_size=31), "image_size must be at least 32; got 31"),
-        (lambda: ResNet18()(torch.zeros(2, 1, 32, 32)), "ResNet18 takes .* set in_channels to that of the data"),
+        (lambda: ResNet18()(torch.zeros(2, 1, 32, 32)), "ResNet18 takes .* set in_channels to the data's"),
         (lambda: SoftmaxRegression()(torch.zeros(2, 9)), "SoftmaxRegression takes .* \\(784,\\), got \\(9,\\): set in_features"),
         (lambda: MLP()(torch.zeros(2, 9)), "MLP takes .* set in_features"),
     ],

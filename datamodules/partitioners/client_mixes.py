@@ -24,9 +24,9 @@ class ClientDirichlet(Partitioner):
 
         q_k ~ Dir_C(beta C pi),   pi_c the share of class c in the whole set (beta each where classes are balanced)
 
-    and client k's labels are drawn from q_k. Clients are filled one after another; once a class has run out, it is struck from
-    the mixes of those that follow (a client that wants nothing but struck classes draws from what is left), so the last clients
-    are nearer to one another than the first. Hsu et al. write the concentration as alpha pi: alpha = C beta.
+    and client k's labels are drawn from q_k. Clients are filled one after another; once a class is empty, it is removed from the
+    mixes of the later clients (a client whose classes are all empty draws from the remaining samples), so the last clients
+    resemble each other more than the first. Hsu et al. write the concentration as alpha pi: alpha = C beta.
 
     Hsu et al. 2019, https://arxiv.org/abs/1909.06335; Reddi et al. 2021, https://arxiv.org/abs/2003.00295; Apple's pfl.
 
@@ -66,14 +66,15 @@ class InnerDirichlet(Partitioner):
 
         q_k ~ Dir_C(beta, ..., beta),   n_k given, or proportional to exp(sigma z_k) with z_k ~ N(0, 1)
 
-    Clients are filled side by side: a random client that is not full yet draws one label, until all are full. A class that has
-    run out is struck from all mixes, so the last draws of every client, not the last clients, take what is left.
+    Clients are filled side by side: a random client that is not full yet draws one label, until all are full. An empty class is
+    removed from all mixes, so the last draws of every client, instead of the last clients, take the remaining samples.
 
     Acar et al. 2021 (FedDyn), https://arxiv.org/abs/2111.04263; also flwr's ``InnerDirichletPartitioner`` and FedLab.
 
     Args:
         beta: concentration, > 0.
-        sizes: samples of each client, >= 1; together at most the set's, and what is over is left out. Equal sizes by default.
+        sizes: samples of each client, >= 1; together at most the size of the set; the remaining samples are left out. Equal sizes
+            by default.
         sigma: standard deviation of the logarithm of the sizes, >= 0, where ``sizes`` is not given.
     """
 
@@ -117,8 +118,8 @@ def _draw_labels(client: np.ndarray, priors: np.ndarray, available: np.ndarray, 
     """The label of each draw, in order: draw i is from ``priors[client[i]]`` over the classes that earlier draws have not used up.
 
     All draws are made at once as if nothing ran out. From the first that finds its class used up, every draw of that class is
-    made again without it, and so on: as many passes as classes at most, each over what follows. The law is that of drawing one
-    by one.
+    made again without it, and so on: at most one pass per class, each over the remaining draws. The distribution is the same as
+    for drawing one by one.
     """
     priors, left, first = priors.copy(), available.copy(), 0
     labels = _choose(client, priors, left, rng)
@@ -139,7 +140,7 @@ def _draw_labels(client: np.ndarray, priors: np.ndarray, available: np.ndarray, 
 
 
 def _choose(client: np.ndarray, priors: np.ndarray, left: np.ndarray, rng: Generator) -> np.ndarray:
-    """A label for each draw from its client's row of ``priors``, or from what is ``left`` where that row is all zero."""
+    """Draw a label from each client's row of ``priors``, or from the samples ``left`` if that row is zero."""
     labels = np.empty(len(client), dtype=np.int64)
     block = max(1, 2**21 // priors.shape[1])
     for start in range(0, len(client), block):

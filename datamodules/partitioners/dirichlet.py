@@ -1,4 +1,4 @@
-"""Each class cut over the clients by Dirichlet shares, what most papers mean by a Dirichlet split."""
+"""Each class cut over the clients by Dirichlet shares: the Dirichlet split of most papers."""
 
 from dataclasses import dataclass
 

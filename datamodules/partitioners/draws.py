@@ -1,4 +1,4 @@
-"""What several splits share: seeded random numbers, shares cut into whole samples, samples dealt to clients, checks of sizes."""
+"""Helpers of several splits: seeded random numbers, shares cut into whole samples, samples dealt to clients, checks of sizes."""
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -61,7 +61,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Partition:
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:
-    """Sizes of ``parts`` equal parts, of which the first have one more where it does not divide."""
+    """Sizes of ``parts`` equal parts; the first parts have one more if ``total`` is not divisible."""
     return total // parts + (np.arange(parts) < total % parts)
 
 

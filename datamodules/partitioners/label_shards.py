@@ -16,8 +16,8 @@ class LabelShards(Partitioner):
     """Each client holds a fixed number of labels, in equal parts of each among the clients that hold it.
 
     Client k holds the labels (s k + j) mod C, j = 0 ... s - 1: label groups go round the clients in turn. This is NIID-2 of FedCOG,
-    https://arxiv.org/abs/2312.05966 (2 labels of 10, 10 of 100). The shards of McMahan et al. 2017 are another split, in which
-    clients draw pieces of the sorted set: :class:`SortedShards`.
+    https://arxiv.org/abs/2312.05966 (2 labels of 10, 10 of 100). McMahan et al. 2017 deal pieces of the sorted set instead:
+    :class:`SortedShards`.
 
     Which labels meet at a client decides too. With ``random_labels`` client k holds label k mod C and s - 1 others at random, so that
     clients overlap in one label and not in the next, and their sizes differ: NIID-Bench's "#C = s", Li et al. 2022,

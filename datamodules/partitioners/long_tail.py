@@ -14,13 +14,14 @@ from flcog.datamodules.partitioners.niid_bench import NIIDBench
 
 @dataclass(frozen=True)
 class LongTail(Partitioner):
-    """Makes the whole set imbalanced, then splits what is left: class c keeps n_c = n_1 rho^(-(c - 1) / (C - 1)) samples.
+    """Makes the whole set imbalanced, then splits the remaining samples: class c keeps n_c = n_1 rho^(-(c - 1) / (C - 1))
+    samples.
 
     Which of a class's samples stay is random. n_1 is the size of the first class, and no class keeps more than it has: meant for
     sets whose classes are about equally large. CIFAR-10 with rho 20 keeps 5,000 samples of its first class and 250 of its last.
 
-    With ``NIIDBench`` for the split, clients get the very samples that FedDisco's code gives them: from one generator it shuffles a
-    class, cuts it, and deals out what is left.
+    With ``NIIDBench`` for the split, clients get the very samples that FedDisco's code gives them: from one generator it shuffles
+    a class, cuts it, and deals out the rest.
 
     Cui et al. 2019, https://arxiv.org/abs/1901.05555; FedDisco's globally imbalanced study (rho 1 to 50, then Dirichlet),
     https://arxiv.org/abs/2305.19229.
@@ -51,6 +52,6 @@ class LongTail(Partitioner):
 
 
 def _without_inputs(samples: Samples, kept: np.ndarray) -> Samples:
-    """The samples at ``kept`` as partitioners see them: indices stand in for inputs, which may be too large to copy."""
+    """The samples at ``kept`` as partitioners see them: indices replace the inputs, which may be too large to copy."""
     targets = samples.labels[torch.from_numpy(kept).to(samples.labels.device)]
     return replace(samples, inputs=kept, targets=targets, users=None if samples.users is None else samples.users[kept])

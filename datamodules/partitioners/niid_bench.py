@@ -49,7 +49,7 @@ class NIIDBench(Partitioner):
         return self.first_of_classes(labels, np.bincount(labels), num_clients, seed)
 
     def first_of_classes(self, labels: np.ndarray, wanted: np.ndarray, num_clients: int, seed: int) -> Partition:
-        """The split of so many samples of each class, [C], the first that its shuffle brings: FedDisco's globally imbalanced set."""
+        """Split ``wanted`` samples of each class, [C], the first in the shuffled order: FedDisco's globally imbalanced set."""
         if not 0 <= seed < 2**32:
             raise ValueError(f"NIIDBench's generator takes a partition_seed from 0 to {2**32 - 1}; got {seed}")
         total, stream = int(wanted.sum()), np.random.RandomState(seed)

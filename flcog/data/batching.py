@@ -10,8 +10,8 @@ class Batching:
     """How a client's samples become steps.
 
     With ``local_steps`` the client reads its shuffled samples round and round in full batches of min(batch_size, its samples).
-    With ``local_epochs`` each pass ends with a smaller batch, as a DataLoader's does, unless ``drop_last``; a client smaller than one
-    batch trains on what it has.
+    With ``local_epochs`` each pass ends with a smaller batch, as a DataLoader's does, unless ``drop_last``; a client smaller than
+    one batch trains on all its samples.
     """
 
     batch_size: int

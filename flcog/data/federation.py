@@ -1,4 +1,4 @@
-"""What a run trains and evaluates on: samples with their partition over clients; and what an exchange before round 1 makes of it."""
+"""Federation: samples with their partition over clients. Exchange: the result of an exchange of data before round 1."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from flcog.data.samples import Augment, Samples, Task
 
 @dataclass(frozen=True, repr=False)
 class Federation(Described):
-    """What a run trains and evaluates on. A method's ``prepare_data`` may put a changed copy (``dataclasses.replace``) in its place.
+    """The data of a run. A method's ``prepare_data`` may return a changed copy (``dataclasses.replace``).
 
     ``client_val`` and ``client_test`` hold out parts of the clients' own samples: partitions of ``train`` too, disjoint from
     ``partition``.
@@ -59,18 +59,18 @@ class Federation(Described):
 
     @property
     def sets(self) -> dict[str, Samples]:
-        """The sets that there are, by what users call them."""
+        """The sets that exist, by the names that users know."""
         sets = {"training": self.train, "validation": self.val, "test": self.test}
         return {name: samples for name, samples in sets.items() if samples is not None}
 
     @property
     def needs_keys(self) -> bool:
-        """Whether reading a training sample takes randomness: a key for each sample, round and client."""
+        """Whether reading a training sample needs a key (one for each sample, round and client)."""
         return self.augment is not None or isinstance(self.train.inputs, Source)
 
     @property
     def split(self) -> Partition:
-        """What papers cite and ``Saved`` loads: the partition with what is held out of it."""
+        """The whole partition, held-out samples included, as papers cite it and ``Saved`` loads it."""
         return self.whole or self.partition
 
     def only(self, clients: Sequence[int]) -> "Federation":
@@ -117,7 +117,7 @@ class Federation(Described):
     def label_counts(self, k: int) -> Tensor:
         """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target.
 
-        ``flcog.label_statistics.label_table`` counts those of all clients at once.
+        ``flcog.label_statistics.label_table`` counts the labels of all clients at once.
         """
         return self._count_labels(self.partition.client(k))
 
@@ -145,9 +145,9 @@ class Federation(Described):
     def bin_edges(self) -> Tensor:
         """Inner edges of equal-mass bins of a regression target: its "labels" wherever a method needs a distribution.
 
-        They are quantiles over the whole training set, hence over all clients' targets, as if known beforehand: no exchange
-        provides them, and none is counted. Every bin holds a sample: repeated values stay in one, so tied targets have fewer bins
-        than ``num_classes``, the same as the splits by label see.
+        They are quantiles over the whole training set, hence over all clients' targets, as if known beforehand. No bytes are
+        counted for them. Every bin holds a sample: repeated values stay in one, so tied targets have fewer bins than
+        ``num_classes``, the same as the splits by label see.
         """
         if self.edges is not None:
             return self.edges.to(self.train.labels)
@@ -166,14 +166,16 @@ def _restricted(partition: Partition, clients: Collection[int]) -> Partition:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a method's exchange of data before round 1 results in. A method derives a class of it to leave more for its hooks and observers.
+    """The result of a method's exchange of data before round 1. A method may derive a class with more fields for its hooks and
+    observers.
 
     Args:
-        federation: the data from now on. Where its clients are fewer than those of its ``split``, each of them does in a round the
-            work of those that it was made of.
-        bytes_sent: by all clients together, up and down; None where nothing was exchanged.
-        digest: fixes the new data where the settings alone do not; a checkpoint keeps it, so that no run goes on with other data.
-        folder: where what was exchanged is kept, if it is.
+        federation: the data from now on. If it has fewer clients than its ``split``, each client does the work of all clients
+            that were merged into it.
+        bytes_sent: bytes of all clients together, up and down; None if nothing was exchanged.
+        digest: identifies the new data if the settings alone do not. Checkpoints contain it, so that a run cannot resume with
+            other data.
+        folder: the folder of the exchanged data, if it is on disk.
     """
 
     federation: Federation

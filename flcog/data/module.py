@@ -36,9 +36,10 @@ class FederatedDataModule(Described, L.LightningDataModule):
             (classification; FedCOG's "personalized test dataset", Figure 2 and Table 9, https://arxiv.org/abs/2312.05966). That costs
             an evaluation of each client's own model, where a method keeps such.
         client_val: fraction of each client's samples held out for the client's own choices.
-        drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on what it has).
-        test_like_clients: keep so many test samples of each class that its share is that of all clients' samples together, as
-            where FedDisco's global distribution is not uniform (Table 5, https://arxiv.org/abs/2305.19229).
+        drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on all its
+            samples).
+        test_like_clients: reduce the test set until each class has the same share as in all clients' samples together, as in
+            FedDisco's study of global imbalance (Table 5, https://arxiv.org/abs/2305.19229).
     """
 
     task: Task = "classification"
@@ -112,7 +113,7 @@ class FederatedDataModule(Described, L.LightningDataModule):
             if test is None or self.task != "classification":
                 what = "no test set" if test is None else f"the task {self.task}"
                 raise ValueError(
-                    f"test_like_clients goes by the classes of a test set; {type(self).__name__} has {what}: leave it out"
+                    f"test_like_clients needs the classes of a test set; {type(self).__name__} has {what}: leave it out"
                 )
             test = _with_shares_of(test, splits.train.labels[whole.indices], self.partition_seed)
         self._federation = Federation(

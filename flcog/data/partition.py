@@ -1,4 +1,4 @@
-"""Which samples belong to which client, and the base class of what decides it."""
+"""Partition: the samples of each client. Partitioner: the base class of splits."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -14,9 +14,9 @@ from flcog.data.samples import Samples
 
 @dataclass(frozen=True)
 class Partition:
-    """Which samples belong to which client: ``indices[offsets[k]:offsets[k + 1]]`` are client k's.
+    """The samples of each client: client k has ``indices[offsets[k]:offsets[k + 1]]``.
 
-    Two arrays, so that a million clients cost what their samples cost.
+    A partition is two arrays, so that its size depends on the number of samples, even for a million clients.
     """
 
     indices: np.ndarray
@@ -60,7 +60,7 @@ class Partition:
 
     @property
     def hash(self) -> str:
-        """Eight hex digits that fix the split, for papers to cite."""
+        """Eight hex digits that identify the split, for papers to cite."""
         digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8").tobytes())
         digest.update(np.ascontiguousarray(self.indices, "<i8").tobytes())
         return digest.hexdigest()[:8]
@@ -119,7 +119,7 @@ def _kind(value: Any) -> str:
 
 
 class Partitioner(ABC):
-    """Decides which samples belong to which client; ``flcog.datamodules`` has the splits of the literature.
+    """Divides the samples over the clients. ``flcog.datamodules`` has the splits of the literature.
 
     A partitioner is a frozen dataclass of its hyper-parameters and a pure function of the samples' targets and users and of a
     seed. It never reads the inputs, which may be the size of a disk; a partitioner that wraps another may hand it indices instead.
@@ -127,12 +127,12 @@ class Partitioner(ABC):
 
     @abstractmethod
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        """Give each sample to one client, or to none where the split says so. A list with each client's sample indices will do too.
+        """Give each sample to one client or leave it out. May also return a list with each client's sample indices.
 
         Args:
             samples: the training set; only ``labels`` and ``users`` are read.
-            num_clients: how many clients to make. Splits whose clients the data decide say so, and ignore it.
-            seed: fixes the split, >= 0. Equal arguments give equal partitions, whatever else has drawn random numbers.
+            num_clients: the number of clients. Splits with a number of clients from the data ignore it.
+            seed: the seed of the split, >= 0. Equal arguments give equal partitions: no other random stream is used.
         """
 
 

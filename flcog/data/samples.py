@@ -27,8 +27,8 @@ class Samples:
     Args:
         inputs: a tensor (moved to the device once), a memory-mapped array (read from disk batch by batch), or a
             :class:`flcog.core.source.Source`, which makes them when they are asked for.
-        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Of several, the first is what
-            splits by label and label statistics go by.
+        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Splits by label and label
+            statistics use the first of several targets.
         users: a natural owner for each sample, where the data set has one.
     """
 
@@ -53,7 +53,7 @@ class Samples:
 
     @property
     def labels(self) -> Tensor:
-        """The targets, or the first of several: what splits by label and label statistics go by."""
+        """The targets, or the first of several: splits by label and label statistics use them."""
         labels: Tensor = first_leaf(self.targets)
         return labels
 
@@ -67,7 +67,7 @@ class Samples:
 
         Args:
             indices: which.
-            keys: the randomness of a source, one key per sample; None for what it always gives.
+            keys: one key per sample, which seeds a source; None for inputs without random changes.
         """
         if isinstance(self.inputs, Source):
             return self.inputs.read(indices.cpu().numpy(), keys)

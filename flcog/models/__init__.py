@@ -1,4 +1,4 @@
-"""Networks, each split into features and a head: those of the literature, and LoRA, which fine-tunes any of them."""
+"""Networks of the literature, each split into features and a head, and LoRA, which fine-tunes any network."""
 
 from flcog.models.base import Dropout, FeatureModel
 from flcog.models.hugging_face import HuggingFace

@@ -1,4 +1,4 @@
-"""What every network here is made of: features and a head, and a dropout that any executor can run."""
+"""FeatureModel, the base class of all networks here, and a dropout that every executor can run."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class FeatureModel(nn.Module, ABC):
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """What the head reads, [B, num_features]."""
+        """Return the input of the head, [B, num_features]."""
 
     def forward(self, inputs: Tree, /) -> Tensor:
         outputs: Tensor = self.head(call(self.features, inputs))

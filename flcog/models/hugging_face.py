@@ -16,20 +16,20 @@ from flcog.models.base import FeatureModel, with_own_dropout
 from flcog.models.loading import reason
 
 ATTENTION = "flcog"
-"""The name under which transformers finds our attention."""
+"""The name of our attention in transformers' registry."""
 
 
 class HuggingFace(FeatureModel):
     """A classifier of sequences or images of transformers (https://github.com/huggingface/transformers), pretrained or not.
 
-    Its last linear layer is the head; what that reads are the features: BERT's pooled and GPT's last token, ViT's class token. Inputs are
-    a dict (``input_ids``, ``attention_mask``), or one tensor: images, or token ids, of which the padding's are masked. Dropout is flcog's,
-    which both executors and a resumed run draw alike; attention drops nothing.
+    Its last linear layer is the head, and the input of the head are the features: BERT's pooled and GPT's last token, ViT's class
+    token. Inputs are a dict (``input_ids``, ``attention_mask``), or one tensor: images, or token ids, with padding masked.
+    Dropout is flcog's, which is the same under both executors and in a resumed run; attention drops nothing.
 
     Args:
         source: a folder that ``save_pretrained`` wrote, the name of a model on the hub, a configuration such as ``{"model_type":
             "distilbert", "vocab_size": 5000, "n_layers": 2}``, whose weights are drawn, or, in Python, a model that is made already.
-        num_classes: the number of outputs. A head that was trained for another number is drawn anew.
+        num_classes: the number of outputs. A head for another number of outputs is replaced by a random one.
         pretrained: whether a folder's or the hub's weights are loaded; without them its configuration is.
     """
 
@@ -54,7 +54,7 @@ class HuggingFace(FeatureModel):
         inputs = dict(x) if isinstance(x, dict) else {self.body.main_input_name: x}
         if "input_ids" in inputs and "attention_mask" not in inputs:
             inputs["attention_mask"] = (inputs["input_ids"] != (self.body.config.pad_token_id or 0)).long()
-        # With the head put aside, what the classifier returns is what the head would have read.
+        # Without its head the classifier returns the input of the head.
         outputs: Tensor = self.body(**inputs, return_dict=True).logits
         return outputs
 

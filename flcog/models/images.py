@@ -65,7 +65,7 @@ class LeNet(FeatureModel):
 
     def features(self, x: Tensor) -> Tensor:
         size = self.image_size
-        self._check_input(x, self.in_channels, size, size, fix="set in_channels and image_size to those of the data")
+        self._check_input(x, self.in_channels, size, size, fix="set in_channels and image_size to the data's")
         return self.dropout(self.hidden(self.convolutions(x).flatten(1)))
 
 
@@ -233,7 +233,7 @@ class ResNet18(FeatureModel):
             self._load(weights)
 
     def features(self, x: Tensor) -> Tensor:
-        self._check_input(x, self.in_channels, *x.shape[2:], fix="set in_channels to that of the data")
+        self._check_input(x, self.in_channels, *x.shape[2:], fix="set in_channels to the data's")
         return self.body(x).mean((-2, -1))
 
     def _load(self, weights: str | Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from flcog.core.extras import require
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
-"""The names under which training programs store the weights beside other things."""
+"""The keys of the weights in the checkpoints of common training programs."""
 
 
 def read_weights(path: Path, what: str) -> dict[str, Tensor]:

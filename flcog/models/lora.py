@@ -92,18 +92,19 @@ def _lora(
 ) -> nn.Module:
     """Freezes a network and puts adapters of low rank beside some of its layers: ``W x`` becomes ``W x + alpha / rank * B A x``.
 
-    Only the adapters and the head train and travel. The frozen weights are held once, whatever the number of clients and threads, and
-    BatchNorm keeps its statistics. The network is changed in place and stays of its class, with the features and the head that it has.
+    Only the adapters and the head train and travel. The frozen weights are in memory once for all clients and threads, and
+    BatchNorm keeps its statistics. The network is changed in place and stays of its class, with the features and the head that it
+    has.
 
     Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, https://arxiv.org/abs/2106.09685.
 
     Args:
         model: the network, as a rule with pretrained weights.
-        rank: of the change of each weight, at least 1.
+        rank: the rank of the change of each weight, at least 1.
         alpha: its strength; a common choice is once or twice the rank.
-        targets: regular expressions, one of which the name of each layer to adapt contains, such as ``["query", "value"]``. None for
-            every linear layer but the head or, in a network that has no other, for every ungrouped convolution.
-        trained: regular expressions, one of which the names of parameters contain that are trained as they are. None for the head of a
+        targets: regular expressions that select the layers to adapt by name, such as ``["query", "value"]``. None selects every
+            linear layer except the head or, if there is none, every ungrouped convolution.
+        trained: regular expressions that select parameters to train without adapters. None selects the head of a
             :class:`flcog.models.FeatureModel`.
 
     Example:
@@ -149,7 +150,7 @@ def _chosen(model: nn.Module, targets: Sequence[str] | None, trained: Sequence[s
 
 
 def _require_low_rank(model: nn.Module, chosen: Sequence[str], rank: int) -> None:
-    """Refuse a rank for which the adapters would be far larger than the weights that they change."""
+    """Refuse a rank that makes the adapters far larger than the weights."""
     sides = [max(_weight_of(model.get_submodule(name)).flatten(1).shape) for name in chosen]
     if rank > max(HIGHEST_RANK, *sides):
         raise ValueError(

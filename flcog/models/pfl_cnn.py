@@ -48,5 +48,5 @@ class PflCNN(FeatureModel):
 
     def features(self, x: Tensor) -> Tensor:
         size = self.image_size
-        self._check_input(x, self.in_channels, size, size, fix="set in_channels and image_size to those of the data")
+        self._check_input(x, self.in_channels, size, size, fix="set in_channels and image_size to the data's")
         return self.hidden(self.convolutions(x).flatten(1))

@@ -16,11 +16,11 @@ from flcog.models.loading import read_weights, reason
 class Timm(FeatureModel):
     """A network of timm (https://github.com/huggingface/pytorch-image-models) by its name, such as ``resnet18``.
 
-    Its pooled features are the features and its last linear layer is the head; a head for another number of classes than the weights
-    were trained for is drawn anew. Dropout is flcog's, which both executors and a resumed run draw alike.
+    Its pooled features are the features and its last linear layer is the head; if the weights have another number of classes, the
+    head is random. Dropout is flcog's, which is the same under both executors and in a resumed run.
 
     Args:
-        name: as ``timm.list_models()`` has it.
+        name: a name in ``timm.list_models()``.
         num_classes: the number of outputs.
         pretrained: whether to load timm's weights, from the cache of Hugging Face's hub or downloaded into it.
         weights: a file with the network's ``state_dict`` in timm's names, ``.pth`` or ``.safetensors``, to load in their place.
@@ -84,7 +84,7 @@ def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any])
 
 
 def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    """The network as the file has it, with as many outputs as were trained there."""
+    """Return the network with the file's weights and number of outputs."""
     state = read_weights(path, "Timm")
     network = timm.create_model(name, num_classes=num_classes, **arguments)
     key = next((f"{key}.weight" for key, layer in network.named_modules() if layer is network.get_classifier()), "")

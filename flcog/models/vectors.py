@@ -11,10 +11,10 @@ from flcog.models.base import Dropout, FeatureModel, fully_connected
 
 
 class TextCNN(FeatureModel):
-    """Kim's convolutional network for sentences (https://arxiv.org/abs/1408.5882), on token ids of which 0 is padding.
+    """Kim's convolutional network for sentences (https://arxiv.org/abs/1408.5882), on token ids with 0 for padding.
 
     Widths and dropout are Kim's. The embedding is trained from scratch and has FedDisco's 32 dimensions rather than word2vec's
-    300: with a vocabulary of 100,000 words almost all of the model, and so of what a round sends, is the embedding.
+    300: with a vocabulary of 100,000 words the embedding is almost the whole model, and almost the whole traffic of a round.
 
     Args:
         vocab_size: the number of token ids, padding included.

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
+from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.data import Federation, Samples
 from flcog.run.session import Session
@@ -21,11 +22,11 @@ Predictions = dict[str, Tensor]
 
 
 def predict(run: Session, inputs: Tree | None = None) -> Predictions:
-    """What the global model says of some inputs, or of the test set (the validation set where there is no test set).
+    """Return the global model's predictions for some inputs, or for the test set (the validation set if there is no test set).
 
     Args:
         run: whose model, as it is evaluated.
-        inputs: in the form in which the data set stores them.
+        inputs: the inputs, in the same form as the data set stores its own.
     """
     federation, module = run.federation, run.model.module
     if (alone := only_personal(run.engine, run.server)) is not None:
@@ -41,8 +42,11 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions:
 
 
 def _samples(federation: Federation, inputs: Tree) -> Samples:
-    """The user's inputs as samples, whose targets nobody looks at."""
-    own, spec = pytree.tree_flatten(federation.train.inputs)
+    """Return the user's inputs as samples with zeros for targets."""
+    stored = federation.train.inputs
+    if isinstance(stored, Source):  # items of a data set, which have no form until one is read
+        stored = stored.read(np.zeros(1, np.int64), None)
+    own, spec = pytree.tree_flatten(stored)
     given, given_spec = pytree.tree_flatten(inputs)
     if spec != given_spec:
         raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have others")

@@ -21,7 +21,7 @@ from flcog.datamodules import FLAIR, IID, flair, image_cache, row_file
 from flcog.datamodules.flair import COARSE_LABELS, read_objects
 from flcog.datamodules.image_cache import ImageCache
 from flcog.datamodules.row_file import CheckedRows
-from flcog.models import ResNet18
+from flcog.models import SimpleCNN
 
 FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outdoor", "wood_processed": "material"}
 
@@ -145,7 +145,7 @@ def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, A
     trainer = FederatedTrainer(
         rounds=1, clients_per_round=3, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "runs")
     )
-    trainer.fit(MultiLabelClassifier(ResNet18(17, stem="3x3")), data)
+    trainer.fit(MultiLabelClassifier(SimpleCNN(3, 17, image_size=32)), data)
     assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
 
 

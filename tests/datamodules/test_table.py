@@ -92,7 +92,7 @@ def test_a_part_is_held_out_for_testing() -> None:
         ),
         (lambda: Table(frame()[["label"]], target="label"), "there are no features"),
         (lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)), "'x0' holds numbers in train and text in test"),
-        (lambda: Table(frame(), target="label", test=frame(), test_fraction=0.1), "give one of the two"),
+        (lambda: Table(frame(), target="label", test=frame(), test_fraction=0.1), "give only one"),
         (lambda: Table(frame(), target="label", test_fraction=1.0), r"test_fraction must lie in \[0, 1\)"),
         (lambda: Table("none.csv", target="label"), "Table found no none.csv"),
         (lambda: Table(__file__, target="label"), "it ends with .py, and tables end with .csv"),
@@ -129,7 +129,7 @@ def test_a_part_is_held_out_for_testing() -> None:
         (lambda: Table(frame(), target="label", features=["x1", "x1"]), "features lists column 'x1' twice"),
         (
             lambda: Table(frame().rename(columns={"x3": "label"}), target="label"),
-            "columns 4 and 7 of train are both called 'label': rename one of them",
+            "columns 4 and 7 of train are both called 'label': rename the second",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_users_are_clients_that_are_tested(tmp_path: Path) -> None:
 
 def test_a_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("x,y,y\n1,2,3\n")
-    with one_line(ValueError, "columns 2 and 3 of rows.csv are both called 'y': rename one of them"):
+    with one_line(ValueError, "columns 2 and 3 of rows.csv are both called 'y': rename the second"):
         Table(str(tmp_path / "rows.csv"), target="y").setup()
 
 

@@ -645,3 +645,11 @@ def runs(pid: int) -> bool:
     """Whether there is such a process, and it has not ended."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_stream_predicts_inputs_of_its_form(tmp_path: Path) -> None:
+    trainer = make_trainer(None, rounds=1, precision="32-true")
+    trainer.prepare(module(), of_items())
+    assert len(trainer.predict(inputs=FEATURES[:5])["prediction"]) == 5
+    with one_line(ValueError, r"inputs must be as the data set stores them, float32 \[N, 6\]"):
+        trainer.predict(inputs=FEATURES[:5, :4])

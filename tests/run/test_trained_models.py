@@ -210,7 +210,7 @@ def test_lightning_loads_our_checkpoints(tmp_path: Path) -> None:
             assert torch.equal(outputs_of(loaded), outputs_of(trainer.model))
     saved = torch.load(path.with_name("last.ckpt"), weights_only=True)
     assert all(value.data_ptr() == saved["state_dict"][name].data_ptr() for name, value in saved["params"].items()), "stored once"
-    with pytest.raises(ValueError, match=r"holds another model than Classifier .*trainer.test\(model, data, ckpt_path"):
+    with pytest.raises(ValueError, match=r"does not fit this Classifier .*trainer.test\(model, data, ckpt_path"):
         flcog.Classifier.load_from_checkpoint(path.with_name("last.ckpt"), model=MLP(6, (3,), 2))
 
 
@@ -268,7 +268,7 @@ def test_hyperparameters_that_a_module_saves_construct_it_again(tmp_path: Path) 
 
 def test_a_model_that_a_method_changed_says_what_loads_it(tmp_path: Path) -> None:
     trainer = fit(tmp_path, MOON(projection=4), **FLOAT)
-    with pytest.raises(ValueError, match=r"methods of the run had changed is loaded by trainer.test"):
+    with pytest.raises(ValueError, match=r"if methods of the run changed it, load it by trainer.test"):
         flcog.Classifier.load_from_checkpoint(trainer.run.directory / "checkpoints/last.ckpt", model=MLP(6, (8,), 3))
 
 
