@@ -1,6 +1,7 @@
 """What every test gets: one thread, a fixed seed, the default precision, and nothing left behind in the repository."""
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -59,3 +60,14 @@ def pytest_configure() -> None:
     heed_signals()
     if fake_device.IS_POSSIBLE:
         fake_device.register()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exclude the imported modules from garbage collections, which would take a tenth of the time of all tests."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()

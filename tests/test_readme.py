@@ -98,6 +98,7 @@ def between(page: str, name: str) -> str:
     return PAGES[page].split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
 
 
+@pytest.mark.slow
 def test_the_table_of_methods_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     main(["methods", "--markdown"])
     assert between("methods", "methods") == capsys.readouterr().out.strip(), (

@@ -216,11 +216,10 @@ def test_an_experiment_of_many() -> None:
     )
 
 
-@pytest.mark.parametrize("step", [1, 8])
-def test_a_cross_section_of_pairs(step: int) -> None:
-    """Every method beside its neighbours at distance 1 and 8 in the alphabet: four pairs each. All pairs: ``pytest -m slow``."""
+def test_a_cross_section_of_pairs() -> None:
+    """Every method beside its neighbours in the alphabet. All pairs: ``pytest -m slow``."""
     for i, name in enumerate(NAMES):
-        partner = NAMES[(i + step) % len(NAMES)]
+        partner = NAMES[(i + 1) % len(NAMES)]
         if not excluded(name, partner):
             check(*((partner, name) if (name, partner) in REFUSED_ORDERS else (name, partner)))
 

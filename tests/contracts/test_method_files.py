@@ -30,15 +30,18 @@ def settings(value: Any, name: str = "") -> dict[str, Any]:
     return {key: one for part, inner in value.items() for key, one in settings(inner, f"{name}.{part}").items()}
 
 
+LOADED = {path: yaml.safe_load(path.read_text()) for path in METHODS}
+
+
 def callbacks(path: Path) -> list[str]:
-    return [value["class_path"] for value in yaml.safe_load(path.read_text())["trainer"]["callbacks+"]]
+    return [value["class_path"] for value in LOADED[path]["trainer"]["callbacks+"]]
 
 
 def test_no_file_is_another_one_but_for_a_value_or_two() -> None:
     close = set()
     for one, other in combinations(METHODS, 2):
         if callbacks(one) == callbacks(other):
-            left, right = (settings(yaml.safe_load(path.read_text())) for path in (one, other))
+            left, right = (settings(LOADED[path]) for path in (one, other))
             differ = [name for name in left | right if left.get(name, "nothing") != right.get(name, "nothing")]
             if len(differ) <= 2:
                 pair = {one.stem, other.stem} & set(FORMS)

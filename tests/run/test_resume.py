@@ -78,6 +78,7 @@ def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(whole, rounds=8)
