@@ -72,13 +72,14 @@ def page(*arguments: str) -> dict[str, list[list[str]]]:
 def test_nothing_has_been_run(clone: Path) -> None:
     found = page()
     assert found["Table 1"] == [
-        ["Table 1", "arms", "`flcog compare one`", f"{DIFFERS}: Two seeds", "0 / 4", "not run"],
+        ["Table 1", "arms", "`flcog compare one`", f"{DIFFERS} 1", "0 / 4", "not run"],
         ["", "", "`flcog compare other`", "as in the paper", "0 / 4", "not run"],
     ]
     assert found["Table 2"] == [["Table 2", "more arms", "none", "", "", "not run"]]
     assert found["Figure 1"][0][-1] == "nothing to reproduce"
-    assert found["Figure 2"] == [["Figure 2", "the split", "`flcog partition`", f"{DIFFERS}: other colours", "", "by eye"]]
+    assert found["Figure 2"] == [["Figure 2", "the split", "`flcog partition`", f"{DIFFERS} 2", "", "by eye"]]
     assert found["own"] == [["", "Arms", "`flcog compare own`", "", "0 / 4", "not run"]]
+    assert "1. Two seeds.\n2. Other colours.\n" in Path("REPRODUCED.md").read_text(), "differences are listed once, below the table"
 
 
 def test_what_has_been_run_is_judged(clone: Path) -> None:
@@ -134,7 +135,7 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
     assert "takes one table and one --out, or several with --reproduced" in complaint()
     assert "--reproduced runs nothing" in complaint("--reproduced", "--", "--trainer.rounds", "2")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
-    assert "Paper must have a title and items, each with what it `shows`" in complaint("--reproduced")
+    assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")
     assert "Paper, Table 1 has of two; it may have shows, command, deviations, illustration" in complaint("--reproduced")
 

@@ -1,4 +1,4 @@
-"""REPRODUCED.md: every table and figure of the papers, its command, its deviations, how much of it has been run and what came of it."""
+"""REPRODUCED.md: every table and figure of the papers with its command, its deviations, the trained cells and the reproduced figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +17,22 @@ from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
 ITEM_KEYS = ("shows", "command", "deviations", "illustration")
-DIFFERS = "not as in the paper, or not said there"
-HEADER = ["", "shows", "command", "settings", "run", "reproduced"]
+SAME, DIFFERS = "as in the paper", "differences"
+HEADER = ["", "shows", "command", "settings", "cells trained", "reproduced"]
 
 
 @dataclass(frozen=True)
 class Filling:
-    """A table's file, what of it has been run, and what its published figures say.
+    """A table's file, the number of its trained cells, and which published figures they reproduce.
 
     Args:
         path: the file.
-        table: what it says.
-        done: how many of its cells have finished with the table's settings and nothing added.
-        total: how many it has.
-        added: what commands gave to other finished cells beside the table's settings.
-        outdated: how many finished before the table was changed.
-        verdicts: of the published figures.
+        table: its content.
+        done: the number of cells that have finished with exactly the table's settings.
+        total: the number of all cells.
+        added: additional arguments with which other cells have finished.
+        outdated: the number of cells that finished before the table was changed.
+        verdicts: on the published figures.
     """
 
     path: Path
@@ -48,10 +48,10 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     """Write the page.
 
     Args:
-        tables: the tables' files; all that come with flcog if there are none.
-        roots: folders that hold a folder for each table, named like its file.
+        tables: the tables' files; all tables of flcog if empty.
+        roots: folders that contain a folder for each table, named like its file.
         saved: folder of saved results.
-        page: where to write.
+        page: the file to write.
     """
     configs = shipped_configs.folder()
     paths = list(tables) or sorted((configs / "tables").glob("*.yaml"))
@@ -60,7 +60,7 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     with replacing(page, "w") as file:
         file.write(page_text(papers, fillings))
     run = sum(filling.done > 0 for filling in fillings)
-    print(f"{short(page)}: {len(fillings)} tables, {run} of them run in part or whole")
+    print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
 
 
 def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -69,7 +69,7 @@ def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
     for paper, content in papers.items():
         items = content.get("items") if isinstance(content, dict) else None
         if not isinstance(items, dict) or not all(isinstance(item, dict) and "shows" in item for item in items.values()):
-            raise ValueError(f"{path}: {paper} must have a title and items, each with what it `shows`")
+            raise ValueError(f"{path}: {paper} must have a title and items, each with the key `shows`")
         for item, about in items.items():
             if unknown := about.keys() - ITEM_KEYS:
                 raise ValueError(
@@ -104,47 +104,61 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
 
 
 def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:
-    """The whole page, a table for each paper."""
+    """The whole page: for each paper a table, and below it a numbered list of the differences from the paper."""
     parts = [
-        "# What of the papers is reproduced",
-        "Written by `flcog compare --reproduced` from the runs and the saved results that it found; do not edit it. *Run* counts the "
-        "table's cells, arm by setting by seed, that finished with its very settings. A figure is *reproduced* if the paper's lies in our "
-        "confidence interval over seeds, a gain if the paper's lies in the interval of our paired difference and has its sign; one seed "
-        "has no interval and reproduces nothing (`flcog compare TABLE --show` has the figures).",
+        "# Reproduced tables of the papers",
+        "`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. *Cells trained* "
+        "counts the cells of a table (method by setting by seed) that have finished with exactly the table's settings. A published figure "
+        "is *reproduced* if our confidence interval over seeds contains it, and a published gain if the interval of our paired difference "
+        "contains it and both have the same sign. One seed has no interval and reproduces nothing. `flcog compare TABLE --show` prints the "
+        "figures. The numbers in the column *settings* refer to the list below each table.",
     ]
     for name, paper in papers.items():
         link = f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name)
-        rows = [row for item, about in paper["items"].items() for row in _rows(name, item, about, fillings)]
+        numbers: dict[str, int] = {}
+        rows = [row for item, about in paper["items"].items() for row in _rows(name, item, about, fillings, numbers)]
         parts += [f"## {name}", f"{link}", markdown(HEADER, rows)]
+        if numbers:
+            parts += ["Settings that differ from the paper, or that it does not state:", _listed(numbers)]
     known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     others = [filling for filling in fillings if not set(filling.table.reproduces) & known]
     if others:
-        parts += ["## Tables of our own", markdown(HEADER, [_row("", filling.table.title, filling) for filling in others])]
+        parts += ["## Tables of our own", markdown(HEADER, [_row("", filling.table.title, filling, {}) for filling in others])]
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(paper: str, item: str, about: Mapping[str, Any], fillings: Sequence[Filling]) -> list[list[str]]:
-    """A line for each table that fills an item, or one that says what else does."""
+def _rows(
+    paper: str, item: str, about: Mapping[str, Any], fillings: Sequence[Filling], numbers: dict[str, int]
+) -> list[list[str]]:
+    """A line for each table that fills an item, or one with the command that does."""
     found = [filling for filling in fillings if f"{paper}, {item}" in filling.table.reproduces]
     shows = str(about["shows"])
     if found:
-        return [_row(item, shows, found[0]), *(_row("", "", filling) for filling in found[1:])]
+        return [_row(item, shows, found[0], numbers), *(_row("", "", filling, numbers) for filling in found[1:])]
     if about.get("illustration"):
         return [[item, shows, "", "", "", "nothing to reproduce"]]
     if "command" in about:
-        return [[item, shows, f"`{about['command']}`", _deviations(about.get("deviations", [])), "", "by eye"]]
+        return [[item, shows, f"`{about['command']}`", _deviations(about.get("deviations", []), numbers), "", "by eye"]]
     return [[item, shows, "none", "", "", NOT_RUN]]
 
 
-def _row(item: str, shows: str, filling: Filling) -> list[str]:
-    deviations = _deviations(filling.table.deviations) if filling.table.reproduces else ""
+def _row(item: str, shows: str, filling: Filling, numbers: dict[str, int]) -> list[str]:
+    deviations = _deviations(filling.table.deviations, numbers) if filling.table.reproduces else ""
     ours = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     name = filling.path.stem if ours else short(filling.path)
     return [item, shows, f"`flcog compare {name}`", deviations, _run(filling), _reproduced(filling)]
 
 
-def _deviations(deviations: Sequence[str]) -> str:
-    return f"{DIFFERS}: " + "; ".join(text.rstrip(".") for text in deviations) if deviations else "as in the paper"
+def _deviations(deviations: Sequence[str], numbers: dict[str, int]) -> str:
+    """The numbers of the deviations; new ones are added to ``numbers``."""
+    for text in deviations:
+        numbers.setdefault(text.rstrip("."), len(numbers) + 1)
+    found = sorted(numbers[text.rstrip(".")] for text in deviations)
+    return f"{DIFFERS} {', '.join(map(str, found))}" if found else SAME
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return "\n".join(f"{number}. {text[:1].upper()}{text[1:]}." for text, number in numbers.items())
 
 
 def _run(filling: Filling) -> str:
@@ -157,7 +171,7 @@ def _run(filling: Filling) -> str:
 
 
 def _reproduced(filling: Filling) -> str:
-    """How many of the published figures and gains are reproduced."""
+    """The numbers of reproduced figures and gains."""
     if filling.done == 0:
         return NOT_RUN
     judged = [verdict for verdict in filling.verdicts if verdict.marks[0] != NOT_JUDGED]
