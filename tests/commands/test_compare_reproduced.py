@@ -79,7 +79,9 @@ def test_nothing_has_been_run(clone: Path) -> None:
     assert found["Figure 1"][0][-1] == "nothing to reproduce"
     assert found["Figure 2"] == [["Figure 2", "the split", "`flcog partition`", f"{DIFFERS} 2", "", "by eye"]]
     assert found["own"] == [["", "Arms", "`flcog compare own`", "", "0 / 4", "not run"]]
-    assert "1. Two seeds.\n2. Other colours.\n" in Path("REPRODUCED.md").read_text(), "differences are listed once, below the table"
+    assert "1. Two seeds.\n2. Other colours.\n" in Path("REPRODUCED.md").read_text(), (
+        "differences are listed once, below the table"
+    )
 
 
 def test_what_has_been_run_is_judged(clone: Path) -> None:
