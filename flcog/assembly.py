@@ -1,7 +1,7 @@
 """Builds a run in one process: the clients' exchanges of data before round 1, the clients, and the server."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flcog.client.model import ClientModel
@@ -9,7 +9,7 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, make_runtime, placed
-from flcog.method import Method, Note, Notes, WarningNote
+from flcog.method import Method, Note, Notes
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -47,7 +47,6 @@ def set_up(
     federation = placed(datamodule.federation, processes.device)
     check_data(settings, methods, function, federation, processes.device)
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
-    notes.add(*_outdated(methods, exchanges))
     server.servers = {method.name: method.init_server(server.params) for method in methods}
     data = HostedData.of(datamodule)._replace(federation=federation, exchanges=exchanges)
     clients = make_runtime(settings, methods, client, data, processes, notes)
@@ -88,24 +87,6 @@ def _exchanged(
             ledger.add(method.name, *exchange.bytes_sent)
         exchanges[method.name], federation = exchange, exchange.federation
     return federation, exchanges
-
-
-def _outdated(methods: Sequence[Method], exchanges: Mapping[str, Exchange]) -> list[Note]:
-    """Methods that have told one another of data which a later one then changed."""
-    notes: list[Note] = []
-    told: list[str] = []
-    before = None
-    for method in [method for method in methods if method.name in exchanges]:
-        exchange = exchanges[method.name]
-        if before is not None and exchange.federation is not before:
-            notes += [
-                WarningNote(f"{method.name} changes the data after {name} has exchanged what they are: list {name} after it")
-                for name in told
-            ]
-        elif exchange.bytes_sent is not None:
-            told.append(method.name)
-        before = exchange.federation
-    return notes
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:

@@ -1,5 +1,7 @@
 """The federated trainer: rounds instead of epochs, on Lightning Fabric."""
 
+import copy
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,7 @@ from lightning.pytorch.profilers import Profiler
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from flcog.advice import Finding, advise
 from flcog.assembly import data_modules
 from flcog.client.lightning_hooks import check_hooks
 from flcog.core import lost_processes, signals
@@ -356,6 +359,20 @@ class FederatedTrainer(Described):
     def test(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
+
+    @_in_precision
+    def check(self, model: nn.Module, datamodule: Data) -> list[Finding]:
+        """Advice on this combination of methods, model and data, as by ``flcog check``. Nothing is trained or written.
+
+        Client hooks run on random numbers, and a round runs with one local step per client. If :meth:`fit` would refuse the run, or
+        a hook fails in that round, its error is raised. Files that runs share, such as generated images, are kept as by ``fit``.
+        """
+        opening = self._opening(copy.deepcopy(model), datamodule)
+        brief = dataclasses.replace(
+            self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False
+        )
+        run = dataclasses.replace(opening, settings=brief).rounds_by_hand(None, keep_files=True)
+        return advise(run.engine, run.server)
 
     @_in_precision
     def predict(

@@ -26,7 +26,7 @@ LAYERS = (
     ("flcog.server",),
     ("flcog.execute",),
     ("flcog.hosting",),
-    ("flcog.assembly",),
+    ("flcog.assembly", "flcog.advice"),
     ("flcog.run",),
     ("flcog.trainer",),
     ("flcog",),

@@ -1,7 +1,6 @@
 """The model that clients train: the user's module with what methods add to it, and its optimiser."""
 
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,9 +19,8 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import fold, seeded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
-from flcog.method import CLIENT_HOOKS, Method, ModelNote, Note, WarningNote
+from flcog.method import Method, ModelNote, Note
 from flcog.models.lora import adapters
-from flcog.schedules import Piecewise
 from flcog.settings import Settings
 
 
@@ -105,7 +103,7 @@ def _with_methods(
             notes.append(Note(f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = model.to(device, dtype)
     processes.overwrite(model.state_dict().values())
-    return model, notes + notes_on_methods(methods, settings.rounds) + notes_on_schedules(model, methods, settings.rounds)
+    return model, notes
 
 
 def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> None:
@@ -137,36 +135,6 @@ def _with_method(
     # New layers draw the same weights whatever the run's precision, as the model's own did before the run.
     with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
         return method.configure_model(model)
-
-
-def notes_on_methods(methods: Sequence[Method], rounds: int) -> list[Note]:
-    """Methods that never act, and weights that are overruled."""
-    notes: list[Note] = [
-        WarningNote(f"{method.name} starts after {method.start_round} rounds, so it never acts in this run")
-        for method in methods
-        if method.start_round >= rounds
-    ]
-    for earlier, later in itertools.combinations([method for method in methods if method.overrides("weights")], 2):
-        # A method that does nothing but weigh has no effect once a later one replaces its weights.
-        only_weighs = not any(earlier.overrides(hook) for hook in (*CLIENT_HOOKS, "server_step"))
-        if only_weighs and (earlier.active(later.start_round) or later.active(earlier.start_round)):
-            advice = f"swap them to weigh by {earlier.name}"
-            notes.append(WarningNote(f"{later.name} is listed after {earlier.name} and sets the weights: {advice}"))
-    return notes
-
-
-def notes_on_schedules(model: L.LightningModule, methods: Sequence[Method], rounds: int) -> list[Note]:
-    """Schedules of the model or of methods that would change only when the run is over."""
-    owners: list[tuple[str, Any]] = [(type(model).__name__, model), *((method.name, method) for method in methods)]
-    schedules = [
-        (owner, name, value) for owner, thing in owners for name, value in vars(thing).items() if isinstance(value, Piecewise)
-    ]
-    return [
-        WarningNote(f"{owner}: {name} changes after round {boundary}, which a run of {rounds} rounds never reaches")
-        for owner, name, schedule in schedules
-        for boundary in schedule.boundaries
-        if boundary >= rounds
-    ]
 
 
 def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:

@@ -19,6 +19,7 @@ from flcog.core.commands import Command, TrainerCommand
 
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
+    TrainerCommand("check", "flcog.commands.check:check"),
     TrainerCommand("partition", "flcog.commands.partition:partition"),
     TrainerCommand("bench", "flcog.commands.bench.command:bench"),
     Command("predict", "flcog.commands.predict:predict"),

@@ -1,4 +1,4 @@
-"""Notes: what a run decided on the user's behalf, or what the user should know about it."""
+"""Notes: decisions that a run makes on the user's behalf, and facts that the user should know."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Note:
-    """One decision or fact. Its class says what it is about, and ``topic`` is the word under which the summary prints it.
+    """One decision or fact. Its class names the subject; the summary prints the text behind ``topic``.
 
     Args:
         text: one sentence for the user.
@@ -18,7 +18,7 @@ class Note:
 
 
 class WarningNote(Note):
-    """The run does not do what its settings suggest."""
+    """The run does less than its settings suggest."""
 
     topic = "warning"
 
@@ -54,7 +54,7 @@ class ChangedSetting(Note):
 
 
 class Notes:
-    """The notes of one run, in the order in which they were added. Observers receive each of them once, through ``on_note``.
+    """The notes of one run, in the order of their arrival. Observers receive each of them once, through ``on_note``.
 
     Notes may be added from any thread at any time. They are delivered in the main thread, before ``on_fit_start`` and at the end of
     each round, so that an observer is never called in the middle of a local step.

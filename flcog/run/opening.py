@@ -24,7 +24,6 @@ from flcog.run.resuming import check_meant, check_resumable
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
 from flcog.run.writer_lock import WriterLock
-from flcog.server.order import notes_on_order
 from flcog.settings import Settings
 
 _trained: WeakSet[nn.Module] = WeakSet()
@@ -90,7 +89,6 @@ class Opening:
         if saved is not None:
             run.engine.notes.add(*notes)
             run.restore(*saved, resume=True)
-        run.engine.notes.add(*notes_on_order(run.engine, run.server))
         run.record()
         self._note_training(run, anew=saved is None)
         return run
@@ -116,7 +114,6 @@ class Opening:
         trackers = Trackers(logger, directory) if processes.is_first else Trackers()
         run = self._session(client, described, None, directory, trackers, keep_files=True)
         content = take_over(saved.content, other, self.methods, run.server.servers, directory, processes)
-        run.engine.notes.add(*notes_on_order(run.engine, run.server))
         run.restore(saved.path, content, resume=True)
         run.record()
         run.save(directory / LAST)  # so that it goes on like any run, even if it is killed in its first round
@@ -139,7 +136,6 @@ class Opening:
             if isinstance(note, ChangedSetting):
                 print(f"other numbers than the run's: {note.text}")
         run = self._session(client, described, saved, keep_files=keep_files)
-        run.engine.notes.add(*notes_on_order(run.engine, run.server))
         if saved is not None:
             run.engine.notes.add(*notes)
             run.restore(*saved, resume=True)

@@ -10,7 +10,7 @@ import torch
 from flcog.apply import apply_of
 from flcog.client.messages import ClientTask, Received
 from flcog.core.randomness import fold, make_rng, sample_without_replacement
-from flcog.core.types import Params
+from flcog.core.types import Params, Slot
 from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Uploads
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
@@ -18,6 +18,9 @@ from flcog.server.receive import account, receive
 from flcog.server.state import ServerState
 from flcog.server.step import check_model, take_server_step
 from flcog.wire.ledger import Ledger
+
+TakeStep = Callable[..., tuple[Params, Slot, Params]]
+"""Takes one method's server step, with the arguments of :func:`take_server_step`."""
 
 OnSelected = Callable[[Sequence[int]], None]
 """Called with the clients of a round as soon as they are known."""
@@ -185,8 +188,16 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     return round, aggregate
 
 
-def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate) -> None:
-    """Methods turn the mean change of the model into the server's step; buffers are plainly averaged."""
+def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, take: TakeStep = take_server_step) -> None:
+    """Methods turn the mean change of the model into the server's step; buffers are plainly averaged.
+
+    Args:
+        engine: everything that is fixed before round 1.
+        server: the state that the step changes.
+        round: the round, with its methods and cohort.
+        aggregate: the sums of what the clients sent.
+        take: takes one method's step.
+    """
     if aggregate.weight == 0:
         warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)
         return
@@ -205,9 +216,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
-        delta, server.servers[method.name], buffers = take_server_step(
-            method, round.methods, server, delta, messages, cohort, list(mean)
-        )
+        delta, server.servers[method.name], buffers = take(method, round.methods, server, delta, messages, cohort, list(mean))
     params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step")]
     if stepping:

@@ -1,47 +1,14 @@
 """One method's server step: what it needs is there, what it returns is whole, and what earlier methods have made is not lost."""
 
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method, ParameterMask
 from flcog.server.aggregate import BadUpdate
 from flcog.server.state import ServerState
-
-
-def _looking(name: str) -> Any:
-    """A method of dict that tells of itself."""
-
-    def look(self: "Watched", *args: Any) -> Any:
-        self.read |= set(args[:1]) if name in ("__getitem__", "get", "pop") else set(self.keys())
-        return getattr(dict, name)(self, *args)
-
-    return look
-
-
-class Watched(dict[str, Tensor]):
-    """A change of the model that knows which of its values somebody has looked at."""
-
-    def __init__(self, values: Params) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def __iter__(self) -> Iterator[str]:  # which makes dict(...) and {**...} ask for each value
-        return super().__iter__()
-
-    __getitem__, get, values, items, copy, pop, __or__, __ror__ = map(
-        _looking, ("__getitem__", "get", "values", "items", "copy", "pop", "__or__", "__ror__")
-    )
-
-
-pytree.register_pytree_node(
-    Watched, lambda d: (list(d.values()), list(d)), lambda values, names: dict(zip(names, values, strict=True))
-)
 
 
 def take_server_step(
@@ -64,12 +31,8 @@ def take_server_step(
         cohort: the clients.
         sent: the parameters whose changes clients sent.
     """
-    earlier = [other for other in methods[: methods.index(method)] if other.overrides("server_step")]
-    watched = Watched(delta) if earlier and _first_round_of(method, earlier) == cohort.round else None
     try:
-        result: Sequence[Any] = method.server_step(
-            server.servers[method.name], server.params, delta if watched is None else watched, messages, cohort
-        )
+        result: Sequence[Any] = method.server_step(server.servers[method.name], server.params, delta, messages, cohort)
         change, state, buffers = *result[:2], cohort.buffers | dict(*result[2:])
     except KeyError as error:
         if error.args and _is_unsent(method, error.args[0], server, sent):
@@ -79,15 +42,6 @@ def take_server_step(
     if missing is not None:
         text = f"{method.name}.server_step must return a change of every parameter; it returned none of {missing}"
         raise ValueError(_unsent(method, methods, missing, server.params) if _is_unsent(method, missing, server, sent) else text)
-    lost = [] if watched is None or change is watched else [name for name in watched if name not in watched.read]
-    if lost:
-        names, of = " and ".join(one.name for one in earlier), "" if len(lost) == len(delta) else f" of {_some(lost)}"
-        text = f"{method.name} is listed after {names} and replaces the server's step{of}: what {names} makes of it is lost"
-        warnings.warn(text, stacklevel=2)
-    if not sent and cohort.round == method.start_round and _does_nothing(method, delta, change):
-        others = " and ".join(other.name for other in methods if other is not method and other.overrides("finish_client"))
-        text = f"{method.name} gets no change of the model, of which clients send none beside {others}: its server's step does nothing"
-        warnings.warn(text, stacklevel=2)
     return change, state, buffers
 
 
@@ -104,19 +58,6 @@ def check_model(params: Params, methods: Sequence[str], round: int) -> None:
         f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though what clients "
         "sent is not: lower the server's learning rate or its other step sizes"
     )
-
-
-def _does_nothing(method: Method, delta: Params, change: Params) -> bool:
-    return method.overrides("server_step") and not any(bool(value.any()) for value in (*delta.values(), *change.values()))
-
-
-def _some(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def _first_round_of(method: Method, earlier: Sequence[Method]) -> int:
-    """The first round in which all of them act."""
-    return max(one.start_round for one in (method, *earlier))
 
 
 def _is_unsent(method: Method, name: object, server: ServerState, sent: Collection[str]) -> bool:

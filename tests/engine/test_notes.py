@@ -27,27 +27,6 @@ def test_what_a_user_should_know_is_noted() -> None:
     assert "measured" not in notes(Ditto(), client_test=0.2)
 
 
-def test_weights_that_are_lost_are_noted() -> None:
-    from flcog.callbacks import EqualWeights, FedAvgM, FedDC, FedDisco, FedDyn
-
-    def notes(*methods: Method) -> list[str]:
-        trainer = make_trainer(None, *methods)
-        trainer.prepare(classifier(), TinyData())
-        return [note for note in trainer.notes if "weigh by" in note]
-
-    assert notes(FedDisco(), FedDyn()) == [
-        "warning: FedDyn is listed after FedDisco and sets the weights: swap them to weigh by FedDisco"
-    ]
-    assert notes(EqualWeights(), FedDisco()) == [
-        "warning: FedDisco is listed after EqualWeights and sets the weights: swap them to weigh by EqualWeights"
-    ]
-    assert len(notes(EqualWeights(), FedDisco(), FedDC())) == 3
-    for fine in ((FedDyn(), FedDisco()), (FedDC(), FedDyn()), (FedDisco(), FedAvgM()), (FedDisco(),)):
-        assert notes(*fine) == []
-    assert notes(FedDisco(stop_round=2), EqualWeights(start_round=2)) == []
-    assert len(notes(FedDisco(stop_round=3), EqualWeights(start_round=2))) == 1
-
-
 def test_observers_receive_each_note_once(tmp_path: Path) -> None:
     """The earlier ones before ``on_fit_start``, those of a round at its end."""
     seen: list[Any] = []

@@ -1,0 +1,411 @@
+"""``flcog check`` finds contributions that are lost, values that nobody reads and options without effect; ``fit`` refuses alone."""
+
+import copy
+import re
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, train
+
+import flcog
+from flcog.advice.order import CHAINS
+from flcog.advice.server_steps import WatchedSteps
+from flcog.callbacks import (
+    SCAFFOLD,
+    ClipGradient,
+    EqualWeights,
+    FedAvgM,
+    FedDC,
+    FedDisco,
+    FedDM,
+    FedDyn,
+    FedProx,
+    FedSAM,
+    FlexLoRA,
+    Stragglers,
+)
+from flcog.commands.cli import main
+from flcog.data import Exchange
+from flcog.method import FirstContact, Method, Plan, Upload
+from flcog.schedules import Piecewise
+from flcog.server import round as rounds
+
+
+@dataclass(frozen=True)
+class TopKMessages(Method):
+    """Sends the largest changes as a message, and no weights."""
+
+    def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+        return Upload(
+            None, ctx.state, mean={"kept": {name: value * (value.abs() > value.abs().mean()) for name, value in delta.items()}}
+        )
+
+    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+        return messages.mean["kept"], server
+
+
+@dataclass(frozen=True)
+class SignFlip(Method):
+    """An attack: every client sends the opposite."""
+
+    def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+        return Upload({name: -value for name, value in delta.items()}, ctx.state)
+
+
+@dataclass(frozen=True)
+class Median(Method):
+    """Takes the median of what single clients send."""
+
+    individual_uploads: ClassVar[bool] = True
+
+    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+        return {name: torch.stack([u.delta[name] for u in messages.individual]).median(0).values for name in params}, server
+
+
+@dataclass(frozen=True)
+class MedianOfAll(Median):
+    """The same, written over what there is."""
+
+    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+        names = messages.individual[0].delta
+        return {name: torch.stack([u.delta[name] for u in messages.individual]).median(0).values for name in names}, server
+
+
+@dataclass(frozen=True)
+class Replacing(Method):
+    """Ignores what it is given, in one hook after another."""
+
+    def plan(self, plan: Any, client: Any, rng: Any) -> Plan:
+        return Plan(2)
+
+    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        return dict(ctx.received.params), {}
+
+    def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+        return {name: value.sign() for name, value in params.items()}
+
+    def after_step(self, apply: Any, params: Any, before: Any, batch: Any, ctx: Any) -> Any:
+        return dict(ctx.received.params), ctx.state
+
+    def evaluate_at(self, server: Any, params: Any) -> Any:
+        return {name: torch.zeros_like(value) for name, value in params.items()}
+
+
+@dataclass(frozen=True)
+class Shifting(Method):
+    """Changes what it is given, in the same hooks."""
+
+    def plan(self, plan: Any, client: Any, rng: Any) -> Plan | None:
+        return None if plan is None else Plan(plan.num_steps + 1)
+
+    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        return {name: value + 1 for name, value in params.items()}, {}
+
+    def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+        return {name: 2 * value for name, value in gradient.items()}
+
+    def after_step(self, apply: Any, params: Any, before: Any, batch: Any, ctx: Any) -> Any:
+        return {name: value + 1 for name, value in params.items()}, ctx.state
+
+    def evaluate_at(self, server: Any, params: Any) -> Any:
+        return {name: value + 1 for name, value in params.items()}
+
+
+@dataclass(frozen=True)
+class Unseen(Method):
+    """Looks at what only a round brings, and so cannot be tried before."""
+
+    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        return params, {"made": torch.zeros(())}
+
+    def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+        return {name: torch.zeros_like(value) + ctx.inputs["made"] for name, value in params.items()}
+
+
+def advice(*methods: Method, module: Any = None, data: Any = None, **options: Any) -> list[str]:
+    return list(map(str, make_trainer(None, *methods, **options).check(module or classifier(), data or TinyData())))
+
+
+def test_what_is_made_of_weights_that_are_not_sent_is_said() -> None:
+    text = (
+        "TopKMessages.finish_client sends no change of the model, so the work of SignFlip on it is lost: "
+        "list SignFlip before TopKMessages"
+    )
+    assert advice(TopKMessages(), SignFlip()) == [text]
+    assert advice(SignFlip(), TopKMessages()) == []
+    alone, lost, attacked = (
+        train(*methods) for methods in ((TopKMessages(),), (TopKMessages(), SignFlip()), (SignFlip(), TopKMessages()))
+    )
+    same = [torch.equal(other.state[name], value) for other in (lost, attacked) for name, value in alone.state.items()]
+    assert same[: len(same) // 2] == [True] * (len(same) // 2) and not all(same), "the warning tells the truth"
+
+
+@pytest.mark.parametrize("method", [Median(), MedianOfAll()])
+def test_what_is_needed_and_not_sent_is_said(method: Method) -> None:
+    name = "model.layers.0.weight" if "model.layers.0.weight" in dict(classifier().named_parameters()) else r"model\S+"
+    with pytest.raises(
+        ValueError, match=rf"{method.name} looks at each client's change of {name}, .* beside TopKMessages: remove one"
+    ):
+        train(TopKMessages(), method)
+    train(method)
+
+
+def test_a_server_step_that_is_not_whole_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Half(Method):
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            return dict(list(delta.items())[:1]), server
+
+    with pytest.raises(ValueError, match=r"Half.server_step must return a change of every parameter; it returned none of model"):
+        train(Half())
+
+    @dataclass(frozen=True)
+    class Faulty(Method):
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            return {}["mine"]
+
+    with pytest.raises(KeyError, match="mine"):
+        train(Faulty())
+
+
+def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:
+    expected = {
+        f"Replacing.{hook} replaces {CHAINS[hook]}, so the work of Shifting is lost: list Replacing before Shifting"
+        for hook in ("plan", "start", "correct_gradient", "after_step", "evaluate_at")
+    }
+    assert set(advice(Shifting(), Replacing())) == expected
+    assert advice(Replacing(), Shifting()) == []
+    assert advice(Shifting(stop_round=1), Replacing(start_round=1)) == [], "they never meet"
+    assert advice(ClipGradient(), Unseen()) == [], "what cannot be tried is not accused"
+
+
+def test_a_server_step_that_is_replaced_is_said() -> None:
+    text = "Median.server_step replaces the server's step, so the step of FedAvgM is lost: list Median before FedAvgM"
+    assert advice(FedAvgM(beta=0.5), Median(start_round=1)) == [text]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(FedAvgM(beta=0.5), Median(start_round=1))  # fit gives no advice
+
+
+LOOKS = {
+    "item": lambda delta: {name: 2 * delta[name] for name in delta},
+    "items": lambda delta: {name: 2 * value for name, value in delta.items()},
+    "itself": lambda delta: delta,
+    "copy": lambda delta: dict(delta),
+    "spread": lambda delta: {**delta},
+    "union": lambda delta: delta | {},
+    "tree": lambda delta: torch.utils._pytree.tree_map(lambda value: 2 * value, delta),
+    "foreach": lambda delta: dict(zip(delta, torch._foreach_mul(list(delta.values()), 2.0), strict=True)),
+}
+
+
+def test_however_a_server_step_looks_at_the_change() -> None:
+    @dataclass(frozen=True)
+    class Looking(Method):
+        how: str = ""
+
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            assert isinstance(delta, dict) and len(delta) == len(params)
+            return LOOKS[self.how](delta), server
+
+    trainer = make_trainer(None)
+    trainer.prepare(classifier(), TinyData())
+    aggregate, _ = trainer.collect()
+    engine, methods = trainer.run.engine, [FedAvgM(beta=0.5)]
+    for how in LOOKS:
+        steps, server = WatchedSteps(), trainer.run.server.copy(0)
+        looking = [*methods, Looking(how=how)]
+        server.servers = {method.name: method.init_server(server.params) for method in looking}
+        planned = replace(rounds.plan(engine, server, [0, 1]), methods=looking)
+        rounds.step(engine, server, planned, aggregate, steps.take)
+        assert steps.findings == [], how
+
+
+def test_a_server_step_that_is_replaced_in_part_is_said() -> None:
+    @dataclass(frozen=True)
+    class Doubled(Method):
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            return {name: 2 * value for name, value in delta.items()}, server
+
+    (text,) = advice(Doubled(), FlexLoRA(ranks=[1, 2]), module=adapted())
+    assert re.fullmatch(
+        r"FlexLoRA.server_step replaces the server's step of \S+ and 1 more, so the step of Doubled is lost: "
+        r"list FlexLoRA before Doubled",
+        text,
+    )
+    assert advice(FlexLoRA(ranks=[1, 2]), Doubled(), module=adapted()) == []
+    first, second = (
+        train(*methods, module=adapted()).state
+        for methods in ((Doubled(), FlexLoRA(ranks=[1, 2])), (FlexLoRA(ranks=[1, 2]), Doubled()))
+    )
+    assert distance(first, second) > 1e-4, "the advice tells the truth"
+
+
+def test_a_server_step_without_anything_to_take_is_said() -> None:
+    brief = FedDM(server_epochs=1, images_per_class=1)
+    text = (
+        "FedAvgM.server_step does nothing, because clients send no change of the model beside FedDM: "
+        "list it after FedDM, or remove it"
+    )
+    assert text in advice(FedAvgM(beta=0.5), brief) and advice(brief, FedAvgM(beta=0.5)) == []
+
+
+def test_a_server_step_that_follows_is_not_accused() -> None:
+    assert advice(Median(), FedAvgM(beta=0.5)) == []
+
+
+def test_a_gradient_that_is_never_taken_is_said() -> None:
+    text = "FedDM.wrap_gradient takes no gradient of the loss, so the terms of {0} are never computed: remove {0}"
+    assert text.format("FedProx") in advice(FedProx(), FedDM()) and text.format("FedProx") in advice(FedDM(), FedProx())
+    assert text.format("FedSAM") in advice(FedSAM(), FedDM())
+    text = "FedDM.wrap_gradient takes no gradient of the loss and moves no model, so the gradient of {0} is lost: remove {0}"
+    assert text.format("SCAFFOLD and ClipGradient") in advice(SCAFFOLD(), FedDM(), ClipGradient())
+    assert text.format("FedSAM") in advice(FedDM(), FedSAM())
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        (SCAFFOLD(), ClipGradient(max_norm=1.0), FedAvgM()),
+        (FedProx(), FedSAM(), SCAFFOLD(), FedDisco(), Stragglers(min_steps=1, max_steps=3)),
+        (EqualWeights(), FedProx()),
+    ],
+    ids=lambda methods: "+".join(method.name for method in methods),
+)
+def test_what_composes_is_not_accused(methods: tuple[Method, ...]) -> None:
+    assert advice(*methods) == []
+
+
+def test_data_that_change_after_they_were_told_of() -> None:
+    @dataclass(frozen=True)
+    class Doubling(Method):
+        sent: bool = True
+
+        def prepare_data(self, federation: Any, rng: Any, workspace: Any) -> Exchange:
+            import dataclasses
+
+            return Exchange(dataclasses.replace(federation), (8, 8))
+
+    text = "Doubling.prepare_data changes the data after FedDisco has exchanged statistics of them: list FedDisco after Doubling"
+    assert advice(FedDisco(target="global"), Doubling()) == [text]
+    assert advice(Doubling(), FedDisco(target="global")) == [] and advice(FedDisco(), Doubling()) == []
+
+
+def test_what_never_comes_is_a_warning() -> None:
+    text = "FedProx.start_round is 5, so the method never acts in a run of 5 rounds: lower it, or raise trainer.rounds"
+    assert advice(FedProx(start_round=5), rounds=5) == [text]
+    assert advice(FedProx(start_round=4), rounds=5) == []
+
+    def module(*boundaries: int) -> flcog.Classifier:
+        schedule = Piecewise([1.0] * len(boundaries) + [0.1], list(boundaries))
+        return flcog.Classifier(classifier().model, optimizer=SGD, lr_schedule=schedule)
+
+    text = "{} changes after round {}, which a run of 5 rounds never reaches: lower the boundary, or raise trainer.rounds"
+    assert advice(module=module(2, 9), rounds=5) == [text.format("Classifier.lr_schedule", 9)]
+    assert advice(module=module(2, 4), rounds=5) == []
+
+    @dataclass(frozen=True)
+    class Scheduled(Method):
+        strength: Piecewise = field(default_factory=partial(Piecewise, [1.0, 0.1], [100]))
+
+    assert advice(Scheduled(), rounds=5) == [text.format("Scheduled.strength", 100)]
+
+
+@pytest.mark.parametrize("method", [FedDisco(), EqualWeights()])
+def test_weights_by_which_nothing_is_averaged_are_said(method: Method) -> None:
+    brief = FedDM(server_epochs=1, images_per_class=1)
+    text = (
+        "FedDM.finish_client sends no change of the model and averages only numbers, so the weights of "
+        f"{method.name} have no effect: remove {method.name}"
+    )
+    assert text in advice(method, brief) and text in advice(brief, method)
+    assert advice(method, TopKMessages()) == [], "its messages are averaged by them"
+    plain, weighed = train(brief), train(method, brief)
+    assert all(torch.equal(plain.state[name], value) for name, value in weighed.state.items()), "the warning tells the truth"
+
+
+def test_weights_that_are_replaced_are_said() -> None:
+    text = "{1}.weights replaces the weights of {0}: swap them to weigh by {0}"
+    assert advice(FedDisco(), FedDyn()) == [text.format("FedDisco", "FedDyn")]
+    assert advice(EqualWeights(), FedDisco()) == [text.format("EqualWeights", "FedDisco")]
+    assert len(advice(EqualWeights(), FedDisco(), FedDC())) == 3
+    for fine in ((FedDyn(), FedDisco()), (FedDC(), FedDyn()), (FedDisco(), FedAvgM()), (FedDisco(),)):
+        assert advice(*fine) == []
+    assert advice(FedDisco(stop_round=2), EqualWeights(start_round=2)) == []
+    assert len(advice(FedDisco(stop_round=3), EqualWeights(start_round=2))) == 1
+
+
+def test_values_that_no_hook_reads_are_said() -> None:
+    @dataclass(frozen=True)
+    class Wasteful(Method):
+        def init_server(self, params: Any) -> Any:
+            return {"momentum": params}
+
+        def init_client(self, params: Any, buffers: Any, client: Any) -> Any:
+            return FirstContact({"seen": torch.zeros(1)}, client.label_counts)
+
+        def draw(self, rng: Any, client: Any) -> Any:
+            return {"noise": torch.randn(3, generator=rng)}
+
+        def broadcast(self, server: Any) -> Any:
+            return dict(server)
+
+        def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+            return {name: ctx.data.weight * value for name, value in gradient.items()}
+
+        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
+            return Upload(delta, {"seen": torch.ones(1)}, mean={"norm": delta[next(iter(delta))].norm()})
+
+    @dataclass(frozen=True)
+    class Thrifty(Wasteful):
+        def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+            scale = ctx.state["seen"] + ctx.draws["noise"].sum() + len(ctx.server)
+            return {name: scale * value for name, value in gradient.items()}
+
+        def weights(self, weights: Any, messages: Any, cohort: Any) -> Any:
+            return weights
+
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            return delta, server
+
+    assert advice(Wasteful()) == [
+        "Wasteful.draw draws random numbers that no hook reads as ctx.draws: remove draw, or read ctx.draws",
+        "Wasteful.broadcast sends clients a part of the server's state that no hook reads as ctx.server: "
+        "remove broadcast, or read ctx.server",
+        "Wasteful.init_client stores a state for every client that no hook reads as ctx.state: "
+        "remove init_client, or read ctx.state",
+        "Wasteful.init_client returns a message that only the hook weights can read: return the state alone, or define weights",
+        "Wasteful.finish_client sends messages that only the hook server_step can read: define server_step, or send no messages",
+    ]
+    assert advice(Thrifty()) == []
+
+
+def test_a_check_leaves_model_and_trainer_as_they_are() -> None:
+    trainer, module = make_trainer(None, SCAFFOLD(), local_steps=3), classifier()
+    before = copy.deepcopy(module.state_dict())
+    assert trainer.check(module, TinyData()) == []
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert trainer.settings.local_steps == 3
+    with pytest.raises(ValueError, match="no run yet"):
+        trainer.run  # noqa: B018
+
+
+@pytest.mark.usefixtures("command_line")
+def test_the_command_prints_a_line_per_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["check", "-c", "quickstart", "--trainer.rounds", "2", "--trainer.logger", "false"]
+    main([*options, "-c", "methods/fedprox"])
+    assert capsys.readouterr().out == "nothing to advise\n"
+    main([*options, "-c", "methods/fedprox", "--trainer.callbacks.FedProx.start_round", "7"])
+    assert capsys.readouterr().out == (
+        "FedProx.start_round is 7, so the method never acts in a run of 2 rounds: lower it, or raise trainer.rounds\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main([*options, "--trainer.clients_per_round", "100000"])
+    assert "flcog: error: clients_per_round=100000 but the federation has" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
