@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from contracts.registry import CASES
 from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, train
 
 import flcog
@@ -409,3 +410,10 @@ def test_the_command_prints_a_line_per_finding(tmp_path: Path, capsys: pytest.Ca
         main([*options, "--trainer.clients_per_round", "100000"])
     assert "flcog: error: clients_per_round=100000 but the federation has" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name != "LeashPretraining"])  # its schedule outlasts three rounds
+def test_a_method_alone_is_not_accused(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    assert make_trainer(tmp_path, case.method, **case.options).check(case.module(case.optimizer), case.data()) == []
