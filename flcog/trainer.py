@@ -3,8 +3,7 @@
 import copy
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -19,29 +18,28 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.advice import Finding, advise
 from flcog.assembly import data_modules
 from flcog.client.lightning_hooks import check_hooks
-from flcog.core import lost_processes, signals
+from flcog.core import lost_processes
 from flcog.core.allocations import keep_allocations
 from flcog.core.described import Described
 from flcog.core.fabric import launch, make_fabric
 from flcog.core.files import short
 from flcog.core.lightning_options import explains_lightning_options
-from flcog.core.signals import RoundDropped, StopSignals
-from flcog.core.waiting import CoreWaiting
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
 from flcog.run.branching import check_branch_arguments
-from flcog.run.debugging import Debugging, make_profiler, report
+from flcog.run.debugging import Debugging, make_profiler
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
+from flcog.run.lifecycle import Lifecycle
 from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
 from flcog.run.observers.defaults import Enabled, default_observers
 from flcog.run.observers.progress import score
-from flcog.run.opening import Opening
+from flcog.run.opening import open_run
+from flcog.run.plans import BranchPlan, ByHandPlan, EvaluationPlan, FitPlan, Plan, Request
 from flcog.run.predictions import Predictions, predict
 from flcog.run.session import Session
-from flcog.run.writer_lock import WriterLock
 from flcog.server import round as rounds
 from flcog.server.aggregate import Aggregate
 from flcog.server.evaluate import evaluate
@@ -314,41 +312,14 @@ class FederatedTrainer(Described):
         """
         if self.fast_dev_run and ckpt_path is not None:
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
-        self._session, status, lock = None, "failed", WriterLock()
-        stop = StopSignals(lambda text: signals.say(text) if self.fabric.is_global_zero else None)
-        stop.listen()
-        try:
-            opening = self._opening(model, datamodule)
-            if branch is None and round is None:
-                run = self._session = opening.fit(ckpt_path, self.resume_changed, self.logger, lock)
-            else:
-                run = self._session = opening.branch(*check_branch_arguments(branch, round, ckpt_path), self.logger, lock)
-            self._deliver_notes(run)
-            self._observe("on_fit_start")
-            self._check_evaluation(run)
-            stop.rounds_begin(shared=run.processes.count > 1)
-            while run.round < self.settings.rounds and not run.should_stop:
-                self._run_round(run, stop)
-                self._stop_if_signalled(run, stop)
-            stop.rounds_end()
-            run.engine.hand_over(run.server)
-            self._observe("on_fit_end")
-            status = "success"
-        except BaseException as error:
-            exception = lost_processes.explain(error)
-            self._observe("on_exception", exception)
-            if exception is error:
-                raise
-            raise exception from None
-        finally:
-            stop.rounds_end()
-            try:
-                if self._session is not None:
-                    self._session.trackers.close(status)
-                    report(self.profiler, self._session.directory)
-            finally:
-                lock.release()
-                stop.leave()
+        self._session = None
+        with Lifecycle(self.fabric, self.profiler) as life:
+            plan: Plan = FitPlan(ckpt_path, self.resume_changed, self.logger, life.lock)
+            if branch is not None or round is not None:
+                run, last = check_branch_arguments(branch, round, ckpt_path)
+                plan = BranchPlan(None, Path(run).resolve(), last, self.logger, life.lock)
+            self._session = self._open(model, datamodule, plan)
+            life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
     @_in_precision
     def validate(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
@@ -367,11 +338,10 @@ class FederatedTrainer(Described):
         Client hooks run on random numbers, and a round runs with one local step per client. If :meth:`fit` would refuse the run, or
         a hook fails in that round, its error is raised. Files that runs share, such as generated images, are kept as by ``fit``.
         """
-        opening = self._opening(copy.deepcopy(model), datamodule)
         brief = dataclasses.replace(
             self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False
         )
-        run = dataclasses.replace(opening, settings=brief).rounds_by_hand(None, keep_files=True)
+        run = self._open(copy.deepcopy(model), datamodule, ByHandPlan(None, keep_files=True), brief)
         return advise(run.engine, run.server)
 
     @_in_precision
@@ -424,7 +394,7 @@ class FederatedTrainer(Described):
             ckpt_path: a checkpoint from which rounds go on.
             keep_files: whether methods may keep, under ``default_root_dir``, what runs can share.
         """
-        self._session = self._opening(model, datamodule).rounds_by_hand(ckpt_path, keep_files)
+        self._session = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files))
 
     @_in_precision
     def train_round(self) -> dict[str, float]:
@@ -455,62 +425,8 @@ class FederatedTrainer(Described):
         """The clients of a round, counted from 0."""
         return rounds.select(self.run.engine, round)
 
-    # The loop ---------------------------------------------------------------------------------------------------------------------
-
-    def _run_round(self, run: Session, stop: StopSignals) -> None:
-        began, evaluated = time.perf_counter(), self.settings.evaluates(run.round + 1)
-        waiting = CoreWaiting()
-        try:
-            with run.server.undone_at(RoundDropped), run.clients.noting_changes(), stop.round_in_hand() as begin:
-
-                def on_selected(selection: Sequence[int]) -> None:
-                    self._observe("on_round_start", run.round + 1, selection)
-                    begin()
-
-                with self.profiler.profile("round"):
-                    metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
-                metrics["time/round"] = time.perf_counter() - began
-                metrics |= waiting.column()
-                if evaluated:
-                    began = time.perf_counter()
-                    with self.profiler.profile("evaluation"):
-                        metrics |= self.evaluate()
-                    metrics["time/evaluation"] = time.perf_counter() - began
-        except RoundDropped:
-            run.clients.undo()
-            raise stop.stop(stop.number, run.processes.is_first) from None
-        if evaluated:
-            self._observe("on_evaluation_end", run.round, metrics)
-        self._observe("on_round_metrics", run.round, metrics)
-        run.table.append(metrics)
-        run.record_executor()
-        self._deliver_notes(run)
-        self._observe("on_round_end", run.round, metrics)
-        run.server.uploads.clear()
-        run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
-
-    def _check_evaluation(self, run: Session) -> None:
-        """Evaluate a few batches before round 1, and discard the figures."""
-        if self.num_sanity_val_steps and run.round == 0:
-            with run.evaluator.limited_to(self.num_sanity_val_steps):
-                self.evaluate()
-
-    def _stop_if_signalled(self, run: Session, stop: StopSignals) -> None:
-        """All processes stop after the same round, whichever of them got the signal."""
-        number = run.processes.largest(stop.number)
-        if number and run.round < self.settings.rounds and not run.should_stop:
-            raise stop.stop(number, run.processes.is_first)
-
-    def _deliver_notes(self, run: Session) -> None:
-        for note in run.engine.notes.undelivered():
-            self._observe("on_note", note)
-
-    def _observe(self, hook: str, *args: Any) -> None:
-        if self._session is not None:
-            self.fabric.call(hook, self._session, *args)
-
-    def _opening(self, model: nn.Module, datamodule: Any) -> Opening:
-        """What opens a session, once the processes have started. Refuses hooks that nobody would call."""
+    def _open(self, model: nn.Module, datamodule: Any, plan: Plan, settings: Settings | None = None) -> Session:
+        """Start the processes, refuse hooks that would never be called, and open a run."""
         if not isinstance(datamodule, FederatedDataModule):
             from flcog.datamodules.wrapping import federated
 
@@ -520,9 +436,17 @@ class FederatedTrainer(Described):
             self._launched = True
         keep_allocations()
         check_hooks(model, (datamodule, *data_modules(self.methods)), warn=self.fabric.is_global_zero)
-        return Opening(
-            self.settings, self.methods, self.observers, self.fabric, self.default_root_dir, self.config, model, datamodule
+        request = Request(
+            settings=settings or self.settings,
+            methods=self.methods,
+            observers=self.observers,
+            fabric=self.fabric,
+            root=self.default_root_dir,
+            config=self.config,
+            model=model,
+            datamodule=datamodule,
         )
+        return open_run(request, plan)
 
     def _evaluation(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None) -> Session:
         """A checkpoint's model, or a model as it is; without either, that of the last run."""
@@ -530,10 +454,10 @@ class FederatedTrainer(Described):
             if model is not None or datamodule is not None or ckpt_path is not None:
                 raise ValueError("a model and a data module come together, and a checkpoint needs both")
             return self.run
-        return self._opening(model, datamodule).evaluation(ckpt_path)
+        return self._open(model, datamodule, EvaluationPlan(ckpt_path))
 
     def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
-        run = self._opening(model, datamodule).evaluation(ckpt_path)
+        run = self._open(model, datamodule, EvaluationPlan(ckpt_path))
         figures = evaluate(run.engine, run.server)
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if not metrics:

@@ -1,0 +1,125 @@
+"""The life of a training run: its rounds with their timing, signals, the writer's lock, and the calls of observers' hooks."""
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from lightning.fabric import Fabric
+from lightning.pytorch.profilers import Profiler
+
+from flcog.core import lost_processes, signals
+from flcog.core.signals import RoundDropped, StopSignals
+from flcog.core.waiting import CoreWaiting
+from flcog.run.debugging import report
+from flcog.run.session import Session
+from flcog.run.writer_lock import WriterLock
+from flcog.server import round as rounds
+
+
+class Lifecycle:
+    """Surrounds a training run, from before it is opened until it has ended in any way.
+
+    Inside the context signals are answered. At its end an error is reported to the observers, trackers are closed, and the lock is
+    released.
+
+    Args:
+        fabric: calls the hooks of observers, on every process.
+        profiler: measures rounds and evaluations.
+    """
+
+    def __init__(self, fabric: Fabric, profiler: Profiler) -> None:
+        self.fabric, self.profiler, self.lock = fabric, profiler, WriterLock()
+        self._run: Session | None = None
+        self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
+
+    def __enter__(self) -> Self:
+        self._stop.listen()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        try:
+            if error is not None:
+                exception = lost_processes.explain(error)
+                self._observe("on_exception", exception)
+                if exception is not error:
+                    raise exception from None
+        finally:
+            self._stop.rounds_end()
+            try:
+                if self._run is not None:
+                    self._run.trackers.close("success" if error is None else "failed")
+                    report(self.profiler, self._run.directory)
+            finally:
+                self.lock.release()
+                self._stop.leave()
+
+    def train(self, run: Session, evaluate: Callable[[], dict[str, float]], num_sanity_val_steps: int) -> None:
+        """Train until all rounds are done, an observer ends the run, or a signal stops it.
+
+        Args:
+            run: the run, opened.
+            evaluate: returns the metrics of an evaluation.
+            num_sanity_val_steps: the number of batches to evaluate before round 1, for a test. The metrics are discarded.
+        """
+        self._run = run
+        self._deliver_notes(run)
+        self._observe("on_fit_start")
+        if num_sanity_val_steps and run.round == 0:
+            with run.evaluator.limited_to(num_sanity_val_steps):
+                evaluate()
+        self._stop.rounds_begin(shared=run.processes.count > 1)
+        while run.round < run.settings.rounds and not run.should_stop:
+            self._run_round(run, evaluate)
+            self._stop_if_signalled(run)
+        self._stop.rounds_end()
+        run.engine.hand_over(run.server)
+        self._observe("on_fit_end")
+
+    def _run_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
+        began, evaluated, waiting = time.perf_counter(), run.settings.evaluates(run.round + 1), CoreWaiting()
+        try:
+            with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
+
+                def on_selected(selection: Sequence[int]) -> None:
+                    self._observe("on_round_start", run.round + 1, selection)
+                    begin()
+
+                with self.profiler.profile("round"):
+                    metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
+                metrics["time/round"] = time.perf_counter() - began
+                metrics |= waiting.column()
+                if evaluated:
+                    began = time.perf_counter()
+                    with self.profiler.profile("evaluation"):
+                        metrics |= evaluate()
+                    metrics["time/evaluation"] = time.perf_counter() - began
+        except RoundDropped:
+            run.clients.undo()
+            raise self._stop.stop(self._stop.number, run.processes.is_first) from None
+        self._end_round(run, metrics, evaluated)
+
+    def _end_round(self, run: Session, metrics: dict[str, float], evaluated: bool) -> None:
+        if evaluated:
+            self._observe("on_evaluation_end", run.round, metrics)
+        self._observe("on_round_metrics", run.round, metrics)
+        run.table.append(metrics)
+        run.record_executor()
+        self._deliver_notes(run)
+        self._observe("on_round_end", run.round, metrics)
+        run.server.uploads.clear()
+        run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
+
+    def _stop_if_signalled(self, run: Session) -> None:
+        """Stop all processes after the same round, whichever of them got the signal."""
+        number = run.processes.largest(self._stop.number)
+        if number and run.round < run.settings.rounds and not run.should_stop:
+            raise self._stop.stop(number, run.processes.is_first)
+
+    def _deliver_notes(self, run: Session) -> None:
+        for note in run.engine.notes.undelivered():
+            self._observe("on_note", note)
+
+    def _observe(self, hook: str, *args: Any) -> None:
+        if self._run is not None:
+            self.fabric.call(hook, self._run, *args)

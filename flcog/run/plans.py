@@ -1,0 +1,244 @@
+"""The four reasons to open a run: to fit, to branch from another run, to drive rounds by hand, and to evaluate.
+
+A plan says which checkpoint is read, what is compared with it, where the run writes, and what it takes over.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from weakref import WeakSet
+
+from lightning.fabric import Fabric
+from lightning.pytorch.loggers import Logger
+from torch import nn
+
+from flcog.client.model import ClientModel
+from flcog.core.processes import Processes
+from flcog.data import FederatedDataModule
+from flcog.method import Callback, ChangedSetting, Method, Note
+from flcog.run import checkpoint
+from flcog.run.branching import check_branch, check_rows, take_over
+from flcog.run.directory import LAST, check_run_directory, find_checkpoint, find_round, new_run_directory, run_of
+from flcog.run.resuming import check_meant, check_resumable
+from flcog.run.session import Session
+from flcog.run.trackers import Trackers, check_environment
+from flcog.run.writer_lock import WriterLock
+from flcog.settings import Settings
+
+_trained: WeakSet[nn.Module] = WeakSet()
+"""Models that were trained: another run does not start from new weights."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user gave to the trainer and its verb.
+
+    Args:
+        settings: of the training.
+        methods: in the order in which they act.
+        observers: receive the run's events.
+        fabric: whose processes have started.
+        root: the folder of runs' directories.
+        config: the full configuration, if the command line knows it.
+        model: the user's module.
+        datamodule: the user's data.
+    """
+
+    settings: Settings
+    methods: Sequence[Method]
+    observers: Sequence[Callback]
+    fabric: Fabric
+    root: str
+    config: dict[str, Any] | None
+    model: nn.Module
+    datamodule: FederatedDataModule
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was read."""
+
+    path: Path
+    content: dict[str, Any]
+
+
+@dataclass
+class Plan:
+    """How a verb opens a run.
+
+    Args:
+        ckpt_path: the checkpoint, or None.
+    """
+
+    ckpt_path: str | None
+    keep_files = True
+    """Whether methods may keep files that runs share."""
+
+    def find(self, request: Request, processes: Processes) -> Path | None:
+        """The checkpoint to read, the same on every process."""
+        if self.ckpt_path is None:
+            return None
+        if not isinstance(self.ckpt_path, str | Path):
+            raise ValueError(
+                f"ckpt_path is a {type(self.ckpt_path).__name__}, and it is a checkpoint's path: sets to validate and test on belong "
+                "to the data, as in flcog.datamodules.TorchDataset(train, test, val)"
+            )
+        fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in request.methods])
+        return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, fits)))
+
+    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+        """Refuse a checkpoint that does not fit. Returns notes for the user."""
+        if saved is not None:
+            checkpoint.check_same_model(saved.path, saved.content["params"] | saved.content["buffers"], client.tensors)
+        return []
+
+    def directory(self, request: Request, saved: Saved | None, processes: Processes) -> Path | None:
+        """The run's directory; None if nothing is written."""
+        return None
+
+    def trackers(self, saved: Saved | None, directory: Path | None) -> Trackers:
+        """The trackers of the first process."""
+        return Trackers()
+
+    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+        """Take over the checkpoint."""
+        if saved is not None:
+            run.restore(*saved, resume=False)
+
+
+class EvaluationPlan(Plan):
+    """Load a checkpoint's model, or take the model as it is, to evaluate it."""
+
+
+@dataclass
+class ByHandPlan(Plan):
+    """Start or resume a run without a directory, whose rounds the user drives.
+
+    Args:
+        ckpt_path: the checkpoint to resume from.
+        keep_files: whether methods may keep files that runs share.
+    """
+
+    keep_files: bool
+
+    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+        if saved is None:
+            return []
+        notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
+        for note in notes:
+            if isinstance(note, ChangedSetting):
+                print(f"other numbers than the run's: {note.text}")
+        return notes
+
+    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+        if saved is not None:
+            run.restore(*saved, resume=True)
+
+
+@dataclass
+class FitPlan(Plan):
+    """Train a new run in its own directory, or resume a run in its directory.
+
+    Args:
+        ckpt_path: the checkpoint to resume from.
+        resume_changed: whether settings may differ from the checkpoint's. The summary shows the differences.
+        logger: the trackers, as the trainer received them.
+        lock: the right to write into the directory.
+    """
+
+    resume_changed: bool
+    logger: Logger | list[Logger] | bool | None
+    lock: WriterLock
+
+    def find(self, request: Request, processes: Processes) -> Path | None:
+        check_environment(self.logger)
+        found = super().find(request, processes)
+        if found is not None and found.is_file():
+            check_run_directory(run_of(found))
+            _claim(self.lock, run_of(found), processes)  # before anything is read, or another writer might change it meanwhile
+        return found
+
+    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+        if saved is None:
+            return []
+        notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
+        if not self.resume_changed:
+            check_meant(saved.path, notes)
+        return notes
+
+    def directory(self, request: Request, saved: Saved | None, processes: Processes) -> Path | None:
+        return _make_directory(request.root, self.lock, processes) if saved is None else run_of(saved.path)
+
+    def trackers(self, saved: Saved | None, directory: Path | None) -> Trackers:
+        assert directory is not None
+        return Trackers(self.logger, directory, None if saved is None else saved.content["tracker_run"])
+
+    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+        if saved is not None:
+            run.restore(*saved, resume=True)
+        elif request.model in _trained:
+            text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
+            run.engine.notes.add(Note(text))
+        run.record()
+        _trained.add(request.model)
+
+
+@dataclass
+class BranchPlan(Plan):
+    """Train a new run in its own directory that starts with the rounds of another run.
+
+    Args:
+        ckpt_path: None, since the checkpoint is chosen by the round.
+        trunk: the other run's directory.
+        round: the last round that both share.
+        logger: the trackers, as the trainer received them.
+        lock: the right to write into the directory.
+    """
+
+    trunk: Path
+    round: int
+    logger: Logger | list[Logger] | bool | None
+    lock: WriterLock
+
+    def find(self, request: Request, processes: Processes) -> Path | None:
+        check_environment(self.logger)
+        return cast(Path, processes.agree(find_round(self.trunk, self.round, checkpoint.round_of)))
+
+    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+        assert saved is not None
+        notes = super().check(request, saved, client, described)
+        check_branch(*saved, request.settings, request.methods, described)
+        check_rows(self.trunk, self.round, request.settings)
+        return notes
+
+    def directory(self, request: Request, saved: Saved | None, processes: Processes) -> Path | None:
+        return _make_directory(request.root, self.lock, processes)
+
+    def trackers(self, saved: Saved | None, directory: Path | None) -> Trackers:
+        assert directory is not None
+        return Trackers(self.logger, directory)
+
+    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+        assert saved is not None
+        content = take_over(saved.content, self.trunk, run.methods, run.server.servers, run.directory, run.processes)
+        run.restore(saved.path, content, resume=True)
+        run.record()
+        run.save(run.directory / LAST)  # so that it can be resumed, even if it is killed in its first round
+        for row in run.history:
+            run.trackers.log_metrics(row)
+        _trained.add(request.model)
+
+
+def _make_directory(root: str, lock: WriterLock, processes: Processes) -> Path:
+    """A new run's directory under ``root``, with the lock taken."""
+    directory = Path(processes.agree(str(new_run_directory(root)) if processes.is_first else ""))
+    _claim(lock, directory, processes)
+    return directory
+
+
+def _claim(lock: WriterLock, directory: Path, processes: Processes) -> None:
+    """Take the lock of a run's directory, in the first process for all processes of the run."""
+    refused = processes.agree(lock.take(directory) if processes.is_first else None)
+    if refused is not None:
+        raise ValueError(refused)
