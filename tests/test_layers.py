@@ -56,6 +56,9 @@ FACES = {"flcog": ("flcog.commands.federated_cli",), "flcog.callbacks": ("flcog.
 OPEN = {"flcog.server": ("flcog.client.messages",)}
 """The parts of a closed room that a room may import."""
 
+COMPARE_USES = ("flcog.run.saved_run", "flcog.run.writer_lock", "flcog.run.branching", "flcog.run.masking")
+"""What ``flcog compare`` uses of a run: its files, the right to write into them, what branches share, and secrets to mask."""
+
 COMMANDS_USE = "flcog.datamodules"
 """What a family's commands, which stand at the command line's level, may import besides: ``command.py`` and the studies."""
 
@@ -168,6 +171,20 @@ def test_every_folder_is_installed() -> None:
         f"flcog.{path.relative_to(ROOT).parent.as_posix().replace('/', '.')}" for path in (ROOT / "configs").rglob("*.yaml")
     }
     assert set(packages) == configs | {module for module, path in modules().items() if path.name == "__init__.py"}
+
+
+def test_compare_uses_the_public_interface() -> None:
+    """Saved runs, their directories and the packages' faces: nothing of the engine."""
+    known = modules()
+    rooms = ("flcog.commands", "flcog.core", "flcog.callbacks", "flcog.method", *COMPARE_USES)
+    files = {name: path for name, path in known.items() if lies_in(name, ("flcog.commands.compare",))}
+    used = {
+        f"{name} imports {target}"
+        for name, path in files.items()
+        for target in imports(path, known)
+        if not lies_in(target, rooms)
+    }
+    assert {line for line in used if not line.endswith(" imports flcog")} == set()
 
 
 def test_contributing_prints_the_floors() -> None:

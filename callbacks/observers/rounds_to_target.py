@@ -3,8 +3,8 @@
 from typing import Any, Literal
 
 from flcog.core.monitor import Monitor
+from flcog.core.text import human
 from flcog.method import Callback, Run
-from flcog.wire.ledger import human
 
 
 class RoundsToTarget(Callback):

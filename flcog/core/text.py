@@ -1,4 +1,4 @@
-"""Durations, figures and tables as text for people."""
+"""Durations, sizes, figures and tables as text for people."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +9,15 @@ def seconds(value: float) -> str:
     if value < 0.1:
         return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def human(num_bytes: float) -> str:
+    """Bytes for people: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
 
 
 def clock(value: float) -> str:

@@ -3,8 +3,8 @@
 import torch
 
 from flcog.core.processes import Processes
+from flcog.core.text import human
 from flcog.method import MemoryNote, Notes
-from flcog.wire.ledger import human
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 """Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has,

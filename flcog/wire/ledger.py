@@ -48,12 +48,3 @@ class Ledger:
 def model_bytes(params: Params, buffers: Params) -> int:
     """The model itself, as broadcast to one client."""
     return sum(tensor.numel() * tensor.element_size() for part in (params, buffers) for tensor in part.values())
-
-
-def human(num_bytes: float) -> str:
-    """Bytes for people: 1536 is "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"

@@ -17,7 +17,6 @@ from flcog.commands.cli import main
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Cell, Table, cells
 from flcog.commands.compare.published import Figure
-from flcog.commands.compare.runner import claim
 from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table import figure_text, summarise
 from flcog.commands.compare.table_file import read_table
@@ -214,7 +213,8 @@ def test_only_what_is_unfinished_is_run(
     monkeypatch.setattr(subprocess, "Popen", Process)
     arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
     # Settings may change as long as nothing was run with them.
-    claim(cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])[0])
+    (cell, *_) = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])
+    cell.files.claim(cell.arguments)
     with pytest.raises(SystemExit):
         main(arguments)
     assert "1 of 2 runs failed, the first, B · seed 0: the disk is full" in capsys.readouterr().err
@@ -269,16 +269,17 @@ def test_what_was_refused_at_its_start_may_be_put_right(tmp_path: Path) -> None:
     wrong, right, other = (
         cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds", word])[0] for word in ("x", "7", "2")
     )
-    claim(wrong)
+    wrong.files.claim(wrong.arguments)
     (wrong.folder / "output.txt").write_text("flcog: error: a whole number is wanted")
-    claim(right)
+    right.files.claim(right.arguments)
     assert yaml.safe_load((right.folder / "arguments.yaml").read_text()) == right.arguments
     fake_run(right, [0.5])
-    claim(right)
-    claim(cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds=7"])[0])
+    right.files.claim(right.arguments)
+    (again, *_) = cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds=7"])
+    again.files.claim(again.arguments)
     # The option is named though it was given before, with another value.
     with pytest.raises(ValueError, match=r"holds this arm with other settings \(now: --trainer.rounds 2\)"):
-        claim(other)
+        other.files.claim(other.arguments)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 from commands.test_compare import fake_run, plan_file
 from flcog.commands.cli import main
-from flcog.commands.compare.intact import mark
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.table_file import read_table
 
@@ -20,7 +19,7 @@ def finished_table(folder: Path) -> tuple[Path, list[Cell]]:
     runs = cells(read_table(path), folder / "out", [])
     for cell in runs:
         fake_run(cell, SCORES)
-        (cell.folder / "finished").write_text(mark(cell.folder, "its identity"))
+        cell.files.mark_finished("its identity")
         (cell.folder / "output.txt").touch()
         (cell.folder / "arguments.yaml").write_text(str(cell.arguments))
         assert cell.finished and cell.damage is None
@@ -44,7 +43,7 @@ def test_damage_is_told_and_the_run_counts_for_nothing(
     monkeypatch.chdir(tmp_path)
     path, (first, second) = finished_table(tmp_path)
     assert first.run is not None
-    table = first.run / "metrics.csv"
+    table = first.run.table
     fault, content = list(damages(table).items())[place]
     table.write_bytes(content)
     assert not first.finished and second.finished
@@ -61,8 +60,8 @@ def test_a_damaged_run_is_put_aside_and_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, (first, _) = finished_table(tmp_path)
-    run, started = first.run, []
-    assert run is not None
+    assert first.run is not None
+    run, started = first.run.directory, list[list[str]]()
     (run / "checkpoints").mkdir()
     (run / "checkpoints/last.ckpt").touch()
     (run / "metrics.csv").write_bytes(b"round\n1\n")
@@ -88,9 +87,9 @@ def test_a_damaged_run_is_put_aside_and_trained_again(
 def test_a_report_says_where_a_run_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, (first, _) = finished_table(tmp_path)
     assert first.run is not None
-    with (first.run / "metrics.csv").open("a") as file:
+    with first.run.table.open("a") as file:
         file.write("4,0.x,1,1\n")
-    main(["report", str(first.run)])
+    main(["report", str(first.run.directory)])
     assert (
         "metrics.csv: row 4 is damaged (test/accuracy is '0.x'); the page shows the 3 rows before it" in capsys.readouterr().err
     )

@@ -13,9 +13,9 @@ from harness import ROOT
 
 import flcog
 from flcog.commands.cli import main
+from flcog.commands.compare.folder import SAME_RUN
 from flcog.commands.compare.plan import Cell, cells, select
 from flcog.commands.compare.resolved import identity, resolve
-from flcog.commands.compare.reuse import SAME_RUN
 from flcog.commands.compare.table_file import read_table
 
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")

@@ -16,7 +16,7 @@ from harness import ROOT
 
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import cells
-from flcog.commands.compare.runner import Runner, claim
+from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
 from flcog.core import child_processes as processes
 from flcog.run.writer_lock import WriterLock
@@ -117,7 +117,7 @@ def test_what_another_process_trains_is_no_failure(
 def test_what_another_comparison_has_finished_meanwhile_is_not_run_again(tmp_path: Path, runs: list[Run]) -> None:
     both = cells(read_table(table(tmp_path)), tmp_path / "out", [])
     for cell in both:
-        claim(cell)
+        cell.files.claim(cell.arguments)
         (cell.folder / "finished").touch()
     assert [cell.error for cell, _ in Runner(1).run(both)] == [None, None] and not runs
 

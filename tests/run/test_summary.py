@@ -14,6 +14,7 @@ from harness import TinyData, classifier, fit
 
 from flcog.callbacks import SCAFFOLD, EarlyStopping, FedProx, RoundsToTarget
 from flcog.core.processes import Processes
+from flcog.core.text import human
 from flcog.data import Splits
 from flcog.method import ExecutorNote
 from flcog.run import checkpoint
@@ -21,7 +22,6 @@ from flcog.run.description import describe_method as describe
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.summary import Summary
-from flcog.wire.ledger import human
 
 
 class WithValidation(TinyData):

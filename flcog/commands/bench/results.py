@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from flcog.commands.bench.variations import Contestant, as_yaml
-from flcog.core.text import markdown, seconds
-from flcog.wire.ledger import human
+from flcog.core.text import human, markdown, seconds
 
 STABLE = 0.05
 """How well the median of a ratio is to be known."""

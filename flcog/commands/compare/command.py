@@ -8,7 +8,7 @@ from pathlib import Path
 import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import fill
-from flcog.commands.compare.intact import tell
+from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
@@ -62,7 +62,7 @@ def compare(arguments: list[str]) -> None:
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
     table = _chosen(options, path, out)
     runs = cells(table, out, extra)
-    tell(
+    print_damage(
         [cell.damage for cell in runs],
         "" if options.show else ", and is trained again; the old run is kept in the folder damaged",
     )

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from flcog.commands.compare.findings import percent
+from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.paired import Estimate, estimate
-from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table
+from flcog.commands.compare.plan import Cell, Table
 from flcog.commands.compare.results import History, compared_metric
 from flcog.core.files import write_figure
 from flcog.core.monitor import lower_is_better

@@ -4,12 +4,12 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flcog.commands.compare.plan import OUT_REMEDY, Cell
+from flcog.commands.compare.folder import finished_runs
+from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.progress import Progress, Rows
 from flcog.commands.compare.resolved import identity, resolve
 from flcog.commands.compare.results import number, percent_scale, result_of
-from flcog.commands.compare.reuse import finished_runs, note
-from flcog.commands.compare.runner import Runner, claim
+from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.trunks import share_rounds
 from flcog.core import signals
 from flcog.core.files import short
@@ -26,7 +26,7 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
         filled: the table as it stands.
     """
     for cell in runs:
-        claim(cell)
+        cell.files.claim(cell.arguments)
     done = sum(cell.finished for cell in runs)
     print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
     known, rounds = _prepare(runs, root, trunks) if done < len(runs) else ({}, {})
@@ -54,13 +54,13 @@ def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[dict[str, 
 
     Returns all finished runs, by identity, and how many rounds each cell's run has.
     """
-    keeping = [cell for cell in runs if cell.run is not None and any(cell.run.glob("checkpoints/round-*.ckpt"))]
+    keeping = [cell for cell in runs if cell.run is not None and cell.run.keeps_any]
     configs = resolve([cell for cell in runs if not cell.finished or cell in keeping])
     known = finished_runs(root)
     for cell in runs:
         cell.identity = identity(configs[cell.name]) if cell.name in configs else ""
         if not cell.finished and not cell.begun and (other := known.get(cell.identity)):
-            note(cell.folder, other, OUT_REMEDY)
+            cell.files.take_from(other)
             print(f"{cell.name}: the same run as {short(other)}, which is finished", flush=True)
     if trunks and (saved := share_rounds(runs, configs)):
         count = sum(cell.trunk is not None for cell in runs)

@@ -8,13 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flcog.commands.compare.intact import FINISHED, damage_in, rows_of, table_of
+from flcog.commands.compare.folder import CellFolder
 from flcog.commands.compare.published import Published
-from flcog.commands.compare.reuse import folder_with_run
-from flcog.run.directory import LAST, kept_checkpoint
-
-OUT_REMEDY = "free space or choose another --out"
-"""What to do where the folder of the runs and the table cannot be written."""
+from flcog.run.saved_run import SavedRun
 
 SPLIT_SEED = "data.partition_seed"
 """The option that draws the split of the data over the clients."""
@@ -124,29 +120,32 @@ class Cell:
         return " · ".join(part for part in (self.row, self.column, f"seed {self.seed}") if part)
 
     @property
+    def files(self) -> CellFolder:
+        """Its folder, with the files about the run."""
+        return CellFolder(self.folder)
+
+    @property
     def finished(self) -> bool:
-        folder = folder_with_run(self.folder)
-        return (folder / FINISHED).is_file() and damage_in(folder) is None
+        return self.files.source.finished
 
     @property
     def damage(self) -> str | None:
-        """What is wrong with the ``metrics.csv`` of its finished run, which then counts as unfinished; None where nothing is."""
-        return damage_in(folder_with_run(self.folder))
+        """The fault in ``metrics.csv`` of its finished run, which then counts as unfinished."""
+        return self.files.source.damage
 
     @property
     def begun(self) -> bool:
-        """Whether its own run has come to a checkpoint."""
-        return any(self.folder.glob(f"*/{LAST}"))
+        """Whether its own run has written a checkpoint."""
+        return self.files.begun
 
     @property
-    def run(self) -> Path | None:
-        """The directory of its run, the newest if it began anew; another table's, if that has finished the same run."""
-        table = table_of(folder_with_run(self.folder))
-        return None if table is None else table.parent
+    def run(self) -> SavedRun | None:
+        """Its run, or the run of another table that is the same and has finished."""
+        return self.files.source.own_run
 
     def history(self) -> list[dict[str, float]]:
-        """The rows of its ``metrics.csv``, as far as it has come."""
-        return rows_of(self.run / "metrics.csv") if self.run else []
+        """The rows of its run so far."""
+        return self.run.rows if self.run else []
 
 
 class Trunk(NamedTuple):
@@ -159,7 +158,7 @@ class Trunk(NamedTuple):
     def run(self) -> Path | None:
         """Its directory, once it has the checkpoint of that round."""
         run = self.cell.run
-        return run if run is not None and kept_checkpoint(run, self.round).is_file() else None
+        return run.directory if run is not None and run.keeps(self.round) else None
 
 
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:

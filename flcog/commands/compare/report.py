@@ -6,8 +6,9 @@ from pathlib import Path
 from flcog.commands.compare.curves import draw_curves
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, notes, paper_table
+from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.latex import latex
-from flcog.commands.compare.plan import OUT_REMEDY, Cell, Table
+from flcog.commands.compare.plan import Cell, Table
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.table import Spread, in_setting, summarise
 from flcog.commands.compare.table_csv import write_csv

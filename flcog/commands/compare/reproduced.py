@@ -7,7 +7,7 @@ from typing import Any
 
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filled import Filled
-from flcog.commands.compare.intact import tell
+from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Table, cells
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.saved_results import read_results, results_of, seeds_run
@@ -86,7 +86,7 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
         out = root / path.stem
         with_seeds = replace(table, seeds=tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, kept)])))
         runs = cells(with_seeds, out, [])
-        tell([run.damage for run in runs])
+        print_damage([run.damage for run in runs])
         found = [*read_results(kept, runs), *results_of(with_seeds, runs, None)]
         results += [result for result in found if result.finished]
     whole = {result.name: result for result in results if not result.outdated and not result.arguments}

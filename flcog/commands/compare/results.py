@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from flcog.commands.compare.plan import Cell, Summary
 from flcog.commands.compare.settings_of_runs import added_arguments, is_outdated
@@ -88,7 +87,7 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
     history = cell.history()
     if not history:
         return None
-    about = _description(cell.run)
+    about = cell.run.description if cell.run else {}
     compared = compared_metric(metric, history)
     seen = [row for row in history if cell.until is None or row["round"] <= cell.until]
     values = [row[compared] for row in seen if compared in row] if compared else []
@@ -178,15 +177,6 @@ def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
     if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
         return 0, ""
     return branch["round"], Path(str(branch.get("run"))).parent.parent.name
-
-
-def _description(run: Path | None) -> Mapping[str, Any]:
-    """What a run's ``run.yaml`` says; nothing where it has none that can be read."""
-    try:
-        content = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8")) if run else {}
-    except (OSError, UnicodeError, yaml.YAMLError):
-        content = {}
-    return content if isinstance(content, dict) else {}
 
 
 def percent_scale(results: Sequence[Result]) -> float:

@@ -1,7 +1,7 @@
 """Trains the runs of a table as processes, some side by side, and goes on with those that were interrupted."""
 
+import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -12,16 +12,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import FrameType
 
-import yaml
-
-from flcog.commands.compare.carried import options_to_carry
-from flcog.commands.compare.intact import FINISHED, mark
-from flcog.commands.compare.plan import OUT_REMEDY, Cell
-from flcog.commands.compare.reuse import SAME_RUN, forget, note
-from flcog.commands.compare.settings_of_runs import Option, options_of
+from flcog.commands.compare.folder import OUTPUT
+from flcog.commands.compare.plan import Cell
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
-from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
 from flcog.run.writer_lock import ADVICE, BUSY, WriterLock
 
 LOOK_EVERY = 1.0
@@ -87,7 +81,7 @@ class Runner:
         try:
             if cell.error is None and not self._stopped and not cell.finished:
                 if cell.identity in self.known and not cell.begun:
-                    note(cell.folder, self.known[cell.identity], OUT_REMEDY)
+                    cell.files.take_from(self.known[cell.identity])
                 else:
                     self._train(cell)
         finally:
@@ -99,9 +93,9 @@ class Runner:
     def _train(self, cell: Cell) -> None:
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
         # -P: else Python looks for every module in the working directory first, where a random.py may lie.
-        options = [*options_to_carry(cell), *_beginning(cell), *cell.keep_options]
+        options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options]
         command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options]
-        with (cell.folder / "output.txt").open("ab") as output:
+        with (cell.folder / OUTPUT).open("ab") as output:
             with self._lock:
                 if self._stopped:
                     return
@@ -120,17 +114,12 @@ class Runner:
         with self._lock:
             self._children.discard(child)
         if code == 0:
-            with replacing(cell.folder / FINISHED, "w", OUT_REMEDY) as file:
-                file.write(mark(cell.folder, cell.identity))
+            cell.files.mark_finished(cell.identity)
             if cell.identity:
                 self.known[cell.identity] = cell.folder
         else:
-            lines = (cell.folder / "output.txt").read_text(errors="replace").strip().splitlines()
+            lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
-
-
-DAMAGED = "damaged"
-"""The folder, in a cell's folder, of runs whose ``metrics.csv`` was damaged after they had finished."""
 
 
 def _can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
@@ -146,46 +135,8 @@ def _beginning(cell: Cell) -> list[str]:
     return ["--branch", str(trunk), "--round", str(cell.trunk.round)] if cell.trunk and trunk else []
 
 
-def claim(cell: Cell) -> None:
-    """Make the cell's folder, or check that what was begun there is this very run. A damaged run is put aside, to be trained again."""
-    if cell.damage and cell.run is not None:
-        with clear_errors(cell.folder, OUT_REMEDY):
-            make_folder(cell.folder / DAMAGED)
-            cell.run.rename(cell.folder / DAMAGED / f"{time.time_ns()}-{cell.run.name}")
-            (cell.folder / FINISHED).unlink()
-    given = cell.folder / "arguments.yaml"
-    if given.is_file() and _was_run(cell.folder):
-        earlier = _earlier_arguments(given)
-        then, now = _settings(earlier), _settings(cell.arguments)
-        if then != now:
-            changed = shlex.join([word for option in now if option not in then for word in option]) or "fewer arguments"
-            raise ValueError(
-                f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
-            )
-        return
-    with clear_errors(cell.folder, OUT_REMEDY):
-        make_folder(cell.folder)
-        if (cell.folder / SAME_RUN).is_file() and _settings(_earlier_arguments(given)) != _settings(cell.arguments):
-            forget(cell.folder)  # another table's run was this one as it was then
-    write_yaml(given, cell.arguments, OUT_REMEDY)
-
-
-def _was_run(folder: Path) -> bool:
-    """Whether there is a run in a cell's folder: one that was refused at its start leaves its output alone."""
-    begun = (folder / FINISHED).is_file() or any(path.is_dir() for path in folder.iterdir())
-    return begun and (folder / "output.txt").is_file()
-
-
-def _earlier_arguments(note: Path) -> list[str]:
-    try:
-        earlier = yaml.safe_load(note.read_text(encoding="utf-8"))
-    except (UnicodeError, yaml.YAMLError):
-        earlier = None
-    if not isinstance(earlier, list) or not all(isinstance(word, str) for word in earlier):
-        raise ValueError(f"{note} is damaged: delete {note.parent}, or choose another --out")
-    return earlier
-
-
-def _settings(arguments: Sequence[str]) -> list[Option]:
-    """What makes the run: not where its folder and the configs lie, so that a clone or a folder that was moved goes on."""
-    return [option for option in options_of(arguments) if option[0] != "--trainer.default_root_dir"]
+def _to_carry(cell: Cell) -> list[str]:
+    """The options that make its run carry methods for others: as it began, or as planned."""
+    if not cell.begun:
+        cell.files.carry(cell.carried)
+    return [f"--trainer.callbacks+={json.dumps(part)}" for part in (cell.files.carried if cell.begun else cell.carried)]

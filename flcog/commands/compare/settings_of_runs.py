@@ -4,10 +4,10 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import yaml
 
+from flcog.commands.compare.folder import ARGUMENTS, Option, options_of
 from flcog.commands.compare.plan import Cell
 from flcog.run.masking import masked_command
 
@@ -20,19 +20,6 @@ NO_SETTING = (
     "--data.data_dir",
 )
 """Options that say where and on what a run works, not what it does."""
-
-Option = tuple[str, ...]
-
-
-def options_of(arguments: Sequence[str]) -> list[Option]:
-    """An option with its values, each; configs by their names, so that another clone's are the same."""
-    options: list[list[str]] = []
-    for word in arguments:
-        if word.startswith("--") or word == "-c":
-            options.append(word.split("=", 1))
-        elif options:
-            options[-1].append(Path(word).name if options[-1][0] == "-c" else word)
-    return [tuple(option) for option in options]
 
 
 def _settings(arguments: Sequence[str]) -> list[Option]:
@@ -64,7 +51,7 @@ def is_outdated(cell: Cell) -> bool:
 
 def _earlier(cell: Cell) -> list[Option] | None:
     try:
-        words = yaml.safe_load((cell.folder / "arguments.yaml").read_text(encoding="utf-8"))
+        words = yaml.safe_load((cell.folder / ARGUMENTS).read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError):
         return None
     return _settings([str(word) for word in words]) if isinstance(words, list) else None

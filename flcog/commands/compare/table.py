@@ -11,8 +11,7 @@ from flcog.commands.compare.plan import Summary
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.results import Result, number, standard_deviation
 from flcog.commands.compare.savings import saving
-from flcog.core.text import seconds
-from flcog.wire.ledger import human
+from flcog.core.text import human, seconds
 
 Spread = Literal["std", "sem", "interval"]
 """What stands after ±: the standard deviation over seeds, the mean's standard error, or half of its interval."""

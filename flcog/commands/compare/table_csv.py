@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flcog.commands.compare.filled import Filled
-from flcog.commands.compare.plan import OUT_REMEDY, Summary
+from flcog.commands.compare.folder import OUT_REMEDY
+from flcog.commands.compare.plan import Summary
 from flcog.commands.compare.results import Result, standard_deviation
 from flcog.commands.compare.savings import saving
 from flcog.commands.compare.verdicts import Verdict, verdicts

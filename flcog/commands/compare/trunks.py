@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from flcog.commands.compare.carried import carried_by
 from flcog.commands.compare.plan import Cell, Trunk
 from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
 from flcog.method import Callback, Method, check_methods
 from flcog.run.branching import methods_until
-from flcog.run.directory import kept_checkpoint
 
 
 class Listed(NamedTuple):
@@ -89,7 +87,7 @@ def _start(part: Config) -> int:
 
 def _arm(cell: Cell, config: Config) -> Arm | None:
     """None where its callbacks cannot be made, which its run will say."""
-    parts, earlier = callbacks_of(config), carried_by(cell) if cell.begun or cell.finished else []
+    parts, earlier = callbacks_of(config), cell.files.source.carried if cell.begun or cell.finished else []
     try:
         made, carried = _made(parts), _made(earlier)
     except Exception:  # whatever a constructor raises
@@ -167,7 +165,7 @@ def _can_be_trunk(cell: Cell, round: int) -> bool:
 
 
 def _keeps(cell: Cell, round: int) -> bool:
-    return cell.run is not None and kept_checkpoint(cell.run, round).is_file()
+    return cell.run is not None and cell.run.keeps(round)
 
 
 def _keep_options(arm: Arm, rounds: Sequence[int]) -> list[str]:

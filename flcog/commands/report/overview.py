@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from flcog.commands.report.charts import Axis, Series
 from flcog.commands.report.groups import Group, shown_methods
 from flcog.commands.report.run_files import RunFiles
-from flcog.core.text import seconds
+from flcog.core.text import human, seconds
 from flcog.core.waiting import DISTURBED, share_of_waiting
-from flcog.wire.ledger import human
 
 SHARES = re.compile(r"accuracy|(^|/)acc$|-(AP|F1|P|R)$|jain")
 """Scores that are shown as per cent."""

@@ -1,4 +1,4 @@
-"""The observer that says what a run is when it starts, and what came out when it ends."""
+"""The observer that describes a run at its start and prints the results at its end."""
 
 import math
 import statistics
@@ -11,19 +11,16 @@ from rich.text import Text
 from flcog.core.allocations import peak_memory
 from flcog.core.files import short
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.core.text import clock, figure, seconds
+from flcog.core.text import clock, figure, human, seconds
 from flcog.method import Callback, Note, Run
-from flcog.wire.ledger import human
 
 Rows = Sequence[tuple[str, str]]
 
 
 class Summary(Callback):
-    """Prints what the run is before its first round, and after its last one its results, its cost and what to type next.
+    """Prints a description of the run before its first round, and its results, its cost and useful commands after the last round.
 
-    What is decided in between is printed too: which executor is the fastest, or that one had to give way to another.
-
-    Every run has one.
+    Notes of later rounds are printed at the end of their round, such as the choice of the fastest executor. Every run has a summary.
 
     Args:
         enabled: whether to print anything.
@@ -59,7 +56,7 @@ class Summary(Callback):
 
 
 def results(run: Run) -> Rows:
-    """The main metric: in the round that is best by validation, or by the test set itself, which is said; its last and late values."""
+    """The main metric in the best round by validation, or else by the test set with a remark; its last value and its late mean."""
     rows = [
         (
             "rounds",
@@ -107,7 +104,7 @@ def costs(run: Run) -> Rows:
 
 
 def suggestions(run: Run) -> Rows:
-    """What to type next."""
+    """Useful commands after the run."""
     checkpoints = [run.directory / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
     written = [path for path in checkpoints if path.is_file()]
     rows: list[tuple[str, str]] = []

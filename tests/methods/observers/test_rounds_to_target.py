@@ -7,7 +7,7 @@ from harness import fit
 from run.killed_runs import killed
 
 from flcog.callbacks import RoundsToTarget
-from flcog.wire.ledger import human
+from flcog.core.text import human
 
 
 def test_rounds_and_bytes_to_a_target_are_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

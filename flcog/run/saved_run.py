@@ -1,0 +1,78 @@
+"""A run's directory for other programs to read: its rounds, its description and its checkpoints. No model and no data are loaded."""
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flcog.run.directory import LAST, kept_checkpoint
+from flcog.run.metrics_rows import Row, read_rows
+from flcog.run.round_order import fault_in
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """The files of one run.
+
+    Args:
+        directory: the run's directory.
+    """
+
+    directory: Path
+
+    @property
+    def table(self) -> Path:
+        """``metrics.csv``, with one row per round."""
+        return self.directory / "metrics.csv"
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows up to the first damaged line."""
+        return list(self._read()[0])
+
+    @property
+    def damage(self) -> str | None:
+        """The first fault of ``metrics.csv``: a damaged line, or a round that is missing or there twice."""
+        rows, damage = self._read()
+        return damage or fault_in([row["round"] for row in rows], 1)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that change with any byte of ``metrics.csv``."""
+        return hashlib.sha256(self.table.read_bytes()).hexdigest()[:16]
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """The content of ``run.yaml``; empty if the file is missing or damaged."""
+        try:
+            content = yaml.safe_load((self.directory / "run.yaml").read_text(encoding="utf-8"))
+        except (OSError, UnicodeError, yaml.YAMLError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def keeps(self, round: int) -> bool:
+        """Whether it keeps the checkpoint of a round, so that other runs can branch there."""
+        return kept_checkpoint(self.directory, round).is_file()
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether it keeps the checkpoint of any round."""
+        return any(self.directory.glob("checkpoints/round-*.ckpt"))
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether it has a checkpoint to resume from."""
+        return (self.directory / LAST).is_file()
+
+    def _read(self) -> tuple[list[Row], str | None]:
+        about = self.table.stat()
+        return _read_once(self.table, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_once(table: Path, changed: int, size: int) -> tuple[list[Row], str | None]:
+    return read_rows(table)
