@@ -47,13 +47,13 @@ from flcog.settings import Settings, require_one_of
 from flcog.wire.ledger import Ledger
 
 Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
-"""What can be trained on: our data modules, and what is wrapped as one."""
+"""Data to train on: flcog's data modules, and types that are wrapped as one."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _in_precision(verb: Verb) -> Verb:
-    """What is computed inside ``verb`` has the run's precision, and a process that dies meanwhile is named by the others."""
+    """Run a verb in the run's precision. If a process dies meanwhile, the others name it."""
 
     @functools.wraps(verb)
     def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
@@ -67,29 +67,31 @@ class FederatedTrainer(Described):
     """Trains a client module on a federation.
 
     Args:
-        rounds: communication rounds in all, those of a resumed checkpoint included.
-        clients_per_round: how many clients take part in a round: a count (int), or a fraction of all (float in (0, 1]).
-        local_steps: optimiser steps of each client in a round; or else
+        rounds: the total number of communication rounds, including the rounds of a resumed checkpoint.
+        clients_per_round: the clients of a round: a count (int), or a fraction of all clients (float in (0, 1]).
+        local_steps: optimiser steps of each client in a round. Give either this or ``local_epochs``.
         local_epochs: passes of each client over its own data in a round (fractions are allowed).
-        executor: ``loop`` (each client for itself), ``vmap`` (many as one batched program), ``vmap-patches`` (the same, its convolutions
-            as products of matrices), ``auto``, which goes by a rule, or ``fastest``, which times them on the first round's clients:
-            a new run may choose otherwise and so round differently, one that goes on does not.
-        chunk_size: clients at a time: of one batched program under vmap, on as many threads under loop; None chooses.
-        compile: whether ``torch.compile`` makes one program of a local step (gradient, every method's part, optimiser), which is equal
-            up to rounding and takes up to half a minute once. ``graphs`` captures it as a CUDA graph as well; under ``loop`` that is
-            the plain step, replayed for several clients at a time. What cannot be compiled runs as it is, and one line says so.
-        callbacks: methods, in the order in which they act, observers, and callbacks of Lightning's.
+        executor: ``loop`` trains one client after another, ``vmap`` many clients as one batched program, ``vmap-patches`` the same with
+            convolutions as matrix products. ``auto`` applies a rule. ``fastest`` measures all of them on the first round's clients, so
+            two new runs may choose differently and differ in rounding; a resumed run keeps its choice.
+        chunk_size: the number of clients at a time: in a batched program under vmap, on threads under loop. None chooses.
+        compile: whether ``torch.compile`` makes one program of a local step (gradient, the hooks of methods, optimiser). Results are
+            equal up to rounding, and compiling takes up to half a minute once. ``graphs`` also captures the step as a CUDA graph; under
+            ``loop`` it replays the plain step for several clients at a time. A step that cannot be compiled runs uncompiled, with a
+            warning.
+        callbacks: methods, which act in this order, observers, and Lightning's callbacks.
         logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
-        eval_every: rounds between evaluations, the last round included in any case; 0 for no evaluation at all.
-        default_root_dir: where runs get their directories.
-        accelerator, strategy, devices, num_nodes, precision: as Fabric has them; processes share out the clients of a round.
+        eval_every: rounds between evaluations. The last round is always evaluated. 0 evaluates no round.
+        default_root_dir: the folder of the runs' directories.
+        accelerator, strategy, devices, num_nodes, precision: the arguments of Fabric. Processes share the clients of a round.
         tf32: whether GPUs multiply float32 on their tensor cores, with factors rounded to 11 binary digits: ``true`` in all products,
-            ``false`` in none. None leaves it to torch, which does so in convolutions alone, or to what a script has set.
-        processes_per_device: how many of them compute on each device, for a GPU that one does not fill. Each holds a copy of the data.
-        seed: fixes cohorts, batches, noise: the same at any executor and number of processes.
-        on_bad_update: what to do about a client of which something that it sends or keeps is NaN or infinite: ``raise``, or ``drop``
-            it, which runs the round again as if it had stayed away: that takes time, and no memory for single clients' updates.
-        resume_changed: whether a checkpoint's run may go on with other settings than it was written with (see :meth:`fit`).
+            ``false`` in none. None keeps torch's setting, which by default uses them in convolutions.
+        processes_per_device: the number of processes on each device, for a GPU that one process does not fill. Each process holds a
+            copy of the data.
+        seed: fixes cohorts, batches and noise, for any executor and number of processes.
+        on_bad_update: if a client sends or keeps NaN or infinite values, ``raise`` an error, or ``drop`` the client. Dropping runs the
+            round again as if the client had stayed away, which takes time but no memory for single clients' updates.
+        resume_changed: whether a resumed run may have other settings than its checkpoint (see :meth:`fit`).
         fast_dev_run: a trial of the program: this number of rounds (True is 1) with one local step for each client and one batch of each
             evaluation, without trackers and checkpoints.
         limit_val_batches, limit_test_batches: how much of the central validation and test set is evaluated: a number of batches (int) or
@@ -222,7 +224,7 @@ class FederatedTrainer(Described):
 
     @property
     def model(self) -> L.LightningModule:
-        """The trained module: the user's own, or what methods made of it, with the global model's weights as they stand."""
+        """The trained module with the current global weights: the user's module, with the changes of methods."""
         self.run.engine.hand_over(self.run.server)
         return self.run.model.module
 
@@ -252,11 +254,11 @@ class FederatedTrainer(Described):
         branch: str | None = None,
         round: int | None = None,
     ) -> None:
-        """Train for ``rounds`` rounds, or go on from a checkpoint.
+        """Train for ``rounds`` rounds, or resume from a checkpoint.
 
         One run, with every hook where it fires (observers' hooks begin with ``on_``)::
 
-            configure_model                                   once: the model, with what methods add to it
+            configure_model                                   once: methods extend the model
             prepare_data                                      once: exchanges of data before round 1
             init_server                                       once: each method's server state
             on_note                                           once per note; later notes come before on_round_end
@@ -281,7 +283,7 @@ class FederatedTrainer(Described):
                         (the optimiser steps)
                         after_step
                     finish_client                             clients -> server: delta and messages; its new state
-                server_step                                   after summing up: what becomes of the mean delta
+                server_step                                   the server's change of the model, from the mean delta
                 evaluate_at                                   where the global model is evaluated
                 personal                                      each client's own model, if a method keeps one
                 on_evaluation_end
@@ -290,25 +292,25 @@ class FederatedTrainer(Described):
             on_fit_end
 
         Args:
-            model: a :class:`flcog.ClientModule`, any network, which is made the one that learns the data's task, or any
-                LightningModule with ``training_step`` and ``configure_optimizers``, whose ``validation_step`` and ``test_step``
-                evaluate it. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step; ``docs/lightning.md`` lists
-                which of Lightning's hooks are called.
+            model: a :class:`flcog.ClientModule`, or any network, around which the module for the data's task is built, or any
+                LightningModule with ``training_step`` and ``configure_optimizers``; its ``validation_step`` and ``test_step`` evaluate
+                it. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step. ``docs/lightning.md`` lists the hooks of
+                Lightning that are called.
             datamodule: the federation's data. A map-style torch data set, a ``DataLoader`` of one or a plain
                 ``LightningDataModule`` is divided over ten clients at random, which the summary says.
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
-                trainer's methods. The run that goes on is the same experiment: another seed, list of methods, model, data set or
-                partition is refused, and so is any other setting that was changed, unless ``resume_changed`` says that it was
-                meant. More rounds are no change, nor is where and how the run is computed and tracked, nor which observers watch.
-            branch: a run's directory, from which a new run branches: its rounds up to ``round`` are that run's, whose checkpoint of
-                that round is the one it ended with or one kept by ``Checkpoint(keep_rounds=[round])``. The result is that of a run
-                from round 1 on, to the last bit, for which the methods must differ from then on only (``start_round``); what one
-                of them gathers in the rounds before (FedCOG, MOON), the run that is branched from must have gathered too.
-            round: after which it branches.
+                trainer's methods. A resumed run must be the same experiment: another seed, list of methods, model, data set or
+                partition is refused. So is any other changed setting, unless ``resume_changed`` is true. These may change freely: the
+                number of rounds, devices and processes, trackers and observers.
+            branch: the directory of another run. The new run takes its rounds up to ``round``, from its last checkpoint or one kept by
+                ``Checkpoint(keep_rounds=[round])``. The result equals a run from round 1 to the last bit. For that, the methods of the
+                two runs may differ only after ``round`` (``start_round``), and the other run must contain every method that collects
+                state in earlier rounds (FedCOG, MOON).
+            round: the last round that both runs share.
 
-        Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end it after the round in hand, SIGTERM and a second Ctrl-C drop that round (several
-        processes always finish it). The run is saved, and fit left by a KeyboardInterrupt after Ctrl-C, else by a SystemExit with
-        status 75.
+        Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end the run after the current round. SIGTERM and a second Ctrl-C drop that round, but with
+        several processes it is always finished. The run is saved. Then fit raises a KeyboardInterrupt after Ctrl-C, and a SystemExit
+        with status 75 after the other signals.
         """
         if self.fast_dev_run and ckpt_path is not None:
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
@@ -357,7 +359,7 @@ class FederatedTrainer(Described):
         Args:
             model, datamodule: as :meth:`fit` had them; without them it is the last run's model.
             ckpt_path: the checkpoint to predict from.
-            inputs: predict these instead, in the form in which the data set stores them (uint8 images channels last, and so on).
+            inputs: predict these instead, in the data set's format (such as uint8 images with channels last).
         """
         return predict(self._evaluation(model, datamodule, ckpt_path), inputs)
 
@@ -390,9 +392,9 @@ class FederatedTrainer(Described):
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
 
         Args:
-            model, datamodule: as :meth:`fit` has them.
-            ckpt_path: a checkpoint from which rounds go on.
-            keep_files: whether methods may keep, under ``default_root_dir``, what runs can share.
+            model, datamodule: the arguments of :meth:`fit`.
+            ckpt_path: a checkpoint to resume from.
+            keep_files: whether methods may keep files that runs share, under ``default_root_dir``.
         """
         self._session = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files))
 

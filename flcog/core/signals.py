@@ -1,8 +1,8 @@
 """Signals that end a run between two rounds, so that it is saved whole and can go on.
 
-Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP let the round in hand be finished. SIGTERM, which a scheduler sends seconds before it kills, and
-a second Ctrl-C drop it: the run then stands as after the round before. Several processes cannot drop a round that others are in
-the middle of, so they finish it, and agree at its end.
+After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP the current round is finished. SIGTERM, which a scheduler sends seconds before it kills a job,
+and a second Ctrl-C drop the round: the run then has the state after the previous round. Several processes cannot drop a round together,
+so they finish it and agree at its end.
 """
 
 import os
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Literal
 
 EXIT_STATUS = 75
-"""What a process exits with that a signal has stopped: sysexits.h's "temporary failure, try again", for which a job is requeued."""
+"""The exit status after a signal. In sysexits.h it means "temporary failure, try again", so schedulers start the job again."""
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
@@ -31,11 +31,11 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class RoundDropped(BaseException):
-    """Leaves the round in hand; whoever runs the rounds puts the state back to what it was before."""
+    """Leaves the current round. The loop restores the state before that round."""
 
 
 class StopSignals:
-    """Which signals have come, and what to do about them, between :meth:`listen` and :meth:`leave`.
+    """Records signals and decides how the run ends, between :meth:`listen` and :meth:`leave`.
 
     Args:
         tell: tells the user something; called inside a signal handler.
@@ -51,11 +51,11 @@ class StopSignals:
         self._before: Handlers = {}
 
     def listen(self) -> None:
-        """Handlers are those of this object; only in the main thread, and only for signals that nobody else handles or ignores."""
+        """Install handlers, in the main thread only, and only for signals without another handler."""
         self._before = answer(self._handle)
 
     def leave(self) -> None:
-        """Handlers are what they were."""
+        """Restore the earlier handlers."""
         put_back(self._before)
 
     def rounds_begin(self, shared: bool) -> None:
@@ -124,7 +124,7 @@ class StopSignals:
 def answer(handler: Callable[[int, FrameType | None], None]) -> Handlers:
     """Have the signals that stop a run answered by ``handler``; returns the handlers before, for :func:`put_back`.
 
-    Only the main thread can; and what somebody else handles or ignores (``nohup`` the SIGHUP of a closed window) is theirs.
+    This works in the main thread only. Signals with another handler keep it, as do ignored signals (``nohup`` ignores SIGHUP).
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -139,7 +139,7 @@ def put_back(handlers: Handlers) -> None:
 
 
 def available() -> list[signal.Signals]:
-    """The signals that stop a run, as far as this system has them."""
+    """The signals of this system that stop a run."""
     return [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 

@@ -35,7 +35,7 @@ def describe(
     data: FederatedDataModule,
     config: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What the run is: what fixes it, and all its settings by name, in numbers and strings only.
+    """The run's identity and all its settings by name, in numbers and strings only.
 
     On the command line the arguments of model and data are in ``config``; in Python they are read from the objects' attributes.
     """

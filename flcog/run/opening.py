@@ -16,7 +16,7 @@ def open_run(request: Request, plan: Plan) -> Session:
     """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written.
 
     Args:
-        request: what the user gave to the trainer and its verb.
+        request: the user's arguments of the trainer and its verb.
         plan: how the verb opens a run.
     """
     settings, processes = request.settings, processes_of(request.fabric)

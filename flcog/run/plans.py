@@ -1,6 +1,6 @@
 """The four reasons to open a run: to fit, to branch from another run, to drive rounds by hand, and to evaluate.
 
-A plan says which checkpoint is read, what is compared with it, where the run writes, and what it takes over.
+A plan chooses the checkpoint, compares it with the run, chooses the run's directory, and restores the state.
 """
 
 import functools
@@ -33,11 +33,11 @@ _trained: WeakSet[nn.Module] = WeakSet()
 
 @dataclass(frozen=True)
 class Request:
-    """What the user gave to the trainer and its verb.
+    """The user's arguments of the trainer and its verb.
 
     Args:
         settings: of the training.
-        methods: in the order in which they act.
+        methods: the methods, which act in this order.
         observers: receive the run's events.
         fabric: whose processes have started.
         root: the folder of runs' directories.

@@ -1,4 +1,4 @@
-"""What a run that goes on from a checkpoint must share with the run that wrote it."""
+"""Compares a resumed run with the run that wrote its checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ def check_resumable(
     tensors: Params,
     present: Mapping[str, Any],
 ) -> list[Note]:
-    """Refuse to go on from what is no run of this experiment. Returns the settings that were changed, a note each.
+    """Refuse a checkpoint of another experiment. Returns a note for each changed setting.
 
     Args:
-        path: where the checkpoint was read.
-        saved: what was in it.
+        path: the checkpoint's file.
+        saved: its content.
         settings, methods: of this run.
         tensors: the parameters and shared buffers that it begins with.
-        present: what it is, as :func:`flcog.run.experiment.describe` says.
+        present: the description of this run by :func:`flcog.run.experiment.describe`.
     """
     names = [method.name for method in methods]
     checkpoint.check_same_model(path, saved["params"] | saved["buffers"], tensors)
@@ -53,7 +53,7 @@ def check_resumable(
 
 
 def check_meant(path: Path, notes: Sequence[Note]) -> None:
-    """Refuse settings that differ from the checkpoint's, where nobody said that they are meant to."""
+    """Refuse settings that differ from the checkpoint's."""
     changes = [note.text for note in notes if isinstance(note, ChangedSetting)]
     if changes:
         raise ValueError(

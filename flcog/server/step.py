@@ -1,4 +1,4 @@
-"""One method's server step: what it needs is there, what it returns is whole, and what earlier methods have made is not lost."""
+"""Runs one method's server step and checks its result."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -23,11 +23,11 @@ def take_server_step(
     """The change that one method makes of the change so far, its new state, and the new buffers.
 
     Args:
-        method: which acts.
-        methods: those of the round, in the order in which they act.
+        method: the method.
+        methods: all methods of the round in their order.
         server: the state before the step.
         delta: the change, as the methods before this one have made it.
-        messages: what the clients sent to the method.
+        messages: the clients' messages to the method.
         cohort: the clients.
         sent: the parameters whose changes clients sent.
     """
