@@ -74,7 +74,7 @@ def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tens
         classes: what they show, [num_samples]; None for what the client would choose.
     """
     device = run.processes.device
-    client, kept = next(run.kept(method.name).clients, (0, None))
+    client, kept = next(run.method_record(method.name).clients, (0, None))
     view = ClientView.of(run.federation, client, method.start_round)
     # A FedCOG that does not distil (lambda_kd 0) generates nothing; shown is what it would generate if it did.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)

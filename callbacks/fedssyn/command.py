@@ -25,7 +25,7 @@ def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
 def _write_images(run: Run) -> None:
     """Write the synthetic images of a run that has been set up, and say where they are and what comes next."""
     chosen = [method for method in run.methods if isinstance(method, Fedssyn)]
-    exchange = run.kept(chosen[0].name).exchange if chosen else None
+    exchange = run.method_record(chosen[0].name).exchange if chosen else None
     if not isinstance(exchange, SampleExchange) or exchange.folder is None:
         raise ValueError("there is nothing to synthesize: add Fedssyn to trainer.callbacks, with share=shuffled or local")
     if not run.processes.is_first:

@@ -141,7 +141,7 @@ class Fedssyn(Method):
         )
 
     def on_fit_start(self, run: Run) -> None:
-        exchange = run.kept(self.name).exchange
+        exchange = run.method_record(self.name).exchange
         if not run.processes.is_first or not isinstance(exchange, SampleExchange) or run.directory is None:
             return
         what = {"shuffled": "shuffled synthetic", "local": "their own synthetic", "real": "shuffled real"}[self.share]

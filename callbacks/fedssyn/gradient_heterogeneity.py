@@ -106,7 +106,7 @@ class GradientHeterogeneity(Callback):
 
 def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
     """The figures of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
-    exchange = next(filter(_is_of_samples, (run.kept(method.name).exchange for method in run.methods)), None)
+    exchange = next(filter(_is_of_samples, (run.method_record(method.name).exchange for method in run.methods)), None)
     moments_of = _gradient_moments(run, chunk_size)
     rank, world_size = run.processes.rank, run.processes.count
     num_clients = run.federation.num_clients

@@ -39,7 +39,7 @@ class LocalModels(Method):
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         federation, evaluate, module = run.federation, run.evaluator, run.model.module
         scores: dict[str, list[float]] = {}
-        uploads = run.kept(self.name).uploads
+        uploads = run.method_record(self.name).uploads
         for upload in uploads.clients:
             if upload.delta.keys() != uploads.params.keys():
                 raise ValueError(

@@ -212,7 +212,7 @@ class Program:
         return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, fields)
 
     def _within_masks(self, delta: Params, masks: Params) -> Params:
-        """The change of the model, in which all entries that the client does not have go to 0, whatever methods made of them."""
+        """The change of the model, which sets all entries that the client does not have to 0, even if methods changed them."""
         return (
             {n: torch.where(masks[n], d, 0 - self.global_params[n]) if n in masks else d for n, d in delta.items()}
             if masks

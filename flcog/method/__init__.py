@@ -1,4 +1,4 @@
-"""For authors of methods and observers: what hooks are given, what they return, and when they are called."""
+"""For authors of methods and observers: the hooks, their arguments, and their results."""
 
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import Aggregator
@@ -23,7 +23,7 @@ from flcog.method.context import (
 from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
-from flcog.method.observer import Callback, Kept, Run, Trackers
+from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
 from flcog.wire.population import Population
@@ -49,10 +49,10 @@ __all__ = [
     "GlobalModel",
     "Gradient",
     "GradientFunction",
-    "Kept",
     "MemoryNote",
     "Messages",
     "Method",
+    "MethodRecord",
     "ModelNote",
     "Note",
     "Notes",

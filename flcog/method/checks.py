@@ -9,7 +9,7 @@ EXCLUSIVE_HOOKS = ("personal",)
 
 
 def check_methods(methods: Sequence[Method]) -> None:
-    """Refuse lists that cannot be folded."""
+    """Refuse a list of methods that cannot run together."""
     names = [method.name for method in methods]
     for name in names:
         if names.count(name) > 1:

@@ -1,4 +1,4 @@
-"""What methods' hooks are given and what they return: values of a client's training, of a round at the server, and of their messages."""
+"""Arguments and results of methods' hooks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ from flcog.wire.population import Population
 
 @message
 class Optimisation(NamedTuple):
-    """The local optimiser as its clients run it this round (of its first parameter group)."""
+    """The settings of the local optimiser in this round, for its first group of parameters."""
 
     lr: float
     momentum: float
     weight_decay: float
 
     def effective_steps(self, num_steps: Tensor | int) -> Tensor | int | float:
-        """How many plain SGD steps the accumulated gradients of ``num_steps`` momentum steps amount to (FedNova's ||a||_1).
+        """The number of plain SGD steps that accumulate as many gradients as T = ``num_steps`` steps with momentum (FedNova's ||a||_1).
 
-        With momentum r: [T - r (1 - r^T) / (1 - r)] / (1 - r); T for plain SGD (Wang et al., 2020, https://arxiv.org/abs/2007.07481).
+        With momentum r it is [T - r (1 - r^T) / (1 - r)] / (1 - r) (Wang et al., 2020, https://arxiv.org/abs/2007.07481).
         """
         r = self.momentum
-        if isinstance(num_steps, Tensor):  # under vmap: in bfloat16, to which torch takes an integer, 257 steps would be 256
+        if isinstance(num_steps, Tensor):  # under vmap, where torch would convert 257 steps to bfloat16, which is 256
             num_steps = num_steps.to(number_dtype())
         return num_steps if r == 0 else (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
 
@@ -146,7 +146,7 @@ class Upload(NamedTuple):
 
 
 class ClientUpload(NamedTuple):
-    """One client's upload, seen only by methods that declare ``individual_uploads``."""
+    """The upload of a single client, for methods that declare ``individual_uploads``."""
 
     client: int
     weight: float
@@ -157,7 +157,7 @@ class ClientUpload(NamedTuple):
 
 
 class Uploads(NamedTuple):
-    """A round's single uploads, and the global model from which its clients started."""
+    """The uploads of all clients of a round, and the global model that they received."""
 
     params: Params
     buffers: Params
@@ -165,7 +165,13 @@ class Uploads(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What the server received for one method: sums over the cohort, and single uploads where it declared that it needs them."""
+    """The messages of all clients to one method.
+
+    Args:
+        mean: weighted means over the clients.
+        sum: sums over the clients.
+        individual: the uploads of single clients, if the method declares ``individual_uploads``.
+    """
 
     mean: Mapping[str, Any]
     sum: Mapping[str, Any]
@@ -267,13 +273,12 @@ class Plan:
 
 
 class Personal(NamedTuple):
-    """A client's own model, as a method hands it over to be measured.
+    """A client's personal model, which the engine evaluates.
 
     Args:
         params: its parameters.
-        steps: local steps of fine-tuning, on the task loss alone, that it takes before it is measured.
-        own_statistics: whether BatchNorm's statistics are its own, to be taken on the client's samples; else they are the global
-            model's.
+        steps: the number of local steps on the task loss with which the engine tunes it before the evaluation.
+        own_statistics: whether to compute BatchNorm's statistics from the client's samples, instead of using the global model's.
     """
 
     params: Params
@@ -285,7 +290,7 @@ class Personal(NamedTuple):
 class Cohort:
     """The clients of a round, as the server sees them.
 
-    ``num_samples`` and ``weights`` are float64 whatever the run's precision, as integers' quotients would not be.
+    ``num_samples`` and ``weights`` are float64 in every precision, because shares of samples would lose digits in bfloat16.
     """
 
     round: int

@@ -13,7 +13,7 @@ FORMER_HOOKS = {
     "mask": "derive the class from flcog.ParameterMask",
     "aggregator": "write the rule as a class that derives from flcog.Aggregator",
 }
-"""By name: what to write instead."""
+"""The replacement of each hook."""
 
 FORMER_FIELDS = {
     "global_params": "received.params",
@@ -33,7 +33,7 @@ def check_former(owner: str, name: str) -> None:
 
 
 def check_arguments(owner: str, hook: Callable[..., Any], base: Callable[..., Any]) -> None:
-    """Refuse a hook that cannot take the arguments with which the engine calls it."""
+    """Refuse a hook whose arguments differ from the base class."""
     names = list(inspect.signature(base).parameters)
     try:
         inspect.signature(hook).bind(*names)

@@ -1,8 +1,8 @@
 """A federated method: the hooks through which it contributes to a run.
 
-The engine calls methods in the order in which they are listed. Each hook *returns* its contribution, and the engine combines the
-contributions of all methods by the rule written at the hook: *sum*, *chain* (each method receives the result of the method before it),
-*nested* (later methods wrap earlier ones), *own slot* (nobody else sees it) or *exclusive* (at most one method). Only the engine
+The engine calls methods in the order of their list. Each hook *returns* a contribution, and the engine combines the contributions of
+all methods by the rule that the hook's docstring names: *sum*, *chain* (each method receives the result of the method before it),
+*nested* (later methods wrap earlier ones), *own slot* (other methods do not see it) or *exclusive* (at most one method). Only the engine
 assigns parameters, gradients, losses or weights.
 """
 
@@ -38,32 +38,32 @@ from flcog.method.observer import Callback
 
 @dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
 class Method(Callback):
-    """Contributes to a run. Subclasses are frozen dataclasses: their fields are hyper-parameters, so YAML equals object.
+    """Contributes to a run. A subclass is a frozen dataclass whose fields are hyper-parameters, so YAML and Python can both describe it.
 
-    Hooks marked *pure* take tensors and return tensors: no ``.item()``, no Python branch on a tensor, no random stream, no I/O.
-    The loop runs them on one client's tensors, vmap on many clients' at once. A helper's name starts with an underscore;
-    any other public name that is no hook is taken for a misspelt one.
+    *Pure* hooks take and return tensors. They call no ``.item()``, do not branch on tensors, draw no random numbers, and do no I/O. The
+    loop runs them on the tensors of one client, and vmap on the tensors of many clients together. Names of helpers start with an
+    underscore: flcog refuses other functions that are not hooks as misspelt.
 
     Args:
-        start_round: first round, counted from 0, in which the method acts.
-        stop_round: first round in which it no longer acts; None for never.
+        start_round: the method acts from this round on, counted from 0.
+        stop_round: the method stops before this round. None means never.
     """
 
     start_round: int = 0
     stop_round: int | None = None
 
     individual_uploads: ClassVar[bool] = False
-    """Needs single clients' uploads, so it cannot run under secure aggregation."""
+    """Reads the uploads of single clients, which secure aggregation would hide."""
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
-    """The kinds of label the method is defined for."""
+    """The tasks that the method supports."""
     plain_batches: ClassVar[bool] = False
-    """Makes or changes inputs, or reads labels, for which inputs and targets must be one tensor each, and no dict or tuple."""
+    """Needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels."""
     needs_adapters: ClassVar[bool] = False
-    """Trains LoRA's adapters, so that it needs a model that has some."""
+    """Trains LoRA's adapters, and needs a model with adapters."""
     excludes: ClassVar[Mapping[str, str]] = {}
-    """Classes of methods that cannot run beside this one, by name, and why."""
+    """The names of classes that cannot run together with this method, each with the reason."""
     former_options: ClassVar[Mapping[str, str]] = {}
-    """Options of earlier versions, with what to write instead."""
+    """Options of earlier versions, each with its replacement."""
     needs_label_counts: ClassVar[bool] = False
     """Reads ``ctx.data.label_counts`` in its pure hooks."""
     over_data: ClassVar[BatchFunction | None] = None
@@ -72,14 +72,14 @@ class Method(Callback):
     The engine calls it after training with the client's final parameters and each batch of a pass over its data, and expects means
     over the batch. Declare it as ``over_data = staticmethod(function)``."""
     communicates: ClassVar[bool] = True
-    """Whether clients and server send each other anything. Where not, no bytes of the model are counted, methods that act at the
-    server are refused, and if it keeps personal models these are all there is: they are measured in the global model's place."""
+    """Whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the server are
+    refused, and personal models, if the method keeps them, are evaluated instead of the global model."""
 
     def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
-        """Refuses misspelt hooks.
+        """Refuse misspelt hooks.
 
         Args:
-            protocol: whether the class adds hooks of its own, for its subclasses to define.
+            protocol: whether the class declares new hooks for its subclasses.
         """
         super().__init_subclass__(**kwargs)
         if protocol:
@@ -99,7 +99,7 @@ class Method(Callback):
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
-        """Refuses options of earlier versions."""
+        """Refuse options of earlier versions."""
         for name in options.keys() & cls.former_options.keys():
             raise ValueError(f"{cls.__name__} has no option {name!r} any more: {cls.former_options[name]}")
         return super().__new__(cls)
@@ -111,17 +111,17 @@ class Method(Callback):
             )
 
     def overrides(self, hook: str) -> bool:
-        """Whether this method contributes to ``hook``."""
+        """Whether this method defines the hook."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
     def active(self, round: int) -> bool:
         return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
 
     def until(self, round: int) -> "Method | None":
-        """What it is in the rounds before this one: itself where it acts in them, None where it has no part in them.
+        """An equivalent method for all rounds before this round, or None if the method does nothing in them.
 
-        A method that changes nothing yet but gathers what it will need is another of its class, which gathers the same: all
-        arguments that do not matter until then at fixed values. Runs whose methods are the same until a round share those rounds.
+        A method that already collects data in these rounds, without acting, returns a method that collects the same data, with fixed
+        values for all other arguments. Runs with equal methods until a round can share these rounds.
         """
         if self.start_round < round or self.overrides("configure_model") or self.overrides("prepare_data"):
             return self
@@ -130,19 +130,20 @@ class Method(Callback):
     # Before the first round -------------------------------------------------------------------------------------------------------
 
     def configure_model(self, model: ClientModule) -> ClientModule:
-        """Extra heads or logits, drawn from torch's global streams, which the run has seeded. *Chain, once; plain Python.*"""
+        """The model with extra layers or outputs. Torch's global random streams are seeded by the run. *Chain, once; plain Python.*"""
         return model
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
-        """Exchanges of data before round 1. *Chain, once; plain Python.*
+        """An exchange of data before round 1. *Chain, once; plain Python.*
 
-        What is returned comes back to the method's plain-Python hooks as ``client.exchanges[self.name]``, and to observers as
-        ``run.kept(name).exchange``. Files that runs can share may be kept under ``workspace``; where it is None, nothing is to be written.
+        Later hooks of the method read the result as ``client.exchanges[self.name]``, and observers read it as
+        ``run.method_record(name).exchange``. Files that several runs can share belong under ``workspace``. If it is None, the method must
+        not write.
         """
         return Exchange(federation)
 
     def init_server(self, params: Params) -> Slot:
-        """The server's state for this method. *Own slot.*"""
+        """The method's state at the server before the first round. *Own slot.*"""
         return {}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot | FirstContact:
@@ -157,7 +158,7 @@ class Method(Callback):
     # Before a client trains -------------------------------------------------------------------------------------------------------
 
     def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
-        """How the client takes part: its number of steps, or None if it drops out. *Chain; plain Python.*"""
+        """The client's plan for this round: its number of steps, or None if it drops out. *Chain; plain Python.*"""
         return plan
 
     def weights(self, weights: Tensor, messages: Sequence[Any], cohort: Cohort) -> Tensor:
@@ -172,7 +173,7 @@ class Method(Callback):
         return {}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        """All randomness of this client and round. *Own slot; plain Python.*"""
+        """The method's random numbers for this client and round. *Own slot; plain Python.*"""
         return {}
 
     def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
@@ -186,7 +187,7 @@ class Method(Callback):
     # Inside a local step ----------------------------------------------------------------------------------------------------------
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        """A term added to the task loss; ``(w - 1) * task_loss`` rescales it. *Sum; pure.*"""
+        """A term that is added to the task loss. To rescale the task loss, return ``(w - 1) * task_loss``. *Sum; pure.*"""
         raise NotImplementedError
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
@@ -197,7 +198,7 @@ class Method(Callback):
         return gradient
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        """Control variates, clipping: what the optimiser sees instead. *Chain; pure.*"""
+        """A corrected gradient, which the optimiser receives: SCAFFOLD adds control variates. *Chain; pure.*"""
         return gradient
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
@@ -210,7 +211,7 @@ class Method(Callback):
     # After a client has trained ---------------------------------------------------------------------------------------------------
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        """The upload, made of the change so far, and the client's new slot. *Chain / own slot; pure.*"""
+        """The client's upload and the method's new state. ``delta`` is the result of earlier methods. *Chain / own slot; pure.*"""
         return Upload(delta, ctx.state)
 
     def server_step(
@@ -223,19 +224,19 @@ class Method(Callback):
         return delta, server
 
     def evaluate_at(self, server: Slot, params: Params) -> Params:
-        """The parameters to evaluate in the place of the server's (FedExP's mean of two iterates). *Chain; plain Python.*"""
+        """Parameters to evaluate instead of the server's. FedExP averages its last two models. *Chain; plain Python.*"""
         return params
 
     def personal(self, params: Params, ctx: Context) -> Personal:
-        """The model the client keeps for itself, measured on its own held-out part; ``params`` are the global ones.
+        """The client's personal model, which is evaluated on the client's held-out samples. *Exclusive; pure.*
 
-        *Exclusive; pure.*
+        ``params`` are the global parameters.
         """
         return Personal(params)
 
 
 def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:
-    """A new client's state and its message to the server, which is None where the method sends none."""
+    """A new client's state and its message to the server, or None for methods without a message."""
     returned = method.init_client(params, buffers, client)
     return returned if isinstance(returned, FirstContact) else FirstContact(returned)
 

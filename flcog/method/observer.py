@@ -1,4 +1,4 @@
-"""What an observer sees of a run, and the hooks at which it is called."""
+"""Observers: the hooks that the engine calls on them, and a run as they see it."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 
 
-class Kept(NamedTuple):
-    """What a run keeps for one method, as observers may see it.
+class MethodRecord(NamedTuple):
+    """The data that a run stores for one method.
 
     Args:
-        exchange: what it exchanged before round 1, if anything.
-        uploads: what single clients sent in this round, where the method declares ``individual_uploads``.
-        clients: the clients that live on this process, in their order, with what the method keeps of each.
+        exchange: the exchange before round 1, or None.
+        uploads: the clients' uploads of this round, if the method declares ``individual_uploads``.
+        clients: the numbers of the clients on this process, in order, with the method's state of each.
     """
 
     exchange: Exchange | None
@@ -32,29 +32,29 @@ class Kept(NamedTuple):
 
 
 class Trackers(Protocol):
-    """The run's trackers. Where one fails it is warned of, and the run goes on."""
+    """The run's trackers. If a tracker fails, the run warns and continues."""
 
     loggers: list[Logger]
 
     def log_setting(self, setting: dict[str, Any]) -> None:
-        """Tell them what the run is, without secrets."""
+        """Send the settings of the run, without secrets."""
 
     def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:
-        """A picture to the run's directory and, if it may be shared, to every tracker that takes pictures."""
+        """Write a figure to the run's directory. If it may be shared, send it to every tracker that stores pictures."""
 
     def to_upload(self) -> list[tuple[str, str]]:
-        """What to type to upload what was tracked offline, and what that does."""
+        """Commands that upload offline records, each with a description."""
 
 
 class Run(Protocol):
-    """A run as its observers see it. They change nothing of it but ``should_stop``."""
+    """A run as observers see it. They may set ``should_stop``, and change nothing else."""
 
     should_stop: bool
     """An observer sets this to end the run after the current round."""
 
     @property
     def settings(self) -> Settings:
-        """What the user asked of the training."""
+        """The settings of the training."""
 
     @property
     def description(self) -> Sequence[tuple[str, str]]:
@@ -62,7 +62,7 @@ class Run(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Where its files are."""
+        """The directory of its files."""
 
     @property
     def trackers(self) -> Trackers:
@@ -70,19 +70,19 @@ class Run(Protocol):
 
     @property
     def processes(self) -> Processes:
-        """The processes over which the clients are spread; the first one prints and writes."""
+        """The processes that share the clients. The first process prints and writes."""
 
     @property
     def methods(self) -> "Sequence[Callback]":
-        """In the order in which they act."""
+        """The methods, in their order."""
 
     @property
     def federation(self) -> Federation:
-        """The data, after what methods exchanged before round 1."""
+        """The data, after the methods' exchanges before round 1."""
 
     @property
     def model(self) -> ModelFunction:
-        """The client's model, whatever its parameters are at the moment."""
+        """The client's model as a function of parameters and buffers."""
 
     @property
     def evaluator(self) -> Evaluator:
@@ -90,7 +90,7 @@ class Run(Protocol):
 
     @property
     def round(self) -> int:
-        """Rounds done."""
+        """The number of finished rounds."""
 
     @property
     def params(self) -> Params:
@@ -98,13 +98,13 @@ class Run(Protocol):
 
     @property
     def buffers(self) -> Params:
-        """Its buffers."""
+        """The global model's buffers."""
 
     def evaluated_params(self) -> Params:
-        """Where the global model is evaluated: its parameters, or what methods put in their place."""
+        """The parameters that are evaluated: the global model's, or those that methods return from ``evaluate_at``."""
 
-    def kept(self, method: str) -> Kept:
-        """What the run keeps for a method of this name."""
+    def method_record(self, method: str) -> MethodRecord:
+        """The data that the run stores for the method with this name."""
 
     @property
     def history(self) -> Sequence[Mapping[str, float]]:
@@ -112,28 +112,28 @@ class Run(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Bytes sent so far."""
+        """The bytes that were sent until now."""
 
     @property
     def state_files(self) -> Sequence[str]:
         """The files of clients' states that the last checkpoint refers to."""
 
     def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
-        """Write a checkpoint; every process calls it.
+        """Write a checkpoint. Every process must call this.
 
         Args:
-            path: where to.
-            resumable: whether the clients' states belong to it; without them it can only be evaluated.
-            pinned: files of clients' states that other checkpoints refer to. Where this is given, all that neither these nor this
-                one refer to are removed.
+            path: of the checkpoint.
+            resumable: whether to include the clients' states. A checkpoint without them can only be evaluated.
+            pinned: files of clients' states that other checkpoints need. If given, other files that this checkpoint does not need
+                are deleted.
         """
 
     def next_command(self, verb: str, checkpoint: Path) -> str:
-        """What to type to fit, test or validate from a checkpoint of this run, or from its directory."""
+        """The command or call that fits, tests or validates from a checkpoint of this run, or from its directory."""
 
 
 class Callback:
-    """Observes a run: returns nothing, changes nothing but the row of metrics, to which it may add. Called on every process."""
+    """Observes a run. Its hooks return nothing, may add columns to the row of metrics, and run on every process."""
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Callback:
         """Before the first round (or the first after a resume)."""
 
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
-        """The cohort is known, nothing is trained yet."""
+        """The cohort is known, and training has not begun."""
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         """The global model was evaluated."""
@@ -162,10 +162,10 @@ class Callback:
         """After the last round."""
 
     def on_exception(self, run: Run, exception: BaseException) -> None:
-        """The run is about to die."""
+        """An error is about to end the run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know: tensors and primitives."""
+        """The observer's state for a resumed run, in tensors and primitives."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

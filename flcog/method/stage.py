@@ -1,4 +1,4 @@
-"""A stage: a method that changes *how* clients' envelopes are sent, whatever they hold."""
+"""A stage: a method that changes *how* clients send their envelopes, for example in fewer bytes."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -10,28 +10,28 @@ from flcog.wire.envelope import Envelope
 
 Kind = Literal["alter", "bound", "encode"]
 ORDER: tuple[Kind, ...] = ("alter", "bound", "encode")
-"""The order in which stages act, wherever they are listed. Between *alter* and *bound*, the engine masks out what stays at the client."""
+"""The order of stages, independent of the list of methods. Between *alter* and *bound*, the engine applies the masks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Method, protocol=True):
     """Changes the envelope of every client, with the changes of the model and the messages of all methods in it.
 
-    Its state between rounds and its random numbers are declared as any method's, by ``init_client`` and ``draw``.
+    Like any method, a stage declares its state in ``init_client`` and its random numbers in ``draw``.
     """
 
     kind: ClassVar[Kind]
-    """What the stage does, which fixes its place: *alter* (attacks), *bound* (clipping) or *encode* (fewer bytes)."""
+    """The purpose of the stage, which fixes its place: *alter* (attacks), *bound* (clipping) or *encode* (fewer bytes)."""
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        """The envelope as the next stage gets it, and the stage's new state. *Chain; pure.*
+        """The changed envelope, and the stage's new state. *Chain; pure.*
 
         ``flcog.wire.envelope.map_fields`` maps each distinct tensor once, and leaves the measurements alone.
         """
         raise NotImplementedError
 
     def receive(self, envelope: Envelope, fields: Any) -> Envelope:
-        """The inverse at the server, of stages that encode. *Chain in reverse order; pure.*
+        """Decode the envelope at the server. *Chain in reverse order; pure.*
 
         Args:
             envelope: one client's, as ``send`` returned it.

@@ -16,7 +16,7 @@ from flcog.data import Federation
 from flcog.evaluation import Evaluator
 from flcog.execute.choice import VmapOrLoop
 from flcog.execute.fastest import Choice, FastestExecutor
-from flcog.method import Callback, Kept, Method, TrackerNote, Uploads
+from flcog.method import Callback, Method, MethodRecord, TrackerNote, Uploads
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
@@ -138,9 +138,9 @@ class Session:
     def evaluated_params(self) -> Params:
         return evaluated_params(self.engine, self.server)
 
-    def kept(self, method: str) -> Kept:
+    def method_record(self, method: str) -> MethodRecord:
         uploads = self.server.uploads.get(method, Uploads({}, {}, []))
-        return Kept(self.engine.exchanges.get(method), uploads, self._slots(method))
+        return MethodRecord(self.engine.exchanges.get(method), uploads, self._slots(method))
 
     def _slots(self, method: str) -> Iterator[tuple[int, Slot]]:
         for client in self.clients.clients:

@@ -162,7 +162,7 @@ def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             trainer.fit(classifier(), TinyData())
         resumed = make_trainer(tmp_path / "1", CASES["SCAFFOLD"].method, rounds=2, **options)
         resumed.fit(classifier(), TinyData(), str(half.run_dir))
-        kept = list(resumed.run.kept("SCAFFOLD").clients)
+        kept = list(resumed.run.method_record("SCAFFOLD").clients)
         # Those that have not trained again lie on the CPU as they were read, and observers see them where they see everything.
         assert len(kept) > 5 and all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(kept) if isinstance(leaf, Tensor))
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
