@@ -1,6 +1,7 @@
-"""The command line: lists the subcommands of ``flcog``, and hands the arguments to the one that is asked for.
+"""The command line: lists the subcommands of ``flcog``, and runs one.
 
-Nothing here loads torch, which takes seconds: a list, a version or a mistyped command comes at once, and a command loads what it needs.
+Nothing here loads torch, which takes seconds. A list, a version or an error appears at once, and each command imports its own
+modules.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from flcog.commands.execution import execute
 from flcog.core import early_processes
 from flcog.core.child_processes import end_with_parent
 from flcog.core.commands import Command, TrainerCommand
+from flcog.core.output import open_standard_streams
 
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
@@ -41,7 +43,8 @@ COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """``flcog``: find the command, and run it."""
+    """Find the command and run it."""
+    open_standard_streams()
     end_with_parent()
     words = sys.argv[1:] if argv is None else argv
     if completion.ASKED in os.environ:
@@ -59,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Of the list of commands; with the options of the one that stands on a line that is being typed."""
+    """Make the parser of the list of commands, with the options of the command that is being completed."""
     parser = argparse.ArgumentParser(
         prog="flcog",
         description="Federated learning for PyTorch Lightning.",
@@ -75,8 +78,8 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def _asked(words: Sequence[str]) -> Command:
-    """The command, which comes first."""
-    listed = f"the commands are {', '.join(COMMANDS)}; flcog --help says what each does"
+    """Return the command, which is the first word."""
+    listed = f"the commands are {', '.join(COMMANDS)}; flcog --help describes each"
     if words and words[0] in COMMANDS:
         return COMMANDS[words[0]]
     if words and not words[0].startswith("-"):

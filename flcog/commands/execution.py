@@ -1,4 +1,4 @@
-"""Runs a command of ``flcog``: a mistake of the user's is one line, anything else a traceback."""
+"""Runs a command of ``flcog``. Shows a user's mistake in one line, and other errors with a traceback."""
 
 import os
 import select
@@ -17,9 +17,9 @@ def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) 
     """Run a command.
 
     Args:
-        command: which.
+        command: the command.
         arguments: the words after its name.
-        argv: what ``main`` was given, for LightningCLI warns of arguments that are given twice.
+        argv: the argument of ``main``. LightningCLI warns if arguments are given twice.
     """
     global began
     began = time.perf_counter()
@@ -27,18 +27,19 @@ def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) 
         with mistakes_in_one_line():
             try:
                 _run(command, arguments, argv)
-                sys.stdout.flush()
+                if sys.stdout is not None:  # the shell may have closed it (>&-)
+                    sys.stdout.flush()
             except BrokenPipeError:
                 if _nobody_reads():
                     raise SystemExit(1) from None
                 raise
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # a run's Checkpoint, or compare, has said how to go on
+        raise SystemExit(130) from None  # a run's Checkpoint, or compare, has printed how to resume
 
 
 def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:
     run = command.run
-    if "torch" not in sys.modules:  # a list or a page, in this process alone
+    if "torch" not in sys.modules:  # a list or a page, which needs no other processes
         run(list(arguments))
         return
     from flcog.core import lost_processes
@@ -53,7 +54,7 @@ def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> 
 
 
 def _nobody_reads() -> bool:
-    """Whether what is printed goes into a pipe that was closed, as ``| head`` does once it has seen enough."""
+    """Return whether the output goes into a closed pipe, as ``| head`` closes it after ten lines."""
     poll = select.poll()
     poll.register(sys.stdout)
     closed = any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,4 +1,4 @@
-"""Ends a run of several processes when one of them dies: the others say so, instead of waiting for ever or blaming the network."""
+"""Ends a run of several processes when any of them dies. Otherwise the others would wait forever or blame the network."""
 
 import functools
 import os
@@ -19,12 +19,13 @@ from lightning.fabric.strategies.launchers import subprocess_script
 
 from flcog.core import child_processes as processes
 from flcog.core import early_processes
+from flcog.core.output import say
 
 PATIENCE = 5.0
-"""Seconds in which a process that waits for a dead one should have heard of it from the network."""
+"""Seconds for the network to report a dead process to the processes that wait for it."""
 
 WITHOUT_A_WORD = 69
-"""Exit code of a process that ends because another died, without a message: one process alone prints it."""
+"""Exit code of a process that ends without a message because another died. Only one process prints the message."""
 
 
 class ProcessDied(ValueError):
@@ -32,7 +33,7 @@ class ProcessDied(ValueError):
 
 
 class Death(NamedTuple):
-    """A process that is gone, and its exit code: negative for a signal, None where only its own parent knows."""
+    """A process that has ended, with its exit code: negative for a signal, None if only its parent knows it."""
 
     process: int
     code: int | None
@@ -50,19 +51,20 @@ class Death(NamedTuple):
 
 
 class _Relatives:
-    """The processes of this machine that one can watch: the first one's children, or the parent of any other."""
+    """The processes of this machine that this process can watch: the first process watches its children, the others their
+    parent."""
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen[Any]] = []
         self.parent: int | None = None
         self.idle = threading.Event()
-        """Set while this process trains nothing, so that it waits for nobody."""
+        """Set while this process does not train, so that it does not wait for others."""
         self.advice: Callable[[], str] = str
         self.idle.set()
         self._has_spoken = False
 
     def deaths(self) -> list[Death]:
-        """Who is gone; first those who went by themselves."""
+        """Return the processes that have ended. Processes that ended by themselves come first."""
         codes = [(rank, child.poll()) for rank, child in enumerate(self.children, 1)]
         dead = sorted((Death(rank, code) for rank, code in codes if code is not None), key=lambda d: d.code == WITHOUT_A_WORD)
         if self.parent is not None and os.getppid() != self.parent:
@@ -70,7 +72,7 @@ class _Relatives:
         return dead
 
     def verdict(self, dead: list[Death]) -> ProcessDied | SystemExit:
-        """How this process ends: one process says what happened, the others print nothing."""
+        """Choose how this process ends. One process prints the reason, the others print nothing."""
         self.end_children()
         if self.parent is not None and (not dead or os.environ.get("LOCAL_RANK") != "1"):
             return SystemExit(WITHOUT_A_WORD)
@@ -79,9 +81,10 @@ class _Relatives:
         return ProcessDied(f"{dead[0] if dead else 'another process died or cannot be reached'}: {self.advice()}")
 
     def let_one_speak(self) -> None:
-        """Before this process says why it fails: the first one silences the others, which wait whether it is about to.
+        """Wait before printing why this process fails.
 
-        They fail for the same reason, or because they lost it. If it goes on, the fault is this process's alone.
+        The first process silences the others, which fail for the same reason or because they lost the first. If the first
+        continues, only this process has failed.
         """
         self.end_children()
         deadline = time.monotonic() + (0 if self._has_spoken else PATIENCE)
@@ -90,7 +93,7 @@ class _Relatives:
         self._has_spoken = True
 
     def end_children(self) -> None:
-        """Those that are left wait for a collective that will never be: they hear no other signal."""
+        """Kill the remaining children. They wait for a collective that will never complete, and handle no other signal."""
         for child in self.children:
             if child.poll() is None:
                 child.kill()
@@ -103,14 +106,15 @@ class _Relatives:
         threading.Thread(target=self._watch, name="flcog-processes", daemon=True).start()
 
     def _watch(self) -> None:
-        """Ends this process where the network does not: amid a long computation, or while it still waits for the others to come."""
+        """End this process if the network does not, for example during a long computation or while the processes still
+        connect."""
         while True:
             time.sleep(0.5)
             if self.idle.is_set() or not any(death.code != 0 for death in self.deaths()) or self.idle.wait(PATIENCE):
                 continue
             verdict = self.verdict(self.deaths())
             if isinstance(verdict, ProcessDied):
-                print(f"flcog: error: {verdict}", file=sys.stderr, flush=True)
+                say(f"flcog: error: {verdict}")
             os._exit(2 if isinstance(verdict, ProcessDied) else int(str(verdict.code)))
 
 
@@ -118,14 +122,16 @@ _relatives = _Relatives()
 
 
 def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
-    """Start the other processes, so many on each device, or find those that something else has started."""
+    """Start the other processes, ``per_device`` on each device, or connect to processes that another program has started."""
     num_processes = getattr(fabric.strategy, "num_processes", 1)
     check_number(fabric._connector.cluster_environment, num_processes, num_nodes, per_device)
     processes.end_with_parent()
-    if processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's may be a comparison
+    if (
+        processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0"
+    ):  # the first process's parent may be a comparison
         _relatives.parent = processes.starter
         _relatives.watch()
-    # Lightning's own observer kills this process without a word.
+    # Lightning's own observer kills this process without a message.
     lightnings = subprocess_script._launch_process_observer, subprocess_script.subprocess
     subprocess_script._launch_process_observer = _relatives.watch_children
     subprocess_script.subprocess = SimpleNamespace(Popen=early_processes.start)  # type: ignore[assignment]
@@ -140,20 +146,20 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
 
 
 def _uncaught(show: Callable[..., None], kind: type[BaseException], error: BaseException, *traceback: Any) -> None:
-    """An error that ends a script is shown once, not by each process."""
+    """Show an error that ends a script once, instead of once for each process."""
     if isinstance(error, Exception):
         _relatives.let_one_speak()
     show(kind, error, *traceback)
 
 
 def check_number(environment: ClusterEnvironment | None, num_processes: int, num_nodes: int, per_device: int = 1) -> None:
-    """Refuse to train with another number of processes than was asked for, where something else than flcog starts them."""
+    """Refuse to train if another program has started a different number of processes than the user requested."""
     if environment is None or isinstance(environment, LightningEnvironment):
         return
     asked, started = num_processes * num_nodes, environment.world_size()
     slurm = isinstance(environment, SLURMEnvironment)
     if asked == started or (slurm and asked < started and "SLURM_STEP_NUM_TASKS" not in os.environ):
-        return  # a batch script may use one of its tasks, without srun
+        return  # a batch script may use a single task, without srun
     who = f"SLURM started {started} (SLURM_NTASKS)" if slurm else f"{type(environment).__name__} has {started}"
     start = f"srun --nodes={num_nodes} --ntasks-per-node={num_processes}" if slurm else f"--nproc-per-node={num_processes}"
     own = "; with SLURM_JOB_NAME=bash flcog starts its own" if slurm else ""
@@ -167,7 +173,7 @@ def check_number(environment: ClusterEnvironment | None, num_processes: int, num
 
 @contextmanager
 def fails_for_all() -> Iterator[None]:
-    """Around a command: what ends the first process ends those that it has started, and an error is left to one of them to say."""
+    """Run a command so that its child processes end together with it, and a single process prints an error."""
     try:
         yield
     except Exception:
@@ -180,10 +186,10 @@ def fails_for_all() -> Iterator[None]:
 
 @contextmanager
 def watched(advice: Callable[[], str]) -> Iterator[None]:
-    """While processes depend on each other: the death of one is an error that says so.
+    """Raise an error if a process dies while the processes depend on each other.
 
     Args:
-        advice: how the user can go on.
+        advice: tells the user how to resume.
     """
     _relatives.advice = advice
     _relatives.idle.clear()
@@ -199,7 +205,7 @@ def watched(advice: Callable[[], str]) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> BaseException:
-    """``error``, or what is behind it where a collective has failed: the death of a process."""
+    """Return ``error``, or the death of a process if this made a collective fail."""
     _relatives.idle.set()
     distributed = isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
     if not distributed:

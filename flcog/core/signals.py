@@ -1,8 +1,8 @@
 """Signals that end a run between two rounds, so that it is saved whole and can go on.
 
-After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP the current round is finished. SIGTERM, which a scheduler sends seconds before it kills a job,
-and a second Ctrl-C drop the round: the run then has the state after the previous round. Several processes cannot drop a round together,
-so they finish it and agree at its end.
+After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. It drops the round after a second Ctrl-C, SIGTERM, which a
+scheduler sends seconds before it kills, and SIGXCPU, the limit on CPU time: the run then has the state that it had after the
+round before. Several processes cannot drop a round that others are in the middle of, so they finish it, and agree at its end.
 """
 
 import os
@@ -14,9 +14,13 @@ from types import FrameType
 from typing import Any, Literal
 
 EXIT_STATUS = 75
-"""The exit status after a signal. In sysexits.h it means "temporary failure, try again", so schedulers start the job again."""
+"""The exit status of a process that a signal has stopped: sysexits.h's "temporary failure, try again", which makes schedulers
+requeue a job."""
 
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+NAMES = ("SIGINT", "SIGTERM", "SIGXCPU", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+URGENT = ("SIGTERM", "SIGXCPU")
+"""These leave only seconds: a scheduler kills, or the limit on CPU time (``ulimit -t``) is reached."""
 
 
 Handlers = dict[signal.Signals, Any]
@@ -31,19 +35,19 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class RoundDropped(BaseException):
-    """Leaves the current round. The loop restores the state before that round."""
+    """Leaves the current round. The training loop restores the state before the round."""
 
 
 class StopSignals:
-    """Records signals and decides how the run ends, between :meth:`listen` and :meth:`leave`.
+    """Handles signals between :meth:`listen` and :meth:`leave`.
 
     Args:
-        tell: tells the user something; called inside a signal handler.
+        tell: prints a message for the user. Called inside a signal handler.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.number = 0
-        """The signal that came last; 0 for none."""
+        """The last signal, or 0."""
         self._tell, self._interrupts, self._drop = tell, 0, False
         self._stage: Literal["before", "rounds", "after"] = "before"
         self._shared, self._droppable = False, False
@@ -51,7 +55,8 @@ class StopSignals:
         self._before: Handlers = {}
 
     def listen(self) -> None:
-        """Install handlers, in the main thread only, and only for signals without another handler."""
+        """Install this object's handlers, only in the main thread and only for signals that have no other handler and are not
+        ignored."""
         self._before = answer(self._handle)
 
     def leave(self) -> None:
@@ -59,7 +64,7 @@ class StopSignals:
         put_back(self._before)
 
     def rounds_begin(self, shared: bool) -> None:
-        """From here on there is something to save; before, every signal ends the run at once.
+        """Save the run after a signal from here on. Before, every signal ends the run at once.
 
         Args:
             shared: whether other processes train the same rounds.
@@ -67,12 +72,12 @@ class StopSignals:
         self._stage, self._shared = "rounds", shared
 
     def rounds_end(self) -> None:
-        """All is saved: Ctrl-C ends the rest at once, the other signals leave it to end by itself."""
+        """Everything is saved. From here on Ctrl-C ends the process at once, and other signals let it finish."""
         self._stage = "after"
 
     @contextmanager
     def round_in_hand(self) -> Iterator[Callable[[], None]]:
-        """The round that a signal may drop, from the call of the function that this yields; if no other process trains the round."""
+        """A round that a signal can drop after the yielded function was called, unless other processes train the same round."""
 
         def begin() -> None:
             self._droppable = not self._shared
@@ -85,12 +90,12 @@ class StopSignals:
             self._droppable = False
 
     def stop(self, number: int, leads: bool) -> BaseException:
-        """What to raise between two rounds because of a signal.
+        """Return the exception that ends the run between two rounds because of a signal.
 
         Args:
             number: the signal's.
-            leads: whether this process is the first of several. Only that one's exit status is asked for; another's, if not 0,
-                makes Fabric kill the first before it has ended.
+            leads: whether this process is the first of several. Only its exit status counts. A status other than 0 of another
+                process makes Fabric kill the first before it has ended.
         """
         if not leads:
             return RunStopped(0)
@@ -99,7 +104,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         self._interrupts += number == signal.SIGINT
-        self._drop |= number == signal.SIGTERM or self._interrupts > 1
+        self._drop |= signal.Signals(number).name in URGENT or self._interrupts > 1
         if number == signal.SIGHUP:
             leave_dead_terminals(self._terminals)
         if self._stage == "rounds":
@@ -122,9 +127,10 @@ class StopSignals:
 
 
 def answer(handler: Callable[[int, FrameType | None], None]) -> Handlers:
-    """Have the signals that stop a run answered by ``handler``; returns the handlers before, for :func:`put_back`.
+    """Install ``handler`` for the signals that stop a run.
 
-    This works in the main thread only. Signals with another handler keep it, as do ignored signals (``nohup`` ignores SIGHUP).
+    Returns the earlier handlers for :func:`put_back`. Works only in the main thread, and leaves signals alone that another
+    handler handles or that are ignored (``nohup`` ignores SIGHUP).
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -139,7 +145,7 @@ def put_back(handlers: Handlers) -> None:
 
 
 def available() -> list[signal.Signals]:
-    """The signals of this system that stop a run."""
+    """Return the signals that stop a run and exist on this system."""
     return [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
@@ -149,18 +155,19 @@ def name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """A line on the error stream, past Python's buffer, which a handler may have interrupted in the middle of a write."""
+    """Print a line on the error stream without Python's buffer, because the handler may have interrupted a write to the
+    buffer."""
     with suppress(OSError):
         os.write(2, f"\nflcog: {text}\n".encode())
 
 
 def terminals() -> list[int]:
-    """Which of this process's output streams are shown in a window."""
+    """Return the output streams of this process that are terminals."""
     return [stream for stream in (1, 2) if _is_terminal(stream)]
 
 
 def leave_dead_terminals(streams: list[int]) -> None:
-    """A window that was closed takes no more output: every further word would be an error, before the run is saved."""
+    """Discard output to closed terminals. Otherwise printing would fail before the run is saved."""
     for stream in streams:
         if not _is_terminal(stream):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -103,7 +103,9 @@ def test_a_signal_lets_the_round_be_finished_and_saves_it(
     assert_goes_on(tmp_path, whole)
 
 
-@pytest.mark.parametrize(("numbers", "rounds"), [((signal.SIGTERM,), 2), ((signal.SIGINT, signal.SIGINT), 2)])
+@pytest.mark.parametrize(
+    ("numbers", "rounds"), [((signal.SIGTERM,), 2), ((signal.SIGXCPU,), 2), ((signal.SIGINT, signal.SIGINT), 2)]
+)
 @pytest.mark.parametrize("every", [0, 1])
 def test_sigterm_and_a_second_interrupt_drop_the_round(
     numbers: tuple[int, ...], rounds: int, every: int, tmp_path: Path, whole: RecordingTrainer

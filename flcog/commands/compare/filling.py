@@ -13,8 +13,10 @@ from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.trunks import share_rounds
 from flcog.core import signals
 from flcog.core.files import short
+from flcog.core.output import never_failing
 
 
+@never_failing()
 def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Callable[[], Rows]) -> list[Cell]:
     """Run what is not finished, telling what each came to; returns what failed.
 

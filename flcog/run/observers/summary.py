@@ -1,4 +1,4 @@
-"""The observer that describes a run at its start and prints the results at its end."""
+"""The observer that prints a description of the run at its start, and its results at its end."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ Rows = Sequence[tuple[str, str]]
 
 
 class Summary(Callback):
-    """Prints a description of the run before its first round, and its results, its cost and useful commands after the last round.
+    """Prints a description of the run before its first round. After the last round it prints results, costs and useful commands.
 
     Notes of later rounds are printed at the end of their round, such as the choice of the fastest executor. Every run has a summary.
 
@@ -56,7 +56,8 @@ class Summary(Callback):
 
 
 def results(run: Run) -> Rows:
-    """The main metric in the best round by validation, or else by the test set with a remark; its last value and its late mean."""
+    """The main metric: at the best round by validation, or by the test set itself, which the text mentions; its last and late
+    values."""
     rows = [
         (
             "rounds",
@@ -130,7 +131,7 @@ def _print(rows: Rows) -> None:
     console.print()
     for topic, text in rows:
         for part in text.splitlines():
-            for line in textwrap.wrap(part, console.width - left, break_long_words=False, break_on_hyphens=False):
+            for line in textwrap.wrap(part, max(20, console.width - left), break_long_words=False, break_on_hyphens=False):
                 console.print(Text.assemble((f"  {topic}".ljust(left), "bold"), line), soft_wrap=True)
                 topic = ""
     console.print()

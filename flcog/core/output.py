@@ -1,0 +1,84 @@
+"""Keeps a run alive when its output cannot be written: the reader of a pipe has gone, the disk is full, the terminal was closed."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+class LossyStream:
+    """A text stream whose writes never fail. Text that cannot be written is dropped.
+
+    Args:
+        stream: the stream to write to. All other attributes are the stream's own.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            self.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._give_up(error)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Send all later output nowhere. Otherwise Python, which flushes once more as it ends, would exit with status 120."""
+        if not isinstance(error, BlockingIOError):  # a slow reader may catch up
+            discard(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def never_failing() -> Iterator[None]:
+    """Send all output through :class:`LossyStream`: flcog's, the user's code's, rich's, and warnings."""
+    streams = sys.stdout, sys.stderr
+    lossy = [None if stream is None else LossyStream(stream) for stream in streams]
+    sys.stdout, sys.stderr = lossy  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for stream in filter(None, lossy):
+            stream.flush()
+        # A progress bar that was not stopped has replaced them, and puts them back later.
+        sys.stdout, sys.stderr = (
+            before if now is ours else now for before, now, ours in zip(streams, (sys.stdout, sys.stderr), lossy, strict=True)
+        )
+
+
+def say(text: str) -> None:
+    """Print a line on the error stream, if it can be written."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def discard(stream: Any) -> None:
+    """Connect an output stream's file descriptor to the null device, together with all text that still waits in its buffer."""
+    with suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def open_standard_streams() -> None:
+    """Open descriptors 0 to 2 where the shell closed them (``>&-``): else a run's first files get these numbers, and output."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)

@@ -1,0 +1,89 @@
+"""Output that cannot be written costs a run nothing."""
+
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import fit
+
+import flcog
+from flcog.core.output import never_failing
+from flcog.run.directory import LAST
+
+
+class Broken:
+    """A stream that fails as a closed pipe, a full disk and a closed file do."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+    def flush(self) -> None:
+        raise self.error
+
+
+class Prints(flcog.Callback):
+    """A user's own observer, which prints."""
+
+    def on_round_end(self, run: Any, round: int, metrics: Any) -> None:
+        print("my own line", flush=True)
+        print("and to the error stream", file=sys.stderr, flush=True)
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), OSError(28, "No space left on device"), ValueError("closed file")], ids=repr
+)
+def test_a_failing_print_costs_no_round(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Broken(error)
+    monkeypatch.setattr("sys.stdout", broken)
+    monkeypatch.setattr("sys.stderr", broken)
+    trainer = fit(tmp_path, Prints(), rounds=3)
+    assert [row["round"] for row in trainer.history] == [1, 2, 3]
+    assert trainer.run_dir is not None and (trainer.run_dir / LAST).is_file()
+    assert sys.stdout is broken and sys.stderr is broken
+
+
+def test_letters_that_a_terminal_lacks_are_escaped(tmp_path: Path) -> None:
+    with (tmp_path / "ascii.txt").open("w", encoding="ascii") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", file)
+        with never_failing():
+            print("é")
+    assert (tmp_path / "ascii.txt").read_text() == "\\xe9\n"
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {tests!r})
+from harness import fit
+fit(__import__("pathlib").Path(sys.argv[1]), rounds=3)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_and_a_narrow_terminal_for_real(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", PROGRAM.format(tests=str(Path(__file__).parents[1])), str(tmp_path / "runs")]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(program, stdout=full, stderr=full, timeout=300).returncode == 0
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 14, 0, 0))
+    narrow = subprocess.Popen(program, stdout=theirs, stderr=subprocess.PIPE, text=True, env=os.environ | {"TERM": "xterm"})
+    os.close(theirs)
+    try:
+        while os.read(ours, 4096):
+            pass
+    except OSError:  # the terminal was closed
+        pass
+    _, printed = narrow.communicate(timeout=300)
+    assert narrow.returncode == 0, printed
+    assert len(list((tmp_path / "runs").glob(f"*/{LAST}"))) == 2
