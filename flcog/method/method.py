@@ -35,6 +35,13 @@ from flcog.method.context import (
 from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
 
+BEFORE_ITS_START = {
+    "configure_model": "changes the model before round 1",
+    "prepare_data": "exchanges data before round 1",
+    "personal": "adds its clients' own figures to every evaluation",
+}
+"""What a method does from round 1 on, whatever its ``start_round`` is, by the hook that does it."""
+
 
 @dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
 class Method(Callback):
@@ -123,7 +130,7 @@ class Method(Callback):
         A method that already collects data in these rounds, without acting, returns a method that collects the same data, with fixed
         values for all other arguments. Runs with equal methods until a round can share these rounds.
         """
-        if self.start_round < round or self.overrides("configure_model") or self.overrides("prepare_data"):
+        if self.start_round < round or any(map(self.overrides, BEFORE_ITS_START)):
             return self
         return replace(self, start_round=round) if any(map(self.active, range(round))) else None
 

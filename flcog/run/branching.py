@@ -1,4 +1,4 @@
-"""A run that branches from another: the rounds until then are the other's, what follows is as if it had trained them itself."""
+"""Starts a run from a round of another run. The result equals that of a run from round 1."""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -10,29 +10,32 @@ from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.types import Slot
 from flcog.method import Method
+from flcog.method.method import BEFORE_ITS_START
 from flcog.run import checkpoint, experiment
-from flcog.run.directory import STATES
+from flcog.run.directory import STATES, kept_checkpoint
 from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch
 from flcog.settings import Settings
 
 Histories = Mapping[str, Mapping[str, Any]]
-"""By method: whether it ``waits``, that is has changed nothing so far, and the ``settings`` that counted."""
+"""For each method: whether it ``waits``, so that it has changed nothing so far, and its effective ``settings``."""
 
 
 def check_branch_arguments(branch: str | None, round: int | None, ckpt_path: str | None) -> tuple[str, int]:
-    """The run to branch from and after which round; refuses one without the other, and a checkpoint to go on from."""
+    """Return the run and the round to branch from. Both are needed, and a checkpoint to resume from is refused."""
     if branch is None or round is None:
-        raise ValueError(f"branch and round belong together, the run and after which round; got branch={branch}, round={round}")
+        raise ValueError(
+            f"branch and round belong together: the run to branch from, and its last round; got branch={branch}, round={round}"
+        )
     if ckpt_path is not None:
         raise ValueError(
-            f"a run branches from another or goes on from its own checkpoint: give branch={branch} or ckpt_path={ckpt_path}"
+            f"a run either branches from another run or resumes from a checkpoint: give branch={branch} or ckpt_path={ckpt_path}"
         )
     return branch, round
 
 
 def methods_until(methods: Sequence[Method], round: int) -> dict[str, dict[str, Any]]:
-    """What the methods have done when so many rounds are done, by name; without those that had no part in them."""
+    """Describe each method's work in the first ``round`` rounds. Methods that did nothing are left out."""
     found = {method.name: (method, method.until(round)) for method in methods}
     return {
         name: {"waits": until is not method, "settings": experiment.by_name(constructor_arguments(until))}
@@ -44,17 +47,17 @@ def methods_until(methods: Sequence[Method], round: int) -> dict[str, dict[str, 
 def check_branch(
     path: Path, saved: dict[str, Any], settings: Settings, methods: Sequence[Method], present: Mapping[str, Any]
 ) -> None:
-    """Refuse to branch from what a run with these settings and methods would not have been at that round.
+    """Refuse a checkpoint that a run with these settings and methods would not have written.
 
     Args:
-        path: where the checkpoint was read.
-        saved: what was in it.
-        settings, methods: of this run.
-        present: what it is, as :func:`flcog.run.experiment.describe` says.
+        path: the checkpoint.
+        saved: its contents.
+        settings, methods: this run's.
+        present: this run's description by :func:`flcog.run.experiment.describe`.
     """
     if "until" not in saved or not saved["resumable"] or not saved["experiment"]:
         raise ValueError(
-            f"{path} does not say enough to branch from it: use a run's last.ckpt, or one that it kept by keep_rounds"
+            f"{path} does not say enough to branch from it: use a run's last.ckpt, or a checkpoint kept with keep_rounds"
         )
     if saved["seed"] != settings.seed:
         raise ValueError(
@@ -64,7 +67,8 @@ def check_branch(
         raise ValueError(
             f"{path} is of round {saved['round']}, and trainer.rounds={settings.rounds} leaves nothing to train: raise it"
         )
-    _check_histories(path, saved["round"], saved["until"], methods_until(methods, saved["round"]))
+    _check_histories(path, saved["round"], saved["until"], methods)
+    _check_best(path.with_name("best.ckpt"), saved)
     experiment.check_same(path, saved["experiment"], present)
     changes = experiment.differences(*(_without_methods(described) for described in (saved["experiment"], present)))
     if changes:
@@ -73,8 +77,21 @@ def check_branch(
         )
 
 
+def damage_of_trunk(run: Path, round: int) -> str | None:
+    """Read every file that a branch copies from a run. Returns the first damage, or None."""
+    try:
+        path = kept_checkpoint(run, round)
+        saved = checkpoint.read(path)
+        _check_best(path.with_name("best.ckpt"), saved)
+        for name in set(saved.get("clients", {}).values()):
+            checkpoint.read_states(run / STATES / name, [], tested=False)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
 def check_rows(trunk: Path, round: int, settings: Settings) -> None:
-    """Refuse to branch where the other run's rows are not those that this one would have written."""
+    """Refuse to branch if the other run's rows differ from the rows that this run would have written."""
     table = trunk / "metrics.csv"
     rows = {row["round"]: row for row in read_rows(table)[0]} if table.is_file() else {}
     missing = next((number for number in range(1, round + 1) if number not in rows), None)
@@ -87,8 +104,14 @@ def check_rows(trunk: Path, round: int, settings: Settings) -> None:
         )
 
 
-def _check_histories(path: Path, round: int, theirs: Histories, ours: Histories) -> None:
+def _check_histories(path: Path, round: int, theirs: Histories, methods: Sequence[Method]) -> None:
+    ours, always = methods_until(methods, round), {method.name: _from_round_1(method) for method in methods}
     for name in ours:
+        if name not in theirs and not ours[name]["waits"] and always[name]:
+            raise ValueError(
+                f"{name} {always[name]}, even before its start_round, and the run that wrote {path} had no {name}: list it in that "
+                "run too, with the same settings"
+            )
         if name not in theirs and ours[name]["waits"]:
             raise ValueError(
                 f"{path} lacks what {name} gathers from round 1 on: list {name} in that run too, with start_round: {round} or more"
@@ -111,6 +134,23 @@ def _check_histories(path: Path, round: int, theirs: Histories, ours: Histories)
         )
 
 
+def _from_round_1(method: Method) -> str | None:
+    """Describe the effect that a method has before its ``start_round``."""
+    return next((does for hook, does in BEFORE_ITS_START.items() if method.overrides(hook)), None)
+
+
+def _check_best(best: Path, saved: dict[str, Any]) -> None:
+    """Refuse to branch if the best checkpoint, which is copied, is damaged or was written by another run."""
+    if not best.is_file():
+        return
+    content = checkpoint.read(best)
+    checkpoint.check_same_model(best, content["params"] | content["buffers"], saved["params"] | saved["buffers"])
+    if any(content.get(part) != saved.get(part) for part in ("seed", "methods", "experiment", "branch")):
+        raise ValueError(
+            f"{best} was written by another run than the checkpoints beside it: remove it, or branch from another run"
+        )
+
+
 def _without_methods(described: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in described["settings"].items() if name.startswith("trainer.")}
     return {**described, "settings": settings}
@@ -124,15 +164,15 @@ def take_over(
     directory: Path,
     processes: Processes,
 ) -> dict[str, Any]:
-    """Another run's checkpoint as the one that branches from it would have written it, with the files that belong to it.
+    """Change another run's checkpoint into this run's, and copy its files.
 
     Args:
         saved: the checkpoint.
         trunk: the other run's directory.
-        methods: of the run that branches.
-        servers: its methods' states at the server before round 1.
-        directory: of the run that branches.
-        processes: of the run that branches; the first one copies.
+        methods: this run's.
+        servers: the server's states of this run's methods before round 1.
+        directory: this run's.
+        processes: this run's. The first process copies.
     """
     kept, gone = methods_until(methods, saved["round"]), set(saved["methods"]) - {method.name for method in methods}
     best_came, files = processes.agree(
@@ -157,15 +197,10 @@ def take_over(
 
 
 def _copy_rows_and_best(saved: dict[str, Any], trunk: Path, directory: Path) -> bool:
-    """Copy the rows, and the best checkpoint if it is of these rounds and of this run; returns whether it is."""
+    """Copy the rows, and the best checkpoint if it is from these rounds. Returns whether it is."""
     best = trunk / "checkpoints/best.ckpt"
     round = checkpoint.round_of(best)
     came = round is not None and round <= saved["round"]
-    if came:
-        content = checkpoint.read(best)
-        checkpoint.check_same_model(best, content["params"] | content["buffers"], saved["params"] | saved["buffers"])
-        if any(content.get(part) != saved.get(part) for part in ("seed", "methods", "experiment", "branch")):
-            raise ValueError(f"{best} is of another run than last.ckpt beside it: remove it, or branch from another run")
     with clear_errors(directory, RUN_REMEDY):
         make_folder(directory / "checkpoints")
         shutil.copy(trunk / "metrics.csv", directory)
@@ -175,7 +210,7 @@ def _copy_rows_and_best(saved: dict[str, Any], trunk: Path, directory: Path) -> 
 
 
 def _copy_states(saved: dict[str, Any], trunk: Path, methods: Collection[str], directory: Path) -> dict[int, str]:
-    """Copy what these methods keep of each client; returns the file that holds it."""
+    """Copy the clients' states of these methods. Returns each client's file."""
     files: dict[int, str] = {}
     for name in sorted(set(saved["clients"].values())) if methods else ():
         clients = [client for client, file in saved["clients"].items() if file == name]

@@ -1,5 +1,6 @@
 """Arms that are the same until a round train the rounds before it once, and come to the same numbers."""
 
+import shutil
 import subprocess
 import threading
 import time
@@ -9,15 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import ROOT
+from harness import ROOT, fit
 
 from flcog.commands.cli import main
+from flcog.commands.compare import trunks
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.resolved import resolve
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.trunks import share_rounds
-from flcog.run.directory import kept_checkpoint
+from flcog.run.directory import LAST, kept_checkpoint
 from flcog.run.metrics_rows import read_rows
 
 METHODS = ROOT / "configs/methods"
@@ -197,7 +199,7 @@ def test_a_run_goes_on_with_what_it_carried(tmp_path: Path, monkeypatch: pytest.
     assert saved == 0, "it began without"
 
 
-def test_a_checkpoint_that_is_there_already_is_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_there_already_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"FedAvg": None, "late": arm("fedprox", **LATE)}
     run = tmp_path / "out/FedAvg/seed0/20260101-000000"
     (run / "checkpoints").mkdir(parents=True)
@@ -206,6 +208,12 @@ def test_a_checkpoint_that_is_there_already_is_taken(tmp_path: Path) -> None:
     found, saved = planned(tmp_path, rows)
     assert saved == 0, "it is finished, and did not keep that round"
     kept_checkpoint(run, 3).touch()
+    found, saved = planned(tmp_path, rows)
+    assert saved == 0 and "is no readable flcog checkpoint" in capsys.readouterr().out, "it is damaged"
+    trunks._is_whole.cache_clear()
+    whole = fit(tmp_path / "whole", rounds=3).run_dir
+    assert whole is not None
+    shutil.copy(whole / LAST, kept_checkpoint(run, 3))
     found, saved = planned(tmp_path, rows)
     assert saved == 3 and trunk_of(found["late"]) == ("FedAvg", 3) and found["late"].trunk.run == run  # type: ignore[union-attr]
 

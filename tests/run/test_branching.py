@@ -22,9 +22,23 @@ from harness import (
 )
 
 import flcog
-from flcog.callbacks import MOON, SCAFFOLD, Checkpoint, Ditto, FedAvgM, FedCOG, FedDyn, FedProx, Local, RoundsToTarget
+from flcog.callbacks import (
+    MOON,
+    SCAFFOLD,
+    Checkpoint,
+    Ditto,
+    FedAvgM,
+    FedCOG,
+    FedDisco,
+    FedDyn,
+    FedProx,
+    FineTune,
+    Local,
+    RoundsToTarget,
+)
 from flcog.core.types import Params, Slot
 from flcog.method import Context, Method, Upload
+from flcog.run import checkpoint
 from flcog.run.metrics_rows import read_rows
 
 COG = FedCOG(start_round=2, num_samples=8, steps=2, lambda_dis=2.0, lambda_kd=0.5, batch_size=4)
@@ -196,8 +210,36 @@ def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:
     assert f"{table} has no row of round 1" in refusal(tmp_path, ended, round=3, eval_every=2, rounds=5)
 
 
+@pytest.mark.parametrize("method", [FedDisco(start_round=2), FineTune(steps=1, start_round=2), Ditto(start_round=2)])
+def test_what_methods_do_from_round_1_on_has_no_late_start(method: Method, tmp_path: Path) -> None:
+    """Their data, or the columns of their own models, would be missing from the rows that another run has trained."""
+    data = TinyData(client_test=0.3)
+    run = trunk(tmp_path, data=data)
+    text = refusal(tmp_path, run, method, data=data)
+    assert f"even before its start_round, and the run that wrote {run}/checkpoints/round-000002.ckpt had no {method.name}" in text
+    assert "set its start_round" not in text
+    listed = trunk(tmp_path / "listed", method, data=data)
+    branched = branch(tmp_path, listed, method, FedProx(mu=0.5, start_round=2), data=data)
+    straight = fit(tmp_path / "straight", method, FedProx(mu=0.5, start_round=2), **SETTING, data=data)
+    assert_same(branched, straight)
+
+
+def test_a_best_checkpoint_that_cannot_be_taken_along_is_refused(tmp_path: Path) -> None:
+    run, other = trunk(tmp_path), fit(tmp_path / "other", seed=1, **SETTING).run_dir
+    assert other is not None
+    best = run / "checkpoints/best.ckpt"
+    best.write_bytes((other / "checkpoints/best.ckpt").read_bytes())
+    assert f"{best} was written by another run than the checkpoints beside it" in refusal(tmp_path, run)
+    best.write_bytes(best.read_bytes()[:500])
+    assert f"{best} is no readable flcog checkpoint" in refusal(tmp_path, run)
+    content = checkpoint.read(run / "checkpoints/last.ckpt")
+    content["params"] = {name: value * torch.nan for name, value in content["params"].items()}
+    checkpoint.write(best, content)
+    assert f"{best}: parameter" in refusal(tmp_path, run)
+
+
 def test_methods_that_change_model_or_data_have_no_late_start(tmp_path: Path) -> None:
-    for method in (MOON(start_round=2), flcog.callbacks.FedDisco(start_round=2)):
+    for method in (MOON(start_round=2), FedDisco(start_round=2), FineTune(start_round=2)):
         assert method.until(2) is method
     assert FedProx(start_round=2).until(2) is None and FedProx(start_round=2).until(3) is not None
     assert COG.until(2) == OTHER_COG.until(2) and COG.until(3) is COG
@@ -206,7 +248,7 @@ def test_methods_that_change_model_or_data_have_no_late_start(tmp_path: Path) ->
 
 def test_its_arguments_belong_together(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    with pytest.raises(ValueError, match=r"branch and round belong together, .*; got branch=None, round=3"):
+    with pytest.raises(ValueError, match=r"branch and round belong together: .*; got branch=None, round=3"):
         trainer.fit(classifier(), TinyData(), round=3)
     with pytest.raises(ValueError, match="give branch=x or ckpt_path=last"):
         trainer.fit(classifier(), TinyData(), "last", branch="x", round=3)

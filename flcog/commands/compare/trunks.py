@@ -4,9 +4,11 @@ A method may wait for its first round and gather meanwhile what it will need, as
 run that it branches from: that run carries the method, listed with a start after its last round.
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
@@ -14,7 +16,8 @@ from jsonargparse import ArgumentParser
 from flcog.commands.compare.plan import Cell, Trunk
 from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
 from flcog.method import Callback, Method, check_methods
-from flcog.run.branching import methods_until
+from flcog.run.branching import damage_of_trunk, methods_until
+from flcog.run.directory import kept_checkpoint
 
 
 class Listed(NamedTuple):
@@ -165,7 +168,16 @@ def _can_be_trunk(cell: Cell, round: int) -> bool:
 
 
 def _keeps(cell: Cell, round: int) -> bool:
-    return cell.run is not None and cell.run.keeps(round)
+    return cell.run is not None and kept_checkpoint(cell.run, round).is_file() and _is_whole(cell.run, round)
+
+
+@functools.cache
+def _is_whole(run: Path, round: int) -> bool:
+    """Whether a kept checkpoint can be read. A damaged one, from which arms cannot branch, is reported once."""
+    damage = damage_of_trunk(run, round)
+    if damage:
+        print(f"{damage}. No run branches from it: runs that could do so train these rounds themselves", flush=True)
+    return damage is None
 
 
 def _keep_options(arm: Arm, rounds: Sequence[int]) -> list[str]:
