@@ -1,18 +1,21 @@
-"""The command ``flcog cite``: BibTeX of what a run used. A docstring's address names the paper, ``references.bib`` holds its entry."""
+"""The command ``flcog cite``: BibTeX for a run's methods and data.
+
+A docstring's address names the paper, ``references.bib`` holds its entry.
+"""
 
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from flcog.commands.federated_cli import find_modules_here
+from flcog.commands.import_from import IMPORT_FROM, import_only_from
 from flcog.core.commands import parser_of
+from flcog.run.record import read_config, read_record
 
 ADDRESS = re.compile(r"https?://[^\s,;)]*[^\s,;).:]")
 
@@ -21,10 +24,13 @@ def cite(arguments: list[str]) -> None:
     """Print the BibTeX of a run's methods and data, and flcog's own."""
     parser = parser_of("cite", cite)
     parser.add_argument("run", type=Path, help="the run's directory")
-    run = parser.parse_args(arguments).run
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
+    options = parser.parse_args(arguments)
+    run = options.run
     if not (run / "run.yaml").is_file():
         raise ValueError(f"{run} holds no run.yaml: give the directory of a run, such as runs/20260131-120000")
-    used = parts_of(_yaml(run / "run.yaml"), _yaml(run / "config.yaml"))
+    import_only_from(options.import_from)
+    used = parts_of(read_record(run), read_config(run))
     print(bibliography(used))
 
 
@@ -41,14 +47,14 @@ class Entry(NamedTuple):
 
 @cache
 def entries() -> dict[str, Entry]:
-    """Those that flcog knows, by their keys."""
+    """Return the entries of ``references.bib`` by their keys."""
     text = resources.files("flcog.commands").joinpath("references.bib").read_text(encoding="utf-8")
     found = re.findall(r"^(@\w+{(\w+),.*?^})", text, flags=re.MULTILINE | re.DOTALL)
     return {key: Entry(key, entry) for entry, key in found}
 
 
 def citations(cls: type) -> list[Entry]:
-    """The papers that a class's docstring cites for itself: those whose first author it names before the address.
+    """Return the papers that describe a class: its docstring names their first author before the address.
 
     >>> from flcog.callbacks import FedProx
     >>> [entry.key for entry in citations(FedProx)]
@@ -67,7 +73,7 @@ def citations(cls: type) -> list[Entry]:
 
 
 def _made_of(before: str, address: str) -> Entry | None:
-    """An entry of a sentence like "Doe et al., A Title, ICML 2030, https://...", which a user's own method may have."""
+    """Make an entry from a sentence like "Doe et al., A Title, ICML 2030, https://...", as in a user's own method."""
     found = re.search(r"([A-Z][\w'-]+)(?: et al\.| and ([A-Z][\w'-]+))?, ([^.]+?), (?:([\w ]+?) )?((?:19|20)\d\d), $", before)
     if found is None:
         return None
@@ -79,10 +85,11 @@ def _made_of(before: str, address: str) -> Entry | None:
 
 
 def parts_of(setting: dict[str, Any], config: dict[str, Any]) -> dict[str, type | None]:
-    """What a run was made of, by name: its methods and data with all that these hold; None for a class that is not found."""
+    """Find the classes of a run's methods and data and of their arguments, by name. None for a class that is not found."""
     names = [text.partition("(")[0] for text in setting.get("methods") or []]
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
-    paths = [path for one in callbacks if one["class_path"].split(".")[-1] in names for path in _class_paths(one)]
+    listed = [one if isinstance(one, dict) else {"class_path": one} for one in callbacks]
+    paths = [path for one in listed if one["class_path"].split(".")[-1] in names for path in _class_paths(one)]
     paths += list(_class_paths(config.get("data")))
     paths += [name for name in (*names, setting.get("data")) if name and name not in {path.split(".")[-1] for path in paths}]
     return {path.split(".")[-1]: _find(path) for path in paths}
@@ -90,7 +97,7 @@ def parts_of(setting: dict[str, Any], config: dict[str, Any]) -> dict[str, type 
 
 def _class_paths(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        if "class_path" in value:
+        if isinstance(value.get("class_path"), str):
             yield value["class_path"]
         for part in value.values():
             yield from _class_paths(part)
@@ -100,19 +107,23 @@ def _class_paths(value: Any) -> Iterator[str]:
 
 
 def _find(path: str) -> type | None:
-    find_modules_here()
+    """Import the class at this path. None for anything that cannot be imported, or is no class."""
     module, _, name = path.rpartition(".")
     places = [module] if module else ["flcog.callbacks", "flcog.datamodules"]
+    if module.partition(".")[0] in sys.stdlib_module_names:  # none has methods, and some act when they are imported
+        return None
     for place in places:
         try:
-            return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
-        except (ImportError, AttributeError):
+            found = getattr(importlib.import_module(place), name)
+        except (Exception, SystemExit):  # a module may raise anything while it is imported
             continue
+        if isinstance(found, type):
+            return found
     return None
 
 
 def bibliography(used: dict[str, type | None]) -> str:
-    """The entries, each once, below who needs it; and who has none."""
+    """Format each entry once, below the names of the classes that cite it, and list the classes without a paper."""
     needs: dict[Entry, list[str]] = {entries()["flcog"]: [], entries()["mcmahan2017"]: ["the rounds themselves, FedAvg"]}
     silent = []
     for name, cls in used.items():
@@ -124,7 +135,3 @@ def bibliography(used: dict[str, type | None]) -> str:
     if silent:
         blocks.append(f"% No paper is named by {', '.join(silent)}")
     return "\n\n".join(blocks)
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}

@@ -1,25 +1,19 @@
-"""Checks a config file before it is parsed: options given twice, no YAML, no mapping; one line for what a parser would drop silently."""
+"""Checks a config file before it is parsed, because the parser silently drops some mistakes."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flcog.run.record import load_yaml
+
 SECTIONS = ("trainer", "model", "data")
 
 
 def check_config(path: Path) -> None:
-    """Refuse a file that is no mapping of options, or in which an option stands twice, of which YAML would take the last."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        yaml.safe_load(text)  # which also refuses what no config may hold
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8, or give a config in YAML") from None
-    except RecursionError:
-        raise ValueError(f"{path} is no config: its brackets or lists are nested too deeply") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {_problem(error)}") from None
+    """Refuse a file that holds no mapping of options, or an option that appears twice: YAML would take the last one."""
+    load_yaml(path)
+    node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
         what = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}.get(type(node), "nothing")
         raise ValueError(f"{path} holds {what}: a config is a mapping with {', '.join(SECTIONS)}, as configs/quickstart.yaml is")
@@ -27,11 +21,6 @@ def check_config(path: Path) -> None:
     for key, value in node.value:
         if key.value == "trainer" and isinstance(value, yaml.ScalarNode):
             raise ValueError(f"{path}: trainer must be a mapping of options; got {value.value or 'nothing'}")
-
-
-def _problem(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else problem
 
 
 def _refuse_doubles(path: Path, node: Any, seen: set[int]) -> None:

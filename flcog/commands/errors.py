@@ -1,8 +1,8 @@
-"""One-line messages for what jsonargparse refuses: what was given, what is allowed, and what was probably meant."""
+"""Explains refusals of jsonargparse in one line: the value received, the allowed values, and the value that was probably
+meant."""
 
 import argparse
 import inspect
-import os
 import re
 import sys
 import types
@@ -14,23 +14,23 @@ import torch
 import flcog.callbacks
 import flcog.datamodules
 from flcog.client_module import ClientModule
-from flcog.commands import shipped_configs
+from flcog.commands import import_from, shipped_configs
 from flcog.commands.complaint import guess
 from flcog.core.lightning_options import refusal_of
 from flcog.data import FederatedDataModule
-from flcog.method import Callback, Method
+from flcog.method import Aggregator, Callback, Method, Stage
 
-BASES = (Callback, Method, FederatedDataModule, ClientModule)
-"""What users' classes derive from; nothing to run by themselves."""
+BASES = (Callback, Method, Aggregator, Stage, FederatedDataModule, ClientModule)
+"""Base classes of users' classes. They do nothing by themselves."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def explain(parser: Any, message: str) -> str:
-    """jsonargparse's report, which lists every alternative of a type, shortened to what helps.
+    """Shorten jsonargparse's report, which lists every alternative of a type, to its useful part.
 
     Args:
-        parser: that which refused: the command's, or that of a class whose options it read (its ``owner``).
+        parser: the parser that refused a value, either the command's or a class's (its ``owner``).
         message: the report.
     """
     text = re.sub(r"\s+", " ", " ".join(line.strip(" -") for line in message.splitlines()))
@@ -41,11 +41,11 @@ def explain(parser: Any, message: str) -> str:
 
 
 def base_class_refusal(part: Any) -> str | None:
-    """The message for a class path that names a base class; None for any other object."""
+    """Return the message for a class path that names a base class, and None for any other object."""
     if type(part) not in BASES:
         return None
     name = type(part).__name__
-    return f"flcog.{name} is what others derive from and does nothing itself: give the class path of one{_example(type(part))}"
+    return f"flcog.{name} is a base class and does nothing itself: give the class path of a subclass{_example(type(part))}"
 
 
 # Classes -------------------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def _no_attribute(parser: Any, text: str, module: str, name: str) -> str:
 
 
 def _alone(path: str) -> str:
-    """Advice for a class of flcog's that was looked for in the wrong module."""
+    """Return advice for a class of flcog's that was given with the wrong module."""
     name = path.split(".")[-1]
     ours = {cls.__name__ for package in (flcog.callbacks, flcog.datamodules) for cls in _public(package)}
     return f" Give its name alone: {name}" if name in ours else ""
@@ -75,7 +75,11 @@ def _no_class(parser: Any, text: str, name: str) -> str:
 
 def _no_module(parser: Any, text: str, path: str, module: str) -> str:
     if path == module or path.startswith(f"{module}."):
-        known = f"neither installed nor in the working directory, {os.getcwd()}"
+        known = (
+            f"neither installed nor in the working directory, {import_from.working_directory}"
+            if import_from.working_directory
+            else "not installed, and this command imports from a folder only if you trust it: --import-from FOLDER"
+        )
         return f"there is no module {module!r} (of {path}): it is {known}.{_alone(path)}"
     return f"cannot import {path}, which needs a module {module!r}: install it"
 
@@ -112,7 +116,7 @@ def _subclasses(cls: type) -> Iterable[type]:
 
 
 def _no_option(parser: Any, text: str, name: str) -> str:
-    """An unknown option of a class; the parser knows that class's options only."""
+    """Explain an unknown option of a class. The parser knows only that class's options."""
     owner, name = getattr(parser, "owner", None), name.split(".")[0]
     known = sorted(option for option in _options(parser) if "." not in option and option not in ("help", "print_shtab"))
     if owner is None:
@@ -126,7 +130,7 @@ def _no_option(parser: Any, text: str, name: str) -> str:
 
 
 def _no_key(parser: Any, text: str, command: str, name: str) -> str:
-    """An unknown option in a config file."""
+    """Explain an unknown option in a config file."""
     if (refusal := refusal_of(name.removeprefix("trainer."))) and name.startswith("trainer."):
         return refusal
     return f"there is no option {name!r}.{_near(_command(parser, command), name)}"
@@ -147,7 +151,7 @@ def _unrecognized(parser: Any, text: str, words: str) -> str:
 
 
 def _near(parser: Any, name: str, dashes: str = "") -> str:
-    """A guess at a command's option: one of the same group, or one that lacks its group, or any."""
+    """Guess a command's option: first in the same group, then without the group, then among all options."""
     options = [*_options(parser), *(f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters)]
     group = [option for option in options if option.startswith(f"{name.split('.')[0]}.")] if "." in name else []
     lacking = [option for option in options if option.split(".")[-1] == name]
@@ -175,7 +179,7 @@ def _required(parser: Any, text: str, names: str) -> str:
 
 
 def _linked(parser: Any, text: str, target: str, source: str) -> str:
-    return f"{target} goes by {source}: give --{source} (on the command line one seed is for all)"
+    return f"{target} is set by {source}: give --{source} (on the command line one seed sets all of them)"
 
 
 # Values --------------------------------------------------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ def _no_file(parser: Any, text: str, reason: str) -> str:
 
 
 def wanted(hint: Any) -> str:
-    """A type as users would say it.
+    """Describe a type in users' words.
 
     >>> wanted(int | None), wanted(Literal["raise", "drop"]), wanted(list[float])
     ('a whole number or null', 'raise or drop', 'a list (each a number)')
@@ -229,7 +233,7 @@ def wanted(hint: Any) -> str:
 
 
 def _leaves(hint: Any) -> list[type]:
-    """The classes that a class path may name."""
+    """Return the classes that a class path may name."""
     if isinstance(hint, type) and not get_args(hint):
         return [] if hint in WORDS or hint is torch.Tensor else [hint]
     if get_origin(hint) is Callable:
@@ -255,7 +259,7 @@ def _hint(parser: Any, text: str) -> Any:
 
 
 def _named(parser: Any, key: str) -> str:
-    """An option, with the class that it belongs to."""
+    """Name an option together with its class."""
     owner = getattr(parser, "owner", None)
     return f"{owner.__name__}: {key}" if owner else key
 
@@ -265,10 +269,10 @@ def _place(owner: type) -> str:
 
 
 def _path() -> list[str]:
-    """Names of the options around the one that is read, outermost first.
+    """Return the names of the surrounding options, outermost first.
 
-    An option of a class is read by a parser inside that of the option which holds the class. Each knows its own part alone, so
-    that the whole is found among the callers.
+    jsonargparse reads the options of a class with a parser inside the parser of the surrounding option. Each parser knows only
+    its own part, so the whole path is found by walking up the call stack.
     """
     names, frame = [], sys._getframe()
     while frame.f_back is not None:

@@ -1,7 +1,8 @@
-"""The command ``flcog export``: a run's network as a file that needs no flcog."""
+"""The command ``flcog export``: writes a run's network as a file that needs no flcog."""
 
 from pathlib import Path
 
+from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
@@ -16,9 +17,10 @@ def export(arguments: list[str]) -> None:
     parser.add_argument("--format", choices=SUFFIXES, default="state_dict", help="state_dict by default, as torch.load reads it")
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
     parser.add_argument("--output", type=Path, help="the file; model.pt, model.safetensors or model.onnx in the run's directory")
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
     output = options.output or own_file(options.run, f"model{SUFFIXES[options.format]}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)
-    cli = open_run(options.run)
+    cli = open_run(options.run, options.import_from)
     cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))
     print(f"{short(output)}: {type(getattr(cli.model, 'model', cli.model)).__name__} of {short(checkpoint)}")

@@ -1,6 +1,5 @@
 """FederatedCLI: LightningCLI around the federated trainer, for the ``flcog`` command and for users' own scripts."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from flcog.commands.callback_options import reach_by_name, take_changes
 from flcog.commands.complaint import complain
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, explain
+from flcog.commands.import_from import find_modules_here
 from flcog.commands.refusals import mistakes_in_one_line
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
@@ -90,20 +90,21 @@ class FederatedCLI(LightningCLI):
     ``add_lightning_class_args``, ``before_fit`` and ``after_fit``, ``before_instantiate_classes`` and so on.
 
     Args:
-        model_class: a LightningModule or another network, or a function that returns one; None lets users choose one by its class path.
-        datamodule_class: a LightningDataModule (flcog's data modules are some) or a map-style data set, or a function that returns one;
-            None lets users choose.
+        model_class: a LightningModule or another network, or a function that returns one; None lets users choose one by its class
+            path.
+        datamodule_class: a LightningDataModule (flcog's data modules are some) or a map-style data set, or a function that
+            returns one; None lets users choose.
         save_config_callback: every run writes its ``config.yaml``. The ``save_config`` method of a subclass of Lightning's
             ``SaveConfigCallback`` is also called when the run begins.
         save_config_kwargs: options of that subclass.
         trainer_class: :class:`flcog.FederatedTrainer`, or a subclass.
-        trainer_defaults: defaults of its options. Callbacks among them are appended to those of the user.
+        trainer_defaults: defaults of its options. Callbacks among them are appended to the user's.
         seed_everything_default: seeds the initial weights and the trainer; True draws a seed.
         parser_kwargs: options of the argument parsers.
         subclass_mode_model, subclass_mode_data: whether users may choose a subclass by its class path.
         args: the command line; by default that of the process.
-        run: whether the command line begins with a verb (``fit``, ``validate``, ``test`` or ``predict``), which is executed. With False,
-            ``cli.trainer``, ``cli.model`` and ``cli.datamodule`` are only constructed.
+        run: whether the command line begins with a verb (``fit``, ``validate``, ``test`` or ``predict``), which is executed. With
+            False, ``cli.trainer``, ``cli.model`` and ``cli.datamodule`` are only constructed.
         auto_configure_optimizers: whether ``--optimizer`` and ``--lr_scheduler`` exist, which replace the model's own.
     """
 
@@ -127,7 +128,7 @@ class FederatedCLI(LightningCLI):
     ) -> None:
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             load(package)  # jsonargparse finds a class by its name alone only after it was imported
-        find_modules_here()
+        self.find_modules()
         with mistakes_in_one_line() if run else nullcontext():
             super().__init__(
                 model_class=model_class,  # type: ignore[arg-type]
@@ -146,6 +147,11 @@ class FederatedCLI(LightningCLI):
                 auto_configure_optimizers=auto_configure_optimizers,
                 load_from_checkpoint_support=False,
             )
+
+    @staticmethod
+    def find_modules() -> None:
+        """Let class paths name modules in the working directory."""
+        find_modules_here()
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -170,7 +176,7 @@ class FederatedCLI(LightningCLI):
     def _set_seed(self) -> None:
         seed = self._get(self.config, "seed_everything")
         if not isinstance(seed, bool) and not 0 <= seed < 1 << 32:
-            raise ValueError(f"seed_everything must lie in [0, {1 << 32}), as numpy has it; got {seed}")
+            raise ValueError(f"seed_everything must be at least 0 and less than {1 << 32}, as numpy requires; got {seed}")
         super()._set_seed()
         if seed is True:  # the seed was drawn after the trainer's was linked to the option
             config = self.config[self.subcommand] if self.subcommand else self.config
@@ -229,12 +235,3 @@ def print_figures(figures: dict[str, float] | None) -> None:
     """Print the figures of an evaluation, one to a line."""
     for name, value in (figures or {}).items():
         print(f"{name:<32} {value:.6g}")
-
-
-def find_modules_here() -> None:
-    """Let class paths name modules in the working directory, as ``python -m flcog`` does and an installed script does not.
-
-    The directory comes last on the path: a file called random.py or torch.py there must not replace the module of that name.
-    """
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)

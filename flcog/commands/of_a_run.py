@@ -1,48 +1,55 @@
-"""What commands on a finished run share: its trainer, model and data made again from its config, and its checkpoint."""
+"""Shared by commands that read a run: make its trainer, model and data from its config, and find its checkpoint."""
 
 import warnings
 from pathlib import Path
 
-import yaml
-
 from flcog.commands.command_cli import CommandCLI
+from flcog.commands.import_from import import_only_from
 from flcog.core.fabric import make_fabric
+from flcog.run.record import read_config
 
 
-def open_run(run: Path, *options: str) -> CommandCLI:
-    """The trainer, model and data of a run, as its config.yaml describes them; nothing is tracked.
+class _RunReader(CommandCLI):
+    """Makes the objects that a config describes, and imports nothing from the working directory."""
+
+    @staticmethod
+    def find_modules() -> None:
+        pass
+
+
+def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:
+    """Make the trainer, model and data of a run from its config.yaml, without trackers.
 
     Args:
         run: its directory.
-        options: further ones of ``flcog fit``.
+        import_from: a folder with the user's own modules that the config names.
+        options: further options of ``flcog fit``.
     """
+    import_only_from(import_from)
     config = run / "config.yaml"
     if not config.is_file():
         raise ValueError(f"{run} holds no config.yaml: give the directory of a run started by `flcog fit`")
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "LightningCLI's args parameter"
-        )  # it takes the words of our own command for its options
-        return CommandCLI(["--config", str(config), "--trainer.logger", "false", *_devices_here(config), *options])
+        warnings.filterwarnings("ignore", "LightningCLI's args parameter")  # it mistakes our own command's words for its options
+        return _RunReader(["--config", str(config), "--trainer.logger", "false", *_devices_here(run), *options])
 
 
-def _devices_here(config: Path) -> list[str]:
-    """Options that put a device of this machine in the place of those that a run had, where they are not here."""
-    try:
-        asked = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]
-        accelerator, devices = asked["accelerator"], asked["devices"]
-    except (yaml.YAMLError, KeyError, TypeError):
-        return []  # what is wrong with the file is told where all of it is read
+def _devices_here(run: Path) -> list[str]:
+    """Return options that replace a run's devices with a device of this machine, if this machine lacks them."""
+    asked = read_config(run).get("trainer") or {}
+    if not {"accelerator", "devices"} <= asked.keys():
+        return []
+    accelerator, devices = asked["accelerator"], asked["devices"]
     try:
         make_fabric(accelerator, "auto", devices, 1, "32-true", [])
     except ValueError:
-        print(f"this machine lacks the run's accelerator={accelerator}, devices={devices}: one device of its own does instead")
+        print(f"this machine lacks the run's accelerator={accelerator}, devices={devices}: using a device of its own instead")
         return ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]
     return []
 
 
 def checkpoint_of(run: Path, given: str | None) -> Path:
-    """``best``, ``last`` or a file; by default the best model, or the last where none was evaluated."""
+    """Find a checkpoint: ``best``, ``last`` or a file. By default the best model, or the last if no round was evaluated."""
     folder = run / "checkpoints"
     names = ("best", "last") if given is None else (given,)
     paths = [folder / f"{name}.ckpt" if name in ("best", "last") else Path(name) for name in names]

@@ -1,10 +1,13 @@
-"""The command ``flcog predict``: what a run's model says of its test set, or of other inputs, as a file."""
+"""The command ``flcog predict``: writes a model's predictions for its test set, or for other inputs, as a file."""
 
+import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
@@ -15,33 +18,56 @@ from flcog.run.predictions import write_predictions
 def predict(arguments: list[str]) -> None:
     """Write the predictions of a run's model for its test set, or for your own inputs, as CSV or .npz.
 
-    Your inputs have the form in which the data set stores them: images uint8 and channels last, before any normalisation.
+    Give your inputs as the data set stores them: images are uint8, channels last, before any normalisation.
     """
     parser = parser_of("predict", predict)
     parser.add_argument("run", type=Path, help="the run's directory")
     parser.add_argument("--inputs", type=Path, help="an array in an .npy, or one or several by name in an .npz")
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
     parser.add_argument("--output", type=Path, help="a .csv or .npz; predictions.csv in the run's directory by default")
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
     output = options.output or own_file(options.run, "predictions.csv")
     if output.suffix not in (".csv", ".npz"):
         raise ValueError(f"predictions are written as .csv or .npz; got {output}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     inputs = None if options.inputs is None else read_inputs(options.inputs)
-    cli = open_run(options.run)
+    cli = open_run(options.run, options.import_from)
     predictions = cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), inputs)
     write_predictions(output, predictions, cli.datamodule.class_names)
     print(f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {short(checkpoint)}")
 
 
 def read_inputs(path: Path) -> Any:
-    """The array in the file; several as a dict."""
+    """The array in the file, or a dictionary of several arrays."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give an .npy or an .npz")
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return content
-        with content:
-            arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as .npy or .npz: {error}") from None
+        # A memory map allocates no memory for the sizes that a damaged header declares.
+        arrays = _arrays(path) if zipfile.is_zipfile(path) else {"": np.lib.format.open_memmap(path, mode="r")}
+    except Exception as error:  # readers of archives raise nearly every kind of error on damaged files
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{path} cannot be read as .npy or .npz, as numpy.save and numpy.savez write them ({reason})") from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc" or array.dtype.char in "gG" or array.ndim == 0 or len(array) == 0:
+            raise ValueError(
+                f"{path}: {name or 'the array'} is of type {array.dtype} and shape {list(array.shape)}: inputs are numbers, a sample "
+                "in each row"
+            )
+    if not arrays:
+        raise ValueError(f"{path} holds no arrays")
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """The arrays in an archive, whose declared sizes are compared with the archive's own before memory is allocated."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+            if math.prod(shape) * dtype.itemsize > entry.file_size:
+                raise ValueError(f"{entry.filename} declares {list(shape)} values of {dtype} in {entry.file_size} bytes")
+    with np.load(path, allow_pickle=False) as content:
+        return {name: content[name] for name in content.files}

@@ -1,4 +1,5 @@
-"""Decides which errors are shown in one line, as the user can mend them, and which keep their traceback, as faults in code."""
+"""Decides which errors the user can correct, which are shown in one line, and which are faults in code and keep their
+traceback."""
 
 import os
 import sysconfig
@@ -16,12 +17,12 @@ FOLDERS = (Path(__file__).parents[1], *flcog.callbacks.__path__, *flcog.datamodu
 OURS = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
 
 INSTALLED = ("<", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
-"""Where the code of Python and of other packages lies; "<" begins the name of what is compiled into Python."""
+"""The folders of Python and of other packages. "<" begins the names of modules that are compiled into Python."""
 
 
 @contextmanager
 def mistakes_in_one_line() -> Iterator[None]:
-    """Show a mistake of the user's in one line and exit with status 2; other errors keep their traceback."""
+    """Show a user's mistake in one line and exit with status 2. Other errors keep their traceback."""
     try:
         yield
     except Exception as error:
@@ -33,7 +34,10 @@ def mistakes_in_one_line() -> Iterator[None]:
 
 
 def refusal(error: BaseException | None) -> str | None:
-    """What to say in one line; None for a fault. The parser wraps errors of constructors: those that led to an error count too."""
+    """Return the message in one line, or None for a fault in code.
+
+    The parser wraps errors of constructors, so their causes count too.
+    """
     while isinstance(error, Exception):
         if reason := _of_our_code(error) or _of_users_code(error) or _of_a_constructor(error):
             return reason
@@ -42,13 +46,19 @@ def refusal(error: BaseException | None) -> str | None:
 
 
 def _of_our_code(error: Exception) -> str | None:
-    if isinstance(error, ValueError | OSError) and _raised_in(error).filename.startswith(OURS):
+    frames = traceback.extract_tb(error.__traceback__)
+    while isinstance(error, OSError) and len(frames) > 1 and _is_pythons(frames[-1].filename):
+        frames.pop()  # Python's own file functions, called by our code
+    if isinstance(error, ValueError | OSError) and frames[-1].filename.startswith(OURS):
         return " ".join([str(error), *getattr(error, "__notes__", [])])
     return None
 
 
 def _of_users_code(error: Exception) -> str | None:
-    """A ``raise ValueError`` is meant for whoever runs the class. One without ``raise``, as of ``int("x")``, is a fault."""
+    """A ``raise ValueError`` addresses the user of the class.
+
+    A ValueError without ``raise``, as from ``int("x")``, is a fault.
+    """
     place = _raised_in(error)
     if not _is_users(place.filename):
         return None
@@ -58,7 +68,7 @@ def _of_users_code(error: Exception) -> str | None:
 
 
 def _of_a_constructor(error: Exception) -> str | None:
-    """A class of another package that a config names, and that refuses what the config gives it by whatever kind of error."""
+    """Describe any error in the constructor of another package's class that a config names."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     parsers = [i for i, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
     made = frames[parsers[-1] + 1 :] if parsers else []
@@ -70,6 +80,10 @@ def _of_a_constructor(error: Exception) -> str | None:
 
 def _raised_in(error: Exception) -> traceback.FrameSummary:
     return traceback.extract_tb(error.__traceback__)[-1]
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(INSTALLED[:2]) and not file.startswith(INSTALLED[2:])
 
 
 def _is_users(file: str) -> bool:

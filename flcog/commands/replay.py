@@ -1,4 +1,4 @@
-"""The command ``flcog replay``: one client's local update of one round again, step by step, from a run's directory."""
+"""The command ``flcog replay``: repeats one client's local update of one round, step by step, from a run's directory."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from flcog.client.runtime import ClientRuntime
+from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
@@ -16,32 +17,33 @@ from flcog.trainer import FederatedTrainer
 
 
 def replay(arguments: list[str]) -> None:
-    """Run one client's local update of one round again, alone."""
+    """Repeat one client's local update of one round."""
     parser = parser_of("replay", replay)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("--round", type=int, required=True, help="the round, counted from 1")
     parser.add_argument("--client", type=int, required=True, help="the client's number")
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
-    cli = open_run(Path(options.run), "--trainer.executor", "loop")
+    cli = open_run(Path(options.run), options.import_from, "--trainer.executor", "loop")
     replay_client(cli.trainer, cli.model, cli.datamodule, Path(options.run), options.round - 1, options.client)
 
 
 def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: Path, round: int, client: int) -> None:
-    """Run one client's local update of one round again, on the loop executor.
+    """Repeat one client's local update of one round on the loop executor.
 
-    Starts from the latest checkpoint before that round; what lies between is run again, which gives the same numbers.
+    Starts from the latest checkpoint before that round, and trains the rounds in between again, which gives the same numbers.
 
     Args:
-        trainer, model, datamodule: as the run had them.
+        trainer, model, datamodule: the run's own.
         run: the run's directory.
         round: the round, counted from 0.
         client: its number.
     """
     checkpoints = [(checkpoint.read(path)["round"], path) for path in (run / "checkpoints").glob("*.ckpt") if path.stem != "best"]
     done = max((done for done, _ in checkpoints), default=0)
-    last = min(done + 1, trainer.settings.rounds)  # the one in which it was stopped, or died, can be looked at too
+    last = min(done + 1, trainer.settings.rounds)  # the last, unfinished round can be replayed too
     if not 0 <= round < last:
-        raise ValueError(f"the run has done {done} rounds: --round must lie in 1 to {last}; got {round + 1}")
+        raise ValueError(f"the run has done {done} rounds: --round must be between 1 and {last}; got {round + 1}")
     start, path = max(((done, path) for done, path in checkpoints if done <= round), default=(0, None))
     trainer.prepare(model, datamodule, None if path is None else str(path))
     sampled = trainer.sample(round)
@@ -58,9 +60,11 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
 
 
 def _way_there(start: int, round: int, path: Path | None) -> str:
-    """Where the replay begins, and which rounds come before the one that is wanted."""
+    """Describe the replay's first checkpoint, and the rounds that it trains before the requested round."""
     origin = (
-        "the initial model, for no checkpoint is earlier" if path is None else f"the model after round {start}, {short(path)}"
+        "the initial model, because there is no earlier checkpoint"
+        if path is None
+        else f"the model after round {start}, {short(path)}"
     )
     between = {0: "", 1: f"; round {round} is run again first"}
     return f"from {origin}" + between.get(round - start, f"; rounds {start + 1} to {round} are run again first")

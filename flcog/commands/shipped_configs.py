@@ -11,47 +11,47 @@ OPTIONS = ("-c", "--config")
 
 
 def folder() -> Path:
-    """Where they lie: inside the installed package, or beside it in a clone."""
+    """Return their folder: inside the installed package, or beside it in a clone."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 def names() -> list[str]:
-    """Of every shipped config, as users give them: not of the list of the papers' tables, which only compare reads."""
+    """Return the names of all shipped configs. The list of the papers' tables, which only compare reads, is left out."""
     found = (path.relative_to(folder()).with_suffix("").as_posix() for path in folder().rglob("*.yaml"))
     return sorted(name for name in found if name != "papers")
 
 
 def find(given: str, within: str = "") -> str:
-    """The path of the config that ``given`` names: a file of the user's before a shipped one; ``given`` itself where there is none.
+    """Find the path of the config that ``given`` names.
 
-    A folder is no config: ``flcog compare digits --out digits`` leaves one, and the same command goes on.
+    A user's file is preferred to a shipped config. Returns ``given`` itself if there is neither. A folder is no config: ``flcog
+    compare digits --out digits`` makes a folder, and the same command can be repeated.
 
     Args:
         given: a path, or a shipped config's name with or without ``configs/`` before and ``.yaml`` behind it.
         within: a folder of configs that may be left out of the name.
     """
-    path = Path(given)
-    return given if path.exists() and not path.is_dir() else str(shipped(given, within) or given)
+    return given if _is_file(Path(given)) else str(shipped(given, within) or given)
 
 
 def shipped(given: str, within: str = "") -> Path | None:
-    """The shipped config of that name, if there is one; arguments as :func:`find` has them."""
+    """Return the shipped config of that name, if there is one. The arguments are the same as in :func:`find`."""
     name = re.sub(r"\.yaml$", "", re.sub(r"^(\./)?configs/", "", given))
     found = next((known for known in (name, f"{within}/{name}") if known in names()), None)
     return None if found is None else folder() / f"{found}.yaml"
 
 
 def near(given: str) -> str:
-    """A question whether a shipped config was meant whose name, or the last part of it, is like this; nothing where none is."""
+    """Ask whether the shipped config with the most similar name was meant. Empty if no name is similar."""
     known = {name.rpartition("/")[2]: name for name in names()} | {name: name for name in names()}
     close = difflib.get_close_matches(re.sub(r"\.yaml$", "", given).lower(), known, n=1)
     return f" Did you mean {known[close[0]]!r}?" if close else ""
 
 
 def with_paths(arguments: Iterable[str]) -> list[str]:
-    """A command line on which the names of shipped configs are replaced by their paths."""
+    """Replace the names of shipped configs on a command line by their paths."""
     words, before = [], ""
     for word in arguments:
         option, sign, value = word.partition("=")
@@ -71,8 +71,8 @@ def configs(arguments: Sequence[str]) -> None:
     parser.add_argument("name", nargs="?", help="a config to print, or a part of the names to list")
     given = parser.parse_args(arguments).name
     path = Path(find(given)) if given else folder()
-    if path.is_file():
-        print(path.read_text(encoding="utf-8"), end="")
+    if _is_file(path):
+        print(_text(path), end="")
         return
     listed = [name for name in names() if given is None or given in name]
     if not listed:
@@ -82,8 +82,22 @@ def configs(arguments: Sequence[str]) -> None:
         print(f"{name:<{width}}  {summary(folder() / f'{name}.yaml')}".rstrip())
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_dir()
+    except OSError:  # no name of a file can be that long
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no config, but a binary file (byte {error.start} is not UTF-8)") from None
+
+
 def summary(path: Path) -> str:
-    """A config in one line: a table's title; or else the classes that it adds, and the first sentence below its command."""
+    """Summarise a config in one line: a table's title, or the classes that it adds and the first sentence below its command."""
     text = path.read_text(encoding="utf-8")
     if title := re.search(r"^title: (.+)$", text, re.MULTILINE):
         return title[1].strip("\"'")
@@ -92,7 +106,7 @@ def summary(path: Path) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Of the comment at the head of a config, which begins with the command that runs it."""
+    """Return the first sentence of the comment at the top of a config, after the command that runs it."""
     head = re.match(r"(?:#.*\n)*", text)
     paragraphs = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).split("\n\n")
     said = next((part for part in paragraphs if part.strip() and not part.startswith("flcog ")), "")

@@ -19,14 +19,14 @@ FORMAT = 1
 def write(path: Path, payload: dict[str, Any]) -> None:
     """Write ``payload`` so that a kill at any moment leaves the old file or the new one, never half of one.
 
-    Tensors are written as the CPU's: else ``torch.load``, if not told otherwise, would look for the GPU where they were.
+    Tensors are copied to the CPU first. Otherwise ``torch.load`` would need the same GPU by default.
     """
     with replacing(path, remedy=RUN_REMEDY) as file:
         torch.save(_on_cpu(payload) if torch.accelerator.is_available() else payload, file)
 
 
 def _on_cpu(payload: dict[str, Any]) -> dict[str, Any]:
-    """The same with its tensors on the CPU; one that has several names is still one."""
+    """Copy the tensors to the CPU. A tensor with several names stays one tensor."""
     copies: dict[int, torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,30 +39,34 @@ def _on_cpu(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Load a run's checkpoint, without running anything that it might contain."""
+    """Load a run's checkpoint without executing code that it might contain."""
     payload = _load(path)
     check_run(path, payload)
     return payload
 
 
 def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, dict[str, Any]]:
-    """The states in a file, which holds those of these clients and perhaps others', by method. They lie there until they are used.
+    """Read the clients' states in a file, by client and method.
+
+    The tensors stay in the file until they are used.
 
     Args:
         path: the file.
-        clients: who must be in it.
-        tested: whether it was written or read before by this process, so that its checksums need no second look.
+        clients: the clients that it must contain.
+        tested: whether this process wrote or read the file before, so that its checksums are not checked again.
     """
     payload = _load(path, tested, mmap=True)
     check_states(path, payload)
     absent = [client for client in clients if client not in payload["clients"]]
     if absent:
-        raise ValueError(f"{path} holds no state of client {absent[0]}, as a checkpoint beside it says: use another of its run")
+        raise ValueError(
+            f"{path} holds no state of client {absent[0]}, although a checkpoint beside it lists one: use another of its run"
+        )
     return payload["clients"]
 
 
 def read_frozen(path: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The frozen weights in a file that a checkpoint names."""
+    """Read the frozen weights from the file that a checkpoint names."""
     if not path.is_file():
         raise ValueError(
             f"{checkpoint} was trained beside other frozen weights than the model's: give it those, or put back {path}"
@@ -77,9 +81,7 @@ def load_observer(path: Path, name: str, observer: Callback, state: dict[str, An
     try:
         observer.load_state_dict(state)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: the state of {name} is none of its own ({error}); use another checkpoint of its run"
-        ) from error
+        raise ValueError(f"{path}: the state of {name} does not fit ({error}); use another checkpoint of its run") from error
 
 
 def _load(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any]:
@@ -103,16 +105,16 @@ def _load(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any
 
 def _test(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()  # torch.load does not look at the checksums
+        damaged = archive.testzip()  # torch.load does not check the checksums
         folders = [entry.filename for entry in archive.infolist() if entry.external_attr & 0x10]
-    if folders:  # torch would read nothing of what is marked so, and take whatever lies in memory
+    if folders:  # torch would not read such entries, and use uninitialised memory instead
         raise ValueError(f"{folders[0]} in it is marked as a folder")
     if damaged is not None:
         raise ValueError(f"the checksum of {damaged} in it does not match")
 
 
 def round_of(path: Path) -> int | None:
-    """How many rounds a checkpoint's run had done; None where there is no checkpoint."""
+    """Return the number of rounds that a checkpoint's run had done. None if there is no readable checkpoint."""
     try:
         return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["round"])  # without reading the tensors
     except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
@@ -120,7 +122,7 @@ def round_of(path: Path) -> int | None:
 
 
 def run_of_states(path: Path) -> str | None:
-    """The name of the run that wrote a file of clients' states; None where another program wrote it, or an early flcog."""
+    """Return the name of the run that wrote a file of clients' states. None if another program or an early flcog wrote it."""
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
         return str(payload["run_id"]) if payload["format"] == FORMAT and "clients" in payload else None
@@ -129,7 +131,10 @@ def run_of_states(path: Path) -> str | None:
 
 
 def may_have_methods(path: Path, names: list[str]) -> bool:
-    """Whether a checkpoint is of a run with these methods; True where it cannot be read, which reading all of it will tell."""
+    """Return whether a checkpoint's run has these methods.
+
+    True if it cannot be read, which will be reported when it is loaded.
+    """
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
         return bool(payload["methods"] == names)
@@ -138,7 +143,7 @@ def may_have_methods(path: Path, names: list[str]) -> bool:
 
 
 def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[str, torch.Tensor]) -> None:
-    """Refuse a checkpoint whose parameters are not this model's, saying which differ."""
+    """Refuse a checkpoint whose parameters differ from this model's, and name the differences."""
     missing = sorted(present.keys() - saved.keys())
     extra = sorted(saved.keys() - present.keys())
     shapes = [
@@ -160,17 +165,17 @@ def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[s
 
 
 def digests(exchanges: Mapping[str, Exchange]) -> dict[str, str]:
-    """Digests of the data that methods exchanged before round 1, for methods that give one."""
+    """Return digests of the data that methods exchanged before round 1, for methods that have one."""
     return {name: exchange.digest for name, exchange in exchanges.items() if exchange.digest is not None}
 
 
 def check_same_exchange(path: Path, saved: Mapping[str, str], exchanges: Mapping[str, Exchange]) -> None:
-    """Refuse to go on where the clients' data are no longer those that the run began with."""
+    """Refuse to resume if the clients' data have changed since the run began."""
     present = digests(exchanges)
     for name in sorted(saved.keys() | present.keys()):
         if saved.get(name) != present.get(name):
             folder = exchanges[name].folder if name in exchanges else None
-            where = "" if folder is None else f"what lies in {short(folder)} was changed or made anew, or "
+            where = "" if folder is None else f"the files in {short(folder)} were changed or replaced, or "
             raise ValueError(
                 f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "
                 "put that back, or start a new run"

@@ -5,9 +5,12 @@ from pathlib import Path
 
 Row = dict[str, float]
 
+LARGEST = 2**53
+"""Rounds are smaller, so that a float represents them exactly."""
+
 
 def read_rows(path: Path) -> tuple[list[Row], str | None]:
-    """The rows up to where the file is damaged, and what is wrong there; None where nothing is."""
+    """Read the rows before the first damage. Returns them with a description of the damage, or None."""
     rows: list[Row] = []
     lines = path.read_bytes().splitlines(keepends=True)
     try:
@@ -41,8 +44,8 @@ def _row(columns: list[str], cells: list[str]) -> Row:
     if len(cells) != len(columns):
         raise ValueError(f"it has {len(cells)} values for {len(columns)} columns")
     row = {name: _number(name, cell) for name, cell in zip(columns, cells, strict=True) if name and cell}
-    if not (isinstance(row.get("round"), int) and row["round"] > 0):
-        raise ValueError(f"its round is {row.get('round', 'missing')}")
+    if not (isinstance(row.get("round"), int) and 0 < row["round"] < LARGEST):
+        raise ValueError(f"its round is {str(row.get('round', 'missing'))[:20]}")
     return row
 
 

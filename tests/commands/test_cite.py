@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_a_run_is_cited_with_its_split_and_ones_own_method(
     data = {"class_path": "flcog.datamodules.Digits", "init_args": {"partitioner": split}}
     paths = ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedProx", "flcog.callbacks.ClassAccuracy", "mine_to_cite.Mine"]
     make_run(tmp_path, ["SCAFFOLD()", "FedProx(mu=0.1)", "Mine()", "Gone(x=1)"], paths, data)
-    main(["cite", "."])
+    main(["cite", ".", "--import-from", "."])
     printed = capsys.readouterr().out
     expected = ["flcog", "mcmahan2017", "karimireddy2020", "li2020fedprox", "doe2030", "alpaydin1998", "yurochkin2019"]
     assert keys(printed)[:7] == expected
@@ -101,3 +102,59 @@ def test_a_run_made_in_python_has_no_config(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["cite", str(tmp_path / "nowhere")])
     assert "holds no run.yaml" in capsys.readouterr().err
+
+
+def test_only_a_folder_that_one_trusts_is_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stranger's run may hold modules of its own, and so may the folder in which somebody looks at it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])  # as `python -m flcog` has it
+    (tmp_path / "evil_to_cite.py").write_text("open('executed', 'w')\nraise SystemExit\n")
+    make_run(tmp_path, ["Evil()"], ["evil_to_cite.Evil"], None)
+    main(["cite", "."])
+    assert "% No paper is named by Evil" in capsys.readouterr().out and not (tmp_path / "executed").exists()
+    main(["cite", ".", "--import-from", str(tmp_path)])
+    assert "% No paper is named by Evil" in capsys.readouterr().out and (tmp_path / "executed").exists()
+
+
+DAMAGED = {
+    "run.yaml": {
+        "methods: 5\n": "methods must be a list of texts; it is 5",
+        "[1, 2": "is no YAML",
+        "- 1\n": "must be a mapping of names to values",
+        "a: &a [*a]\n": "contain themselves",
+        "a: !!bool no way\n": "cannot be read: KeyError",
+        "? 5\n: 6\n": "the name 5 must be text",
+    },
+    "config.yaml": {
+        "trainer: 5\n": "trainer must be a mapping",
+        "trainer: {callbacks: [{class_path: 3}]}\n": "3 is no path of a class",
+        "trainer: {callbacks: [5]}\n": "trainer must be a mapping of options, with a count of rounds and a list",
+        "data: {class_path: pytest.__main__.X}\n": "is no path of a class",
+        "[" * 2000: "nested too deeply",
+    },
+}
+
+
+@pytest.mark.parametrize("command", ["cite", "report"])
+@pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in DAMAGED.items() for text in texts])
+def test_damaged_files_of_a_run_are_told_in_one_line(
+    command: str, file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path, ["FedProx(mu=0.1)"], ["flcog.callbacks.FedProx"], None)
+    (tmp_path / "metrics.csv").write_text("round,test/accuracy\n1,0.5\n")
+    (tmp_path / file).write_text(text)
+    with pytest.raises(SystemExit) as exit:
+        main([command, str(tmp_path)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and f"{tmp_path / file}" in line and DAMAGED[file][text] in line
+
+
+def test_an_empty_file_of_a_run_counts_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in DAMAGED:
+        (tmp_path / file).write_text("trainer:\nmethods:\npartition:\n")
+    (tmp_path / "metrics.csv").write_text("round,test/accuracy\n1,0.5\n")
+    main(["cite", str(tmp_path)])
+    main(["report", str(tmp_path)])
+    assert keys(capsys.readouterr().out) == ["flcog", "mcmahan2017"]

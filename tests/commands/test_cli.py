@@ -108,7 +108,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
     assert all(torch.equal(value, loaded.state_dict()[f"model.{name}"]) for name, value in network.state_dict().items())
     capsys.readouterr()
     for words, message in {
-        ("predict", folder, "--inputs", "none.npy"): "none.npy cannot be read as .npy or .npz",
+        ("predict", folder, "--inputs", "none.npy"): "there is no file none.npy",
         ("predict", folder, "--output", "p.json"): "predictions are written as .csv or .npz; got p.json",
         ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give best, last, or a file under",
         ("export", "nowhere"): "no checkpoint at nowhere/checkpoints/last.ckpt",
@@ -127,7 +127,10 @@ def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixtur
     capsys.readouterr()
     for words in (("predict", folder), ("export", folder)):
         assert run(*words) == 0
-        assert "this machine lacks the run's accelerator=cuda, devices=4: one device of its own does" in capsys.readouterr().out
+        assert (
+            "this machine lacks the run's accelerator=cuda, devices=4: using a device of its own instead"
+            in capsys.readouterr().out
+        )
 
 
 def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,11 +145,12 @@ def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> Non
     assert f"round 2, client {cohort[1]}" in printed and len(re.findall(r"step +\d+  task loss", printed)) == 3
     # last.ckpt lies after round 2 began
     assert (
-        f"replaying client {cohort[1]} in round 2 of {run_dir}\nfrom the initial model, for no checkpoint is earlier;" in printed
+        f"replaying client {cohort[1]} in round 2 of {run_dir}\nfrom the initial model, because there is no earlier checkpoint;"
+        in printed
     )
     assert "earlier; round 1 is run again first\n" in printed
     assert run("replay", run_dir, "--round", "3", "--client", "0") == 2
-    assert "the run has done 2 rounds: --round must lie in 1 to 2; got 3" in capsys.readouterr().err
+    assert "the run has done 2 rounds: --round must be between 1 and 2; got 3" in capsys.readouterr().err
     assert run("replay", "nowhere", "--round", "1", "--client", "0") == 2
     assert "holds no config.yaml" in capsys.readouterr().err
 
@@ -164,7 +168,7 @@ def test_replay_says_from_which_round_it_starts(capsys: pytest.CaptureFixture[st
         assert start.format(f"{the_run()}/checkpoints/") in printed and f"\nround {round}, client 0: " in printed
         assert (", which was not finished\n" in printed) == (round == "3")
     assert run("replay", str(the_run()), "--round", "4", "--client", "0") == 2
-    assert "the run has done 2 rounds: --round must lie in 1 to 3; got 4" in capsys.readouterr().err
+    assert "the run has done 2 rounds: --round must be between 1 and 3; got 4" in capsys.readouterr().err
 
 
 def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:

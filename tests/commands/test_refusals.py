@@ -1,12 +1,16 @@
 """Mistakes on the command line and in configs: each gets one line that says what was given, what is allowed, and how to mend it."""
 
+import re
 import shlex
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from harness import ROOT
 
 from flcog.commands.cli import main
+from flcog.commands.predict import read_inputs
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 OWN_CLASSES = "import flcog\nimport not_installed\nclass Mine(flcog.Method): pass\n"
@@ -55,8 +59,8 @@ OPTIONS = {
     "--model.optimizer.weight_decay -1": "weight_decay value: -1.0",
     "--model.lr_schedule flcog.schedules.Exponential --model.lr_schedule.gamma -1": "gamma must lie in (0, 1]; got -1.0",
     "--model.lr_schedule flcog.schedules.Piecewise --model.lr_schedule.values [-1]": "lr_schedule's values must be at least 0|-1",
-    "--seed_everything -1": "seed_everything must lie in [0, 4294967296)|got -1",
-    "--seed_everything 99999999999999999999999": "seed_everything must lie in [0, 4294967296)",
+    "--seed_everything -1": "seed_everything must be at least 0 and less than 4294967296|got -1",
+    "--seed_everything 99999999999999999999999": "seed_everything must be at least 0 and less than 4294967296",
     "--data.partition_seed -1": "Digits: partition_seed must lie in [0, 18446744073709551616)|got -1",
     "--data.partition_seed 18446744073709551616": "64 bits; got 18446744073709551616",
     "--trainer.local_steps null --trainer.local_epochs .inf": "local_epochs must be positive and finite; got inf",
@@ -89,12 +93,12 @@ OPTIONS = {
     "--trainer.callbacks+=nowhere.Method": "there is no module 'nowhere' (of nowhere.Method)|nor in the working directory",
     "--trainer.callbacks+=my_module.Mine": "cannot import my_module.Mine, which needs a module 'not_installed'",
     "--trainer.callbacks+=flcog.Classifier": "flcog.Classifier is no Callback, as in flcog.callbacks.",
-    "--trainer.callbacks+=flcog.Method": "flcog.Method is what others derive from|as in flcog.callbacks.",
-    "--trainer.callbacks+=flcog.Callback": "flcog.Callback is what others derive from",
-    "--data flcog.FederatedDataModule": "flcog.FederatedDataModule is what others derive from|as in flcog.datamodules.",
+    "--trainer.callbacks+=flcog.Method": "flcog.Method is a base class|as in flcog.callbacks.",
+    "--trainer.callbacks+=flcog.Callback": "flcog.Callback is a base class",
+    "--data flcog.FederatedDataModule": "flcog.FederatedDataModule is a base class|as in flcog.datamodules.",
     "--data Digit": "there is no class 'Digit'|as in flcog.datamodules.|Did you mean 'Digits'?",
     "--data null": "needs data: give a config (-c FILE), or class paths by --data",
-    "--model flcog.ClientModule": "flcog.ClientModule is what others derive from|as in flcog.Classifier",
+    "--model flcog.ClientModule": "flcog.ClientModule is a base class|as in flcog.Classifier",
     "--model flcog.callbacks.FedProx": "flcog.callbacks.FedProx is no Module, as in flcog.models.",
     "--model.model flcog.callbacks.FedProx": "Classifier: model must be|flcog.callbacks.FedProx is no Module, as in flcog.models.",
     "--model.model torch.nn.Lineare": "torch.nn has no 'Lineare'. Did you mean 'Linear'?",
@@ -145,7 +149,7 @@ CONFIGS = {
     b"- trainer\n": "holds a list",
     b"just words\n": "holds a single value",
     b"trainer: [3\n": "is no YAML: expected|(line 2, column 1)",
-    b"a: " + b"[" * 2000: "config.yaml is no config: its brackets or lists are nested too deeply",
+    b"a: " + b"[" * 2000: "config.yaml cannot be read: its brackets or lists are nested too deeply",
     b"trainer: !!python/object/apply:os.system [ls]": "could not determine a constructor|config.yaml",
     # Options that do not get where they should.
     b"trainer:\n  rounds: 3\n  rounds: 4\n": "config.yaml has 'rounds' twice, in lines 2 and 3: keep one",
@@ -161,7 +165,7 @@ CONFIGS = {
     b"trainer: {callbacks: [{FedProx: {mu: 1}}]}": "trainer.callbacks (Callback) wants a class_path",
     b"trainer: {callbacks: [{class_path: flcog.callbacks.FedProx, mu: 1}]}": "that class's options under init_args",
     b"trainer: {callbacks: [%s]}" % MINE.replace("1", "lots").encode(): "FedProx: mu must be a number; got 'lots'",
-    b"seed_everything: -3": "seed_everything must lie in [0, 4294967296)",
+    b"seed_everything: -3": "seed_everything must be at least 0 and less than 4294967296",
 }
 
 
@@ -194,3 +198,45 @@ def test_what_a_config_may_hold(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as exit:
         main(["fit", "-c", QUICKSTART, "-c", "config.yaml", "--print_config"])
     assert exit.value.code == 0 and "rounds: 7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["x" * 300, sys.executable], ids=["long", "binary"])
+@pytest.mark.parametrize("command", ["configs", "report", "cite", "predict"])
+def test_names_of_no_file_that_can_be_read(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refusal([command, name], capsys)
+
+
+def array(shape: str, kind: str) -> bytes:
+    """A file whose header declares an array, and which holds eight bytes of it."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+
+
+INPUTS = {
+    "empty": (b"", "cannot be read as .npy or .npz"),
+    "table": (b"a,b\n1,2\n", "cannot be read as .npy or .npz"),
+    "petabytes": (array("(1000000000, 1000, 1000)", "|u1"), "cannot be read as .npy or .npz"),
+    "text": (array("(1,)", "<U2"), "of type <U2"),
+    "objects": (array("(1,)", "|O"), "cannot be read as .npy or .npz"),
+    "no samples": (array("(0, 8, 8, 1)", "|u1"), "a sample in each row"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["npy", "npz"])
+@pytest.mark.parametrize("form", INPUTS)
+def test_inputs_that_are_no_numbers(form: str, packed: bool, tmp_path: Path) -> None:
+    content, said = INPUTS[form]
+    path = tmp_path / "inputs.npz"
+    path.write_bytes(content)
+    if packed:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inputs.npy", content)
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        read_inputs(path)
+    assert "allow_pickle" not in str(caught.value).replace("allow_pickle=False", "") and "\n" not in str(caught.value)
+
+
+def test_a_thousand_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    line = refusal(["fit", "-c", QUICKSTART, *shared, "--trainer.processes_per_device", "1000"], capsys)
+    assert "asks for 1,000 processes on this machine, which has" in line

@@ -221,7 +221,7 @@ REFUSED = {
     "nowhere": "nowhere holds no metrics.csv: give the directory of a run",
     "a a": "a run is given twice: give each once",
     "empty": "empty/metrics.csv has no rows to report on",
-    "broken": "broken/run.yaml cannot be read",
+    "broken": "broken/run.yaml is no YAML",
 }
 
 

@@ -1,1 +1,1 @@
-"""The command ``flcog new``: the files with which a method of one's own begins, in whatever folder one works in."""
+"""The command ``flcog new``: writes the first files of a user's own method to the working directory."""

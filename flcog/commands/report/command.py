@@ -32,7 +32,7 @@ def report(arguments: list[str]) -> None:
     doubled = {run.directory.resolve() for run in runs}
     if len(doubled) < len(runs):
         raise ValueError("a run is given twice: give each once")
-    output = options.output or (own_file(runs[0].directory, "report.html") if len(runs) == 1 else Path("report.html"))
+    output = options.output or own_file(runs[0].directory if len(runs) == 1 else Path(), "report.html")
     with replacing(output, "w") as file:
         file.write(page(runs, options.title))
     print(short(output))
