@@ -14,6 +14,9 @@ from lightning_utilities.core import rank_zero
 from flcog.core import lost_processes
 from flcog.core.processes import Processes
 
+MOST_PER_CORE = 4
+"""Processes for each core of the machine. More would only slow each other down."""
+
 
 class SharedDevices(DDPStrategy):
     """Several processes on each device. They talk through gloo, since NCCL refuses two of them on one GPU.
@@ -62,7 +65,7 @@ def make_fabric(
             "trainer.strategy to auto"
         )
     try:
-        return Fabric(
+        fabric = Fabric(
             accelerator=accelerator,
             strategy=strategy if processes_per_device == 1 else SharedDevices(processes_per_device),
             devices=devices,
@@ -76,6 +79,13 @@ def make_fabric(
             f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
             "mps, or auto) and trainer.devices to what this machine has"
         ) from error
+    count, most = getattr(fabric.strategy, "num_processes", 1), max(16, MOST_PER_CORE * num_cores())
+    if count > most:
+        raise ValueError(
+            f"devices={devices}, processes_per_device={processes_per_device} asks for {count:,} processes on this machine, which has "
+            f"{num_cores()} cores: give at most {most}"
+        )
+    return fabric
 
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
@@ -89,17 +99,17 @@ def launch(fabric: Fabric, num_nodes: int) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """All but Lightning's advice to call torch for the use of a GPU's tensor cores: there is ``trainer.tf32`` for it."""
+    """Drop Lightning's advice about tensor cores, which ``trainer.tf32`` controls."""
     return "set_float32_matmul_precision" not in str(record.msg)
 
 
 def processes_of(fabric: Fabric) -> Processes:
-    """Who this process is among those of a run."""
+    """Return this process's place among the run's processes."""
     return Processes(fabric.global_rank, fabric.world_size, fabric.device, processes_per_device(fabric))
 
 
 def processes_per_device(fabric: Fabric) -> int:
-    """How many processes compute on one device."""
+    """Return the number of processes that compute on one device."""
     return fabric.strategy.processes_per_device if isinstance(fabric.strategy, SharedDevices) else 1
 
 

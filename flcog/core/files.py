@@ -17,11 +17,11 @@ REMEDY = "free space or choose another folder"
 
 @contextmanager
 def clear_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
-    """A full disk, a missing permission and the like, said in one line that names the file and what to do."""
+    """Report a full disk, a missing permission and similar errors in one line that names the file and a remedy."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # On its way out of a failed write torch.save trips over its own archive, and that is what it raises.
+        # After a failed write torch.save raises a second error of its own archive.
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise
@@ -29,11 +29,20 @@ def clear_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb", remedy: str = REMEDY) -> Iterator[IO[Any]]:
-    """A file to write, which takes the place of ``path`` once all of it lies on the disk.
+def replacing(
+    path: str | Path, mode: Literal["wb", "w"] = "wb", remedy: str = REMEDY, permissions: int | None = None
+) -> Iterator[IO[Any]]:
+    """Open a file that replaces ``path`` once it is completely on the disk.
 
-    It is written beside, flushed to the disk, renamed, and then the folder is flushed: after a kill or a power cut there is the old
-    file or the new one, never half of one. Where writing fails, what was written is removed and the old file stays.
+    The data are written to a temporary file beside it and flushed to the disk. The file is renamed, and then the folder is
+    flushed. After a kill or a power cut there is the old file or the new one, never half a file. If writing fails, the temporary
+    file is removed and the old file stays.
+
+    Args:
+        path: the file.
+        mode: whether it contains bytes or text.
+        remedy: the advice if it cannot be written.
+        permissions: as for chmod. They are set before the file has contents.
     """
     path = Path(path)
     with clear_errors(path, remedy):
@@ -46,6 +55,8 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb", remedy: str = R
         aside = _aside(path)
         try:
             with _open(aside, mode) as file:
+                if permissions is not None:
+                    aside.chmod(permissions)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -58,7 +69,7 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb", remedy: str = R
 
 @contextmanager
 def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
-    """A folder to fill, which is called ``path`` once all that is in it lies on the disk."""
+    """Make a folder that is renamed to ``path`` once all its files are on the disk."""
     aside = _aside(path)
     with clear_errors(path, remedy):
         try:
@@ -107,7 +118,7 @@ def make_folder(path: Path) -> None:
 def write_table(
     path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, remedy: str = REMEDY
 ) -> None:
-    """Rows as CSV; by default with all columns that occur, in the order in which they first do."""
+    """Write rows as CSV, by default with all their columns in order of appearance."""
     columns = columns or list(dict.fromkeys(name for row in rows for name in row))
     with replacing(path, "w", remedy) as file:
         writer = csv.DictWriter(file, columns)
@@ -154,13 +165,17 @@ RUN_REMEDY = "free space or choose another trainer.default_root_dir"
 
 
 def short(path: Path) -> Path:
-    """The path as seen from the working directory, where it lies below."""
+    """Return the path relative to the working directory if it is inside it."""
     absolute, here = path.absolute(), Path.cwd()
     return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
 
 
-def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY) -> None:
-    with files.replacing(path, "w", remedy) as file:
+OWNER_ONLY = 0o600
+"""Permissions of files with secrets."""
+
+
+def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY, permissions: int | None = None) -> None:
+    with files.replacing(path, "w", remedy, permissions) as file:
         file.write(_as_yaml(content))
 
 

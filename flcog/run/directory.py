@@ -1,4 +1,4 @@
-"""A run's directory: its name, its YAML files, its metrics.csv, and the checkpoint to go on from."""
+"""A run's directory: its name, its YAML files, its metrics.csv, and the checkpoint to resume from."""
 
 import csv
 import importlib.metadata
@@ -29,7 +29,7 @@ STATES = "checkpoints/clients"
 
 
 def new_run_directory(root: str | Path) -> Path:
-    """A fresh directory under ``root``, named by the time it was made."""
+    """Make a new directory under ``root``, named after the current time."""
     root = Path(root)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for attempt in range(1000):
@@ -52,7 +52,8 @@ def new_run_directory(root: str | Path) -> Path:
 
 
 def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Path], bool]) -> Path:
-    """The file meant by ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root`` that fits."""
+    """Find the checkpoint for ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest matching run under
+    ``root``."""
     if str(ckpt_path) in ("last", "best"):
         runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         newest = next(filter(fits, runs), None)
@@ -67,17 +68,17 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Pat
 
 
 def kept_checkpoint(run: Path, round: int) -> Path:
-    """Where a run keeps the checkpoint of a round, if it was told to."""
+    """Return the path of a round's checkpoint, if the run keeps it."""
     return run / "checkpoints" / f"round-{round:06d}.ckpt"
 
 
 def find_round(run: Path, round: int, round_of: Callable[[Path], int | None]) -> Path:
-    """The checkpoint that a run has of a round.
+    """Find a run's checkpoint of a round.
 
     Args:
         run: its directory.
-        round: how many rounds were done.
-        round_of: reads that from a checkpoint; None where it is none.
+        round: the number of finished rounds.
+        round_of: reads this number from a checkpoint. None for other files.
     """
     if not run.is_dir():
         raise ValueError(f"there is no run {run} to branch from: give the directory of one")
@@ -95,7 +96,7 @@ def find_round(run: Path, round: int, round_of: Callable[[Path], int | None]) ->
 
 
 def run_of(checkpoint: Path) -> Path:
-    """The directory of the run that wrote a checkpoint, in which it goes on."""
+    """Return the directory of the run that wrote a checkpoint."""
     folder = checkpoint.resolve().parent
     if folder.name != Path(LAST).parent.name:
         raise ValueError(
@@ -106,7 +107,7 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def check_run_directory(run: Path) -> None:
-    """Refuse to write into a folder that is no run's directory, and into one with symbolic links, which lead elsewhere."""
+    """Refuse to write into a folder that is not a run's directory, or that contains symbolic links to other places."""
     try:
         record = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -120,14 +121,14 @@ def check_run_directory(run: Path) -> None:
 
 
 def refuse_links(run: Path) -> None:
-    """Refuse symbolic links among a run's files, through which flcog would write over files elsewhere."""
+    """Refuse symbolic links among a run's files, because flcog would overwrite files in other places."""
     for folder in (run, run / "checkpoints", run / STATES, run / "figures"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             own_file(folder, path.name)
 
 
 def own_file(run: Path, name: str) -> Path:
-    """Where a file lies in a run's directory. Refused where that is a symbolic link."""
+    """Return the path of a file in a run's directory. Refuses symbolic links."""
     path = run / name
     if path.is_symlink():
         raise ValueError(
@@ -138,7 +139,7 @@ def own_file(run: Path, name: str) -> Path:
 
 
 def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:
-    """What to type to fit, test or validate from a run's checkpoint (or directory): in the shell, or else in Python."""
+    """Return the command that fits, tests or validates from a run's checkpoint (or directory), for the shell or for Python."""
     if not cli:
         return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
     prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
@@ -146,23 +147,25 @@ def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:
 
 
 class MetricsTable:
-    """``metrics.csv``: one row per round, flushed to the disk as it is written; a new column rewrites the file."""
+    """``metrics.csv``: one row per round, flushed to the disk after each row. A new column rewrites the file."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.rows, self.columns = path, [], []  # type: tuple[Path | None, list[dict[str, float]], list[str]]
 
     def load(self, rounds: int) -> None:
-        """Take over the rows of the first ``rounds`` rounds; later ones were not checkpointed and will be run again.
+        """Load the rows of the first ``rounds`` rounds.
 
-        Where rounds are missing, stand there twice or cannot be read it says so, keeps the file as it was beside the new one, and
-        goes on with the last row of each round, up to where the file is damaged.
+        Later rounds are not in the checkpoint and will be run again. If rounds are missing, double or damaged, this warns, keeps
+        a copy of the file, and uses the last row of each round before the damage.
         """
         self.rows, damage = read_rows(self.path) if self.path is not None and self.path.is_file() else ([], None)
-        # Half a line at the end, which a power cut leaves, is of a round that is run again.
+        # A power cut can leave half a line at the end. Its round is run again.
         if self.path is not None and (fault := fault_in([row["round"] for row in self.rows], rounds)):
             fault = f"{damage}, and {fault}" if damage else fault
             kept = f"; it is kept as {keep_earlier(self.path).name}" if self.path.is_file() else ""
-            warnings.warn(f"{short(self.path)}: {fault}{kept}, and the run goes on with the last row of each round", stacklevel=2)
+            warnings.warn(
+                f"{short(self.path)}: {fault}{kept}, and the run continues with the last row of each round", stacklevel=2
+            )
         last = {row["round"]: row for row in self.rows}
         self.rows = [last[round] for round in sorted(last) if round <= rounds]
         self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -185,7 +188,7 @@ class MetricsTable:
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on beside its config: versions, the commit, the machine, the command."""
+    """Describe the environment of a result: versions, the commit, the machine, the command."""
     packages = ("flcog", "torch", "torchvision", "lightning", "torchmetrics", "numpy", "wandb")
     return {
         "command": masked_command(sys.argv),
@@ -196,10 +199,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def update_yaml(path: Path, content: Any) -> None:
-    """Write a run's file anew when it goes on; what the file said before is kept beside it, if that was something else."""
+def update_yaml(path: Path, content: Any, permissions: int | None = None) -> None:
+    """Write a run's file. If it exists with other contents, as in a resumed run, keep a copy of these."""
     if path.is_file():
         if path.read_bytes() == _as_yaml(content).encode():
             return
         keep_earlier(path)
-    write_yaml(path, content)
+    write_yaml(path, content, permissions=permissions)

@@ -7,11 +7,11 @@ from flcog.core.files import replacing
 
 
 def keep_earlier(path: Path) -> Path:
-    """Copy a file that is about to change, under the first number that is free; once only, if an earlier copy is the same."""
+    """Copy a file that is about to change, with its permissions, to the first free number. An identical copy is not repeated."""
     for number in itertools.count(1):
         copy = path.with_name(f"{path.stem}-{number}{path.suffix}")
         if not copy.exists():
-            with replacing(copy) as file:
+            with replacing(copy, permissions=path.stat().st_mode & 0o777) as file:
                 file.write(path.read_bytes())
             return copy
         if copy.read_bytes() == path.read_bytes():

@@ -1,4 +1,4 @@
-"""A run in progress: what its observers see, what its files and trackers record, its checkpoints."""
+"""A run in progress: its interface for observers, its files and trackers, its checkpoints."""
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
-from flcog.core.files import write_yaml
+from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
@@ -40,14 +40,14 @@ class Session:
     """A run, as :class:`flcog.method.Run` describes it to observers.
 
     Args:
-        engine: what is fixed before round 1.
-        server: what the rounds change of it at the server.
-        observers: who is told of it, and whose states belong to its checkpoints.
-        experiment: what the run is, for its checkpoints; a resume is of the same.
-        config: the full configuration, where the command line knows it.
-        directory: of the run; None where nothing is written.
-        clients: where clients' states lie, of this run or of the one that is looked at; None where they stay in memory.
-        trackers: of the run.
+        engine: the run's parts that are fixed before round 1.
+        server: the server's state, which changes in each round.
+        observers: the run's observers, whose states are saved in checkpoints.
+        experiment: the description of the experiment, which a resumed run must share.
+        config: the full configuration, if the command line knows it.
+        directory: the run's directory, or None if nothing is written.
+        clients: the folder of clients' states, or None if they stay in memory.
+        trackers: the run's trackers.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Session:
         self.trackers = trackers or Trackers()
         self.should_stop = False
         self.branch: dict[str, Any] | None = None
-        """The run that it branched from, and after which round."""
+        """The run that it branched from, and the last shared round."""
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._receive)
         self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self._directory = directory
         self._setting: dict[str, Any] = {}
-        """What is written in ``run.yaml``; empty where nothing is."""
+        """The contents of ``run.yaml``, empty if it is not written."""
         self._frozen = FrozenWeights(engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
@@ -154,10 +154,11 @@ class Session:
     def next_command(self, verb: str, checkpoint: Path) -> str:
         return next_command(verb, self.directory, checkpoint, cli=self.config is not None)
 
-    # What the run is --------------------------------------------------------------------------------------------------------------
+    # The run's description
+    # --------------------------------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Write what the run is into its directory, and tell the trackers."""
+        """Write the description of the run to its directory and to the trackers."""
         if not self.processes.is_first:
             return
         warn_of_lost_hyperparameters(self.model.module)
@@ -182,9 +183,9 @@ class Session:
         self._setting = setting = masked(setting)
         update_yaml(self.directory / "run.yaml", setting)
         if self.config is not None:
-            update_yaml(self.directory / "config.yaml", self.config)
-            if masked(self.config) != self.config:  # a run that goes on needs the secrets, and nobody else does
-                (self.directory / "config.yaml").chmod(0o600)
+            # A resumed run needs the secrets, other users must not read them.
+            permissions = OWNER_ONLY if masked(self.config) != self.config else None
+            update_yaml(self.directory / "config.yaml", self.config, permissions)
         # The command and the figures of single clients stay in the run's directory.
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
@@ -196,11 +197,11 @@ class Session:
 
     @property
     def _chosen(self) -> FastestExecutor | VmapOrLoop | None:
-        """The executor, where it made a choice that a run which goes on must share."""
+        """The executor, if it made a choice that a resumed run must share."""
         return self.engine.clients.executor if isinstance(self.engine.clients.executor, FastestExecutor | VmapOrLoop) else None
 
     def record_executor(self) -> None:
-        """Write which executor runs the clients, if that was decided in the round that was just run."""
+        """Write the executor's name if it was chosen in the last round."""
         if self._setting and self._setting | self._executor() != self._setting:
             self._setting |= self._executor()
             write_yaml(self.directory / "run.yaml", self._setting)
@@ -254,12 +255,12 @@ class Session:
         return self.params | {name: self.buffers[name] for name in self.model.shared_buffers}
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
-        """Take over a checkpoint of the same model: that model alone to evaluate it, everything to go on.
+        """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run.
 
         Args:
-            path: where it was read.
-            saved: what was in it.
-            resume: whether rounds are to follow.
+            path: the checkpoint.
+            saved: its contents.
+            resume: whether the run is resumed.
         """
         server = self.server
         if resume and "exchanged" in saved:  # older checkpoints have none
@@ -294,7 +295,7 @@ class Session:
         self.table.load(server.round)
 
     def _named_observers(self) -> Iterator[tuple[str, Callback]]:
-        """Observers by the key of their state: their class, numbered where several share one."""
+        """Yield observers with the key of their state: their class, with a number if several have the same class."""
         seen: dict[str, int] = {}
         for observer in self.observers:
             name = type(observer).__name__
@@ -302,7 +303,7 @@ class Session:
             yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
     def _receive(self, file: Path, client: int, slots: dict[str, Any]) -> dict[str, Any]:
-        """A client's state that was read, once it is known to be what the methods keep; it lies on the CPU until it is needed."""
+        """Check a client's state after reading. It stays on the CPU until it is needed."""
         methods = {method.name: method for method in self.methods if method.overrides("init_client")}
         for name, slot in slots.items():
             if name not in methods:

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ def test_errors_are_best_where_they_are_small(cell: Cell) -> None:
 
 
 def test_no_score_is_no_best_one(cell: Cell) -> None:
-    fake_run(cell, [float("nan"), 0.25, float("nan")])
-    assert came_to(cell).scores["best"] == 0.25
+    fake_run(cell, [float("nan"), 0.25, float("nan")], val__accuracy=[float("nan")] * 3)
+    scores = came_to(cell, "test/accuracy").scores
+    assert scores["best"] == 0.25 and "val" not in scores, "no validation chose a round"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,20 @@ def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: 
     fake_run(runs[0], [0.9], finished=True)
     main([*command, "--save-results", "--seeds", "0"])
     assert [line["best"] for line in csv.DictReader((saved / "table.csv").open())] == ["0.9", "0.375", "0.5"]
+
+
+def test_saved_results_are_finite_and_of_the_tables_metric(tmp_path: Path) -> None:
+    path, saved = plan_file(tmp_path), tmp_path / "saved.csv"
+    runs = cells(read_table(path), tmp_path / "out", [])
+    for cell in runs:
+        fake_run(cell, [0.5], finished=True)
+    write_results(saved, [came_to(cell) for cell in runs], runs)
+    assert not any(result.outdated for result in read_results(saved, runs))
+    other = [replace(cell, metric="test/loss") for cell in runs]
+    assert all(result.outdated for result in read_results(saved, other))
+    saved.write_text(saved.read_text().replace("0.5", "inf"))
+    with pytest.raises(ValueError, match=r"is damaged .*inf is no figure of a run"):
+        read_results(saved, runs)
 
 
 def test_saved_results_know_their_settings(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TinyData, assert_close, classifier, fit, without_times
+from harness import TinyData, assert_close, classifier, fit, make_trainer, without_times
 
 from flcog.callbacks import SCAFFOLD
 from flcog.method import Callback
@@ -64,3 +64,19 @@ def test_a_killed_run_says_how_to_go_on_once_it_can(tmp_path: Path, capsys: pyte
     with pytest.raises(ValueError, match="no checkpoint at"):
         trainer.fit(classifier(), TinyData(), str(tmp_path / "nowhere"))
     assert "go on" not in capsys.readouterr().out.split("Test its")[-1]
+
+
+def test_a_checkpoint_that_its_run_replaces_meanwhile_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flcog test` looks at a run that is still training, which removes the clients' states of the rounds before."""
+    run = fit(tmp_path, SCAFFOLD(), rounds=1, clients_per_round=5).run_dir
+    assert run is not None
+    last = run / "checkpoints/last.ckpt"
+    earlier = checkpoint.read(last)
+    fit(tmp_path, SCAFFOLD(), rounds=2, clients_per_round=5, ckpt_path="last")
+    expected = make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last))
+    answers, read = iter([earlier]), checkpoint.read
+    monkeypatch.setattr(checkpoint, "read", lambda path: next(answers, None) or read(path))
+    assert make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last)) == expected
+    (run / "checkpoints/clients").rename(run / "checkpoints/elsewhere")
+    with pytest.raises(ValueError, match="no checkpoint at"):
+        make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last))

@@ -129,7 +129,7 @@ def test_whatever_stands_where_something_else_belongs_no_traceback_follows(run: 
         (("clients", 3), "../last.ckpt", r"clients must be names of files in the folder clients"),
         (("clients", 3), "/etc/passwd", r"clients must be names of files in the folder clients"),
         (("clients", 3), "round-000009-rank0.pt", r"round-000009-rank0\.pt"),
-        (("observers", "EarlyStopping", "best"), "x", r"the state of EarlyStopping is none of its own"),
+        (("observers", "EarlyStopping", "best"), "x", r"the state of EarlyStopping does not fit"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_checkpoint_is_said(run: Path, place: tuple[Any, ...], value: Any, line: str) -> None:
@@ -195,7 +195,7 @@ def test_buffers_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 def test_a_round_beyond_the_rows_is_a_warning(run: Path) -> None:
     payload = torch.load(run / LAST)
     torch.save(payload | {"round": 4}, run / LAST)
-    with pytest.warns(UserWarning, match=r"rounds 3 to 4 are missing; it is kept as metrics-1\.csv, and the run goes on"):
+    with pytest.warns(UserWarning, match=r"rounds 3 to 4 are missing; it is kept as metrics-1\.csv, and the run continues"):
         trainer = resume(run, rounds=5)
     assert trainer.run.round == 5
 

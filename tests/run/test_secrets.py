@@ -69,6 +69,7 @@ data: {{class_path: {__name__}.SecretData, init_args: {{hf_token: {SECRET}}}}}
     assert (run / "config.yaml").stat().st_mode & 0o077 == 0, "and which nobody else can read"
     main(["fit", "-c", str(run / "config.yaml"), "--trainer.rounds", "3", "--ckpt_path", str(run)])
     assert torch.load(run / "checkpoints/last.ckpt")["round"] == 3
+    assert (run / "config-1.yaml").stat().st_mode & 0o077 == 0, "the copy of the former configuration"
 
 
 def test_a_method_shows_no_secret() -> None:

@@ -13,6 +13,7 @@ from flcog.commands.compare.plan import Cell, Summary
 from flcog.commands.compare.settings_of_runs import added_arguments, is_outdated
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.waiting import DISTURBED, share_of_waiting
+from flcog.run.record import read_record
 
 WAYS = ("up", "down")
 History = Sequence[Mapping[str, float]]
@@ -127,7 +128,11 @@ def compared_metric(metric: str | None, history: History) -> str | None:
 def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history: History) -> Mapping[Summary, float]:
     scores: dict[Summary, float] = {"best": _best(metric, values), "last": values[-1], "mean": statistics.fmean(tail)}
     chooser = _chooser(metric, history)
-    chosen = {row[chooser]: row[metric] for row in reversed(history) if chooser in row and metric in row} if chooser else {}
+    chosen = {
+        row[chooser]: row[metric]
+        for row in reversed(history)
+        if chooser and row.get(chooser, math.nan) == row.get(chooser) and metric in row
+    }
     return scores | ({"val": chosen[_best(chooser, list(chosen))]} if chooser and chosen else {})
 
 
@@ -177,6 +182,14 @@ def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
     if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
         return 0, ""
     return branch["round"], Path(str(branch.get("run"))).parent.parent.name
+
+
+def _description(run: Path | None) -> Mapping[str, Any]:
+    """The contents of a run's ``run.yaml``. Empty if there is none that can be read."""
+    try:
+        return read_record(run) if run else {}
+    except ValueError:
+        return {}
 
 
 def percent_scale(results: Sequence[Result]) -> float:

@@ -43,10 +43,15 @@ def write_results(path: Path, results: Sequence[Result], runs: Sequence[Cell]) -
 
 
 def read_results(path: Path, runs: Sequence[Cell]) -> list[Result]:
-    """The results of a table's cells that the file holds; those of a table that has changed since are outdated."""
+    """The results of a table's cells that the file holds. They are outdated if the table, or the metric that it compares, has changed."""
+    metrics = {(cell.row, cell.column, cell.seed): cell.metric for cell in runs}
     digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
     found = ((result, digests.get(_key(result)), line["settings"]) for result, line in _lines(path))
-    return [replace(result, outdated=now != then) for result, now, then in found if now]
+    return [
+        replace(result, outdated=now != then or metrics[_key(result)] not in (None, result.metric))
+        for result, now, then in found
+        if now
+    ]
 
 
 def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
@@ -77,7 +82,7 @@ def _line(result: Result, settings: str) -> dict[str, Any]:
     line |= {name: getattr(result, name) for name in SHARED if result.shared_rounds}
     line |= {LOAD: result.waiting} if result.disturbed else {}
     line |= {"commit": result.commit, "arguments": result.arguments, "settings": settings}
-    return {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in line.items()}
+    return {name: "" if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}
 
 
 def _lines(path: Path) -> list[tuple[Result, Mapping[str, str]]]:
@@ -104,7 +109,7 @@ def _result(line: Mapping[str, str]) -> Result:
     given |= {LOAD: float(line[LOAD])} if line.get(LOAD) else {}
     scores = {summary: _number(line[summary]) for summary in SUMMARIES}
     targets = {
-        name.removeprefix(ROUNDS_TO): (float(value), float(line[name.replace(ROUNDS_TO, BYTES_TO)]))
+        name.removeprefix(ROUNDS_TO): (_number(value), _number(line[name.replace(ROUNDS_TO, BYTES_TO)]))
         for name, value in line.items()
         if name.startswith(ROUNDS_TO) and value
     }
@@ -113,4 +118,7 @@ def _result(line: Mapping[str, str]) -> Result:
 
 
 def _number(text: str) -> float:
-    return float(text) if text else math.nan
+    number = float(text) if text else math.nan
+    if text and not math.isfinite(number):
+        raise ValueError(f"{text} is no figure of a run")
+    return number
