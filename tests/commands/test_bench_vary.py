@@ -124,7 +124,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"rounds": [1, 2]}, "vary: rounds cannot be varied; what changes only how a round is computed is executor, chunk_size"),
+        ({"rounds": [1, 2]}, "vary: rounds cannot be varied; give only options that do not change a round's result: executor, chunk_size"),
         ({"executor": "loop"}, r"vary\.executor is a list of values, as in --vary\.executor '\[loop, vmap, vmap-patches\]'; got 'loop'"),
         ({"precision": []}, r"vary\.precision is a list of values"),
         ({"executor": ["loop", "threads"]}, "executor must be one of auto, loop, .*; got 'threads'"),
@@ -138,3 +138,19 @@ def test_bad_words(vary: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         bench(make_trainer(None), classifier(), TinyData(), vary=vary)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_ctrl_c_prints_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rounds, calls = Contestant.round, iter(range(100))
+
+    def interrupted(self: Any) -> float:
+        if next(calls) == 2:  # after the first round, and one that was timed
+            raise KeyboardInterrupt
+        return rounds(self)
+
+    monkeypatch.setattr(Contestant, "round", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench(make_trainer(None), classifier(), TinyData(), repeats=5, seconds=0)
+    printed = capsys.readouterr()
+    assert " s a round, ratio " in printed.out
+    assert "first round of flcog: " in printed.err and "round 1 took flcog " in printed.err

@@ -1,4 +1,4 @@
-"""``flcog bench --against``: the same rounds by other frameworks, each a program of its own that takes its turn."""
+"""``flcog bench --against``: other frameworks train the same rounds in turn, each in its own program."""
 
 import inspect
 import json
@@ -26,8 +26,8 @@ class Peer:
 
     Args:
         contender: the file in ``contenders`` that runs it.
-        packages: what pip installs it by.
-        many_processes: whether it is started in as many processes as flcog, by torchrun; else it starts its own.
+        packages: the names for pip.
+        many_processes: whether torchrun starts it in as many processes as flcog. Otherwise it starts its own.
     """
 
     contender: str
@@ -41,19 +41,19 @@ PEERS = {
 }
 
 BATCHED = "batched"
-"""Not a framework, but one model trained in this process on the same samples."""
+"""This is no framework, but one model that is trained on the same samples in this process."""
 
 CONTENDERS = Path(__file__).parent / "contenders"
 
 GRACE = 20.0
-"""Seconds that a contender has to end in; Ray needs a few."""
+"""A contender must end within these seconds. Ray needs a few."""
 
 
 def interpreters(against: str) -> dict[str, str]:
-    """Each peer's Python, by the peer's name.
+    """Return each framework's Python by its name.
 
     Args:
-        against: as it is typed: ``pfl,flower,batched``, or ``pfl=/path/to/python``.
+        against: the option's value: ``pfl,flower,batched``, or ``pfl=/path/to/python``.
 
     >>> interpreters("pfl") == {"pfl": sys.executable}
     True
@@ -76,7 +76,7 @@ def interpreters(against: str) -> dict[str, str]:
 
 
 def job_of(trainer: Any, batches: Batches) -> Job:
-    """What contenders are to train: the trainer's clients, by its optimiser, on its device."""
+    """Return the job for contenders: the trainer's clients, its optimiser and its device."""
     precision, optimizer = trainer.settings.precision, trainer.run.model.module.configure_optimizers()
     if precision not in ("32-true", "64-true"):
         raise ValueError(f"against: trainer.precision={precision} is not what the others train in; give 32-true or 64-true")
@@ -87,7 +87,7 @@ def job_of(trainer: Any, batches: Batches) -> Job:
             "parameters; give an optimizer of torch.optim with one"
         )
     group = optimizer.param_groups[0]
-    # What is at its default is left out: another version of torch may not know it.
+    # Defaults are left out, because another version of torch may not know these options.
     changed = {
         name: group[name]
         for name, option in inspect.signature(kind).parameters.items()
@@ -105,12 +105,12 @@ def job_of(trainer: Any, batches: Batches) -> Job:
 
 
 class Contender:
-    """A peer's program, which waits while it is not its turn.
+    """A framework's program, which waits for its turn.
 
     Args:
-        name: the peer's.
-        process: the program, with its input and output as pipes.
-        log: what else it prints.
+        name: the framework's name.
+        process: the program, with pipes for input and output.
+        log: its other output.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
@@ -120,21 +120,21 @@ class Contender:
         """Seconds that a round of these clients takes.
 
         Args:
-            number: of the round.
-            clients: who takes part.
+            number: the round's number.
+            clients: the round's clients.
             keep: a file for the program's state after the round.
         """
         return float(self._ask(round=number, clients=clients, keep=None if keep is None else str(keep))["seconds"])
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, and said why
+        with suppress(BrokenPipeError):  # it has ended, and has printed the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         return self.heard()
 
     def heard(self) -> dict[str, Any]:
-        """Its next answer."""
+        """Return its next answer."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
@@ -148,14 +148,14 @@ class Contender:
         return lines[-1] if lines else "it said nothing"
 
     def end(self) -> None:
-        """Let it end, which the end of its input tells it to; or end it with all that it started."""
+        """Close its input, which makes it end. Otherwise kill it and its child processes."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
-        finally:  # whoever waits may be interrupted
+        finally:  # waiting may be interrupted
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
@@ -163,13 +163,13 @@ class Contender:
 
 @contextmanager
 def started(name: str, python: str, folder: Path, job: Job) -> Iterator[Contender]:
-    """A peer's program, which has read its job.
+    """Start a framework's program, which reads its job.
 
     Args:
-        name: the peer's.
-        python: the interpreter that has it.
-        folder: where the job is.
-        job: the same.
+        name: the framework's name.
+        python: its interpreter.
+        folder: the job's folder.
+        job: the job.
     """
     peer = PEERS[name]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
@@ -188,7 +188,7 @@ def started(name: str, python: str, folder: Path, job: Job) -> Iterator[Contende
             stderr=errors,
             text=True,
             env=environment(python, folder, job),
-            start_new_session=True,  # Ctrl-C is for the bench, which ends it
+            start_new_session=True,  # the bench handles Ctrl-C and ends it
         )
     contender = Contender(name, process, log)
     try:
@@ -198,11 +198,11 @@ def started(name: str, python: str, folder: Path, job: Job) -> Iterator[Contende
 
 
 OF_OUR_PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "NODE_RANK", "GROUP_", "ROLE_", "TORCHELASTIC_")
-"""What says who a process is among ours, and would be taken for the contender's."""
+"""Environment variables of our own processes, which a contender would mistake for its own."""
 
 
 def environment(python: str, folder: Path, job: Job) -> dict[str, str]:
-    """A contender's environment: ours, but for what is about our processes."""
+    """Return a contender's environment: ours without variables of our processes."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(OF_OUR_PROCESSES)}
     if python != sys.executable:
         ours.pop("PYTHONPATH", None)
@@ -210,12 +210,12 @@ def environment(python: str, folder: Path, job: Job) -> dict[str, str]:
         ours["CUDA_VISIBLE_DEVICES"] = ""
     if job.device != "cuda":  # of GPUs, pfl gives each process its own
         ours["PFL_PYTORCH_DEVICE"] = job.device
-    # Nobody is told about a bench.
+    # A bench sends no telemetry.
     return ours | {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def left_out(name: str, python: str, reason: str) -> str:
-    """What to say of a peer that is not installed."""
+    """Return the message for a framework that is not installed."""
     return (
         f"{name} is left out, for {python} does not have it ({reason}): pip install {PEERS[name].packages}, or name a Python that has "
         f"it: --against {name}=/path/to/python"
@@ -223,7 +223,7 @@ def left_out(name: str, python: str, reason: str) -> str:
 
 
 def apart(state: dict[str, Tensor], other: dict[str, Tensor], before: dict[str, Tensor]) -> float:
-    """How far two models are apart after a round, in terms of how far the second has come."""
+    """Return the distance of two models after a round, relative to the second model's update."""
     names = state.keys() & other.keys()
     between = sum(float((state[name].cpu().double() - other[name].cpu().double()).square().sum()) for name in names)
     way = sum(float((before[name].cpu().double() - other[name].cpu().double()).square().sum()) for name in names)

@@ -1,4 +1,4 @@
-"""FedAvg with nothing around it: the loop that one writes by hand."""
+"""FedAvg without a framework, as written by hand."""
 
 import copy
 import time
@@ -18,7 +18,8 @@ from flcog.core.trees import Tree, map_leaves
 
 
 def batches_of(trainer: Any) -> tuple[Batches, Any]:
-    """The batches of a prepared trainer's clients, not augmented, and what makes inputs and targets of a batch's leaves."""
+    """Return the batches of a prepared trainer's clients without augmentation, and the structure of a batch's inputs and
+    targets."""
     engine, federation = trainer.run.engine, trainer.run.federation
     samples = engine.reader.train(federation.partition.indices)
     leaves, structure = pytree.tree_flatten(map_leaves(Tensor.contiguous, samples))
@@ -30,12 +31,12 @@ def batches_of(trainer: Any) -> tuple[Batches, Any]:
 
 
 class BareLoop:
-    """Trains the trainer's model by its optimiser, on every core; methods play no part.
+    """Trains the trainer's model with its optimiser on every core, without methods.
 
     Args:
-        trainer: prepared.
-        batches: of its clients.
-        structure: of a batch.
+        trainer: a prepared trainer.
+        batches: its clients' batches.
+        structure: a batch's structure.
     """
 
     name = "bare"
@@ -45,8 +46,8 @@ class BareLoop:
         self.server, self._settings = copy.deepcopy(trainer.run.model.module), trainer.settings
         if trains_itself(self.server):
             raise ValueError(
-                f"bench: {type(self.server).__name__} has a training_step of its own, of which there is no bare loop: give a "
-                "flcog.ClientModule, whose per_example_loss says what is trained"
+                f"bench: {type(self.server).__name__} has its own training_step, which the bare loop does not call: give a "
+                "flcog.ClientModule, which has a per_example_loss"
             )
 
     def round(self, number: int, clients: list[int]) -> float:
@@ -82,13 +83,13 @@ class BareLoop:
             optimizer.step()
 
     def _batch(self, leaves: list[Tensor]) -> tuple[Tree, Tree]:
-        # Taking a tree apart and together costs microseconds, which a loop written for two tensors does not have.
+        # A loop for two tensors does not spend microseconds on flattening trees.
         inputs, targets = leaves if len(leaves) == 2 else pytree.tree_unflatten(leaves, self.structure)
         return inputs, targets
 
 
 class OneModel(BareLoop):
-    """Trains one model on the samples of a round's clients together, in large batches: what the device can do at most, without clients."""
+    """Trains one model on the samples of a round's clients in large batches, which is the device's greatest speed."""
 
     name = "batched"
 
@@ -109,4 +110,4 @@ class OneModel(BareLoop):
 
 
 LARGE = 512
-"""Samples of a large batch."""
+"""The number of samples in a large batch."""

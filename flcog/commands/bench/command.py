@@ -1,6 +1,7 @@
 """The command ``flcog bench``: seconds per round of a config's run, against a bare PyTorch loop and other frameworks."""
 
 import copy
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from flcog.commands.bench.reading import bench_reading
 from flcog.commands.bench.results import print_ratios, print_table, settled
 from flcog.commands.bench.variations import Contestant, variations, warmed_up
 from flcog.commands.bench.waiting import synchronise
+from flcog.core.output import say
 
 
 def bench(
@@ -34,11 +36,12 @@ def bench(
 ) -> None:
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps, and against other frameworks.
 
-    Evaluation, trackers and checkpoints are left out of all sides: what is compared is training. The bare loop is what one writes by
-    hand: a deep copy of the model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
+    Only training is compared, without evaluation, trackers and checkpoints. The bare loop is written by hand: a deep copy of the
+    model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
     of state dicts. It runs on every core of the machine, in one process; that freed memory is kept for reuse helps it as it helps us.
 
-    All run in turn until the median of each ratio is known to 5 %, or until the time is up, which a noisy machine is told of.
+    All run in turn until the median of each ratio is known to 5 %, or until the time is up. Times are printed on the error stream
+    as they arrive, and Ctrl-C ends with the ratios measured so far.
 
     The line "start" is the time from the command to the first round, with the start of all processes.
 
@@ -51,8 +54,8 @@ def bench(
         against: other frameworks that train the same clients, batches, model and optimiser in turn: pfl (Apple's pfl-research, in as
             many processes as flcog), flower (its simulation on Ray, an actor for each core), or both as pfl,flower. One that another
             Python has is pfl=/path/to/python. As in the bare loop, methods, augmentation and schedules play no part. A framework that
-            is not installed is left out, with the line that installs it. batched is one model that is trained on as many samples in
-            batches of 512: what the device could do if there were no clients.
+            is not installed is left out, with the line that installs it. batched trains one model on as many samples in batches
+            of 512, which is the device's greatest speed.
         vary: lists of values of the trainer's executor, chunk_size, compile, precision or tf32, as in ``--vary.executor "[loop, vmap]"
             --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
             bare loop of the config as it is.
@@ -72,17 +75,16 @@ def bench(
         else:
             contestants = warmed_up(contestants, model, datamodule)
         rounds: list[list[float]] = []
-        began, going_on = time.perf_counter(), True
-        while going_on:
-            rounds.append(_time_round(contestants, rivals, 1 + len(rounds)))
-            time_is_up = time.perf_counter() - began >= seconds
-            going_on = processes.agree(len(rounds) < repeats or not (time_is_up or settled(rounds, len(contestants))))
+        try:
+            for times in _rounds_in_turn(contestants, rivals, repeats, seconds):
+                rounds.append(times)
+        finally:
+            names = [rival.name for rival in rivals]
+            if processes.is_first and rounds and vary is None:
+                print_ratios(trainer, names, rounds)
+            elif processes.is_first and rounds:
+                print_table(contestants, names, rounds)
     if processes.is_first:
-        names = [rival.name for rival in rivals]
-        if vary is None:
-            print_ratios(trainer, names, rounds)
-        else:
-            print_table(contestants, names, rounds)
         if execution.began is not None:  # no script called this function
             print(
                 f"start: the first round can begin {ready - execution.began:.1f} s after the command (imports, configuration, data)"
@@ -98,7 +100,7 @@ def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop |
 
     Args:
         trainer: prepared.
-        wanted: frameworks, with the Python of each, and what needs none.
+        wanted: frameworks with their Python interpreters.
     """
     with ExitStack() as stack:
         rivals: list[BareLoop | Contender] = []
@@ -114,7 +116,7 @@ def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop |
                 job, before = job_of(trainer, batches), _parameters(bare)
                 save(folder, job, program_of(bare.server, next(batches.of(0, clients[0])), structure))
             for rival in rivals:
-                rival.round(0, clients)
+                say(f"first round of {rival.name}: {rival.round(0, clients):.4f} s")
             for name, python in frameworks.items():
                 contender = stack.enter_context(started(name, python, folder, job))
                 answer = contender.heard()
@@ -148,6 +150,34 @@ def _compared(kept: Path, bare: BareLoop, before: dict[str, torch.Tensor]) -> st
 
 SAME_MODEL = 0.01
 """How far apart rounding may take two models in a round, in terms of how far they go."""
+
+
+def _rounds_in_turn(
+    contestants: Sequence[Contestant], rivals: Sequence[BareLoop | Contender], repeats: int, seconds: float
+) -> Iterator[list[float]]:
+    """Time rounds until the ratios are known well enough or the time is up, and report the times now and then.
+
+    Args:
+        contestants: our trainers.
+        rivals: whom they are compared with.
+        repeats: the least number of rounds.
+        seconds: the time.
+    """
+    processes, rounds, going_on = contestants[0].trainer.run.processes, list[list[float]](), True
+    began, reported = time.perf_counter(), -math.inf
+    while going_on:
+        rounds.append(_time_round(contestants, rivals, 1 + len(rounds)))
+        yield rounds[-1]
+        now = time.perf_counter()
+        going_on = processes.agree(len(rounds) < repeats or not (now - began >= seconds or settled(rounds, len(contestants))))
+        if processes.is_first and now - reported >= SECONDS_BETWEEN_REPORTS:
+            reported = now
+            names = [*(contestant.name for contestant in contestants), *(rival.name for rival in rivals)]
+            times = ", ".join(f"{name} {took:.4f} s" for name, took in zip(names, rounds[-1], strict=True))
+            say(f"round {len(rounds)} took {times}")
+
+
+SECONDS_BETWEEN_REPORTS = 5
 
 
 def _time_round(contestants: Sequence[Contestant], rivals: Sequence[BareLoop | Contender], repeat: int) -> list[float]:

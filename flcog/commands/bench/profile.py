@@ -1,4 +1,4 @@
-"""Where a round's time goes: a trace of one round, and a table of its dearest operations."""
+"""Profiles one round: writes a trace, and prints a table of the slowest operations."""
 
 import time
 from contextlib import nullcontext
@@ -27,13 +27,13 @@ def profile_round(trainer: Any, path: str) -> None:
     """Train one more round under torch's profiler. Every process trains it, the first one writes and prints.
 
     Args:
-        trainer: prepared, and warm.
-        path: where the trace goes.
+        trainer: a prepared trainer after its first round.
+        path: the file of the trace.
     """
     is_first, on_gpu = trainer.run.processes.is_first, trainer.run.processes.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     began = time.perf_counter()
-    # Without this the threads on which clients run side by side would count as nothing.
+    # Without this, threads that run clients side by side would not be counted.
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=activities, experimental_config=everywhere) if is_first else nullcontext() as profiler:
         trainer.train_round()
@@ -48,12 +48,12 @@ def profile_round(trainer: Any, path: str) -> None:
 
 
 def table(events: Any, took: float, on_gpu: bool = False) -> str:
-    """The operations that took longest by themselves, what all others took, and what was not torch's: Python, mostly.
+    """Format the slowest operations by their own time, the sum of the others, and the time outside torch, mostly in Python.
 
     Args:
         events: torch's averages by operation.
-        took: seconds of the round, times the threads on which clients run side by side.
-        on_gpu: whether a kernel's time on the GPU counts, instead of what the CPU took to ask for it.
+        took: seconds of the round, times the number of threads that run clients side by side.
+        on_gpu: whether to count kernels' time on the GPU instead of operations' time on the CPU.
     """
     if on_gpu:  # a kernel's time is its own and once more that of the operation on the CPU that asked for it
         events = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]

@@ -1,4 +1,4 @@
-"""A client's model and loss as a program that needs torch alone: other frameworks train it where flcog is not installed."""
+"""Writes a client's model and loss as a program that only needs torch, for frameworks in environments without flcog."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ def program_of(module: ClientModule, batch: Sequence[Tensor], structure: Any) ->
     tracer = _Tracer(batch)
     try:
         graph = tracer.trace(loss)
-        # What only answered the network's questions need not be computed again at every step.
+        # Operations that only answered the network's questions are not repeated at every step.
         graph.eliminate_dead_code(lambda node: node not in tracer.answered)
-        written = fx.Graph()  # a copy, for the first one remembers its tracer, which is ours
+        written = fx.Graph()  # a copy, because the first graph refers to our tracer
         written.output(written.graph_copy(graph, {}))
         return fx.GraphModule(loss, written)
-    except Exception as error:  # of whatever kind the network's own code has
+    except Exception as error:  # its type comes from the network's own code
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"against: {type(module).__name__}'s network cannot be written down for other frameworks ({reason}): torch.fx must be "
@@ -56,13 +56,13 @@ class _Loss(nn.Module):
 
     def forward(self, *leaves: Tensor) -> Tensor:
         inputs, targets = pytree.tree_unflatten([leaves[i] for i in range(self.count)], self.structure)
-        # The network itself: the module's own forward looks at what it returns, which is not there yet.
+        # Trace the network itself, because the module's forward checks the values that it returns, which tracing does not have.
         network = self.module.model if type(self.module).forward is ClientModule.forward else self.module
         return self.module.per_example_loss(call(network, inputs), targets).mean()
 
 
 class _Value(fx.Proxy):
-    """What is computed while a program is written down; its length is that of the value on a batch."""
+    """A value in a program that is being traced. Its length is the length for the example batch."""
 
     tracer: "_Tracer"
 
@@ -71,7 +71,7 @@ class _Value(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Answers what a network asks of its inputs, such as their shape, by computing it on a batch."""
+    """Answers a network's questions about its inputs, such as their shape, by computing them on a batch."""
 
     def __init__(self, batch: Sequence[Tensor]) -> None:
         super().__init__()

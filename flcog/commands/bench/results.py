@@ -1,4 +1,4 @@
-"""What ``flcog bench`` makes of its times: ratios with their uncertainty, in lines or as a table."""
+"""Prints the times of ``flcog bench``: ratios with their uncertainty, in lines or as a table."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from flcog.commands.bench.variations import Contestant, as_yaml
 from flcog.core.text import human, markdown, seconds
 
 STABLE = 0.05
-"""How well the median of a ratio is to be known."""
+"""The greatest uncertainty of the median of a ratio."""
 
 
 def uncertainty(values: Sequence[float]) -> float:
@@ -25,12 +25,12 @@ def uncertainty(values: Sequence[float]) -> float:
 
 
 def _ratios(rounds: Sequence[Sequence[float]], ours: int = 0, count: int = 1) -> list[list[float]]:
-    """Of one of our times to each rival's, by rival, in every round.
+    """Return the ratios of a time of ours to each rival's in every round, by rival.
 
     Args:
-        rounds: the times of a round, ours before those of rivals.
-        ours: which of ours.
-        count: how many of ours there are.
+        rounds: the times of each round, ours before the rivals'.
+        ours: which of our times.
+        count: the number of our times.
     """
     times = list(zip(*rounds, strict=True))
     return [[own / other for own, other in zip(times[ours], theirs, strict=True)] for theirs in times[count:]]
@@ -42,7 +42,7 @@ def settled(rounds: Sequence[Sequence[float]], count: int) -> bool:
 
 
 def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
-    """The table of what was varied: a line for each combination of values, and for each rival."""
+    """Print a table with a line for each combination of varied values, and for each rival."""
     first, count, doubt = contestants[0].trainer, len(contestants), 0.0
     on_gpu = first.run.processes.device.type == "cuda"
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
@@ -83,7 +83,7 @@ def _print_methods(trainer: Any) -> None:
 
 
 def print_ratios(trainer: Any, names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
-    """Our time, and each rival's with the ratio."""
+    """Print our time, and each rival's time with the ratio."""
     engine, threads = trainer.run.engine, torch.get_num_threads()
     print(
         f"executor {engine.clients.executor.name}, {engine.processes.count} process(es), {threads} thread(s) each, {len(rounds)} rounds"

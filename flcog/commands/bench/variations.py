@@ -10,18 +10,19 @@ from typing import Any
 import torch
 
 from flcog.commands.bench.waiting import synchronise
+from flcog.core.output import say
 from flcog.execute.fastest import Choice
 
 MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
-"""Arguments of the trainer that change how a round is computed, and not what: its steps stay those of the bare loop."""
+"""Arguments of the trainer that change how a round is computed, but not its result."""
 
 
 class Contestant:
     """A trainer whose rounds are timed.
 
     Args:
-        trainer: not yet prepared.
-        values: what is special about it, by the trainer's arguments.
+        trainer: the trainer, not yet prepared.
+        values: its variations of the trainer's arguments.
     """
 
     def __init__(self, trainer: Any, values: Mapping[str, Any] | None = None) -> None:
@@ -29,11 +30,13 @@ class Contestant:
         self.first_round, self.memory = 0.0, 0
 
     def warm_up(self) -> None:
-        """Train a first round, in which is compiled and measured what has to be."""
+        """Train a first round, which includes compiling and measuring."""
         self.first_round = self.round()
+        if self.trainer.run.processes.is_first:
+            say(f"first round of {self.name}: {self.first_round:.4f} s")
 
     def round(self) -> float:
-        """Seconds that a round takes."""
+        """Train a round and return its seconds."""
         on_gpu = self.trainer.run.processes.device.type == "cuda"
         held = _forget_peak(self.trainer.run.processes.device) if on_gpu else 0
         began = time.perf_counter()
@@ -45,14 +48,19 @@ class Contestant:
         return took
 
     @property
+    def name(self) -> str:
+        """Its variations in words."""
+        return ", ".join(f"{name} {as_yaml(value)}" for name, value in self.values.items()) or "flcog"
+
+    @property
     def ran_as(self) -> str:
-        """Its executor, which may be another one than was asked for."""
+        """Its executor, which may differ from the requested one."""
         executor = self.trainer.run.engine.clients.executor
         return str(Choice(executor.name, executor.clients_at_once, executor.compiled))
 
 
 def _forget_peak(device: torch.device) -> int:
-    """What is held of a GPU's memory, from which its peak is counted anew."""
+    """Reset the peak of a GPU's memory. Returns the memory in use."""
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
 
@@ -68,7 +76,9 @@ def variations(trainer: Any, vary: Mapping[str, Any]) -> list[Contestant]:
         raise ValueError(f"vary has nothing to vary; give a list of values of {', '.join(MAY_VARY)}")
     for name, values in vary.items():
         if name not in MAY_VARY:
-            raise ValueError(f"vary: {name} cannot be varied; what changes only how a round is computed is {', '.join(MAY_VARY)}")
+            raise ValueError(
+                f"vary: {name} cannot be varied; give only options that do not change a round's result: {', '.join(MAY_VARY)}"
+            )
         if not isinstance(values, list) or not values:
             raise ValueError(f"vary.{name} is a list of values, as in --vary.{name} '[{EXAMPLES[name]}]'; got {values!r}")
     return [_varied(trainer, dict(zip(vary, values, strict=True))) for values in itertools.product(*vary.values())]
@@ -91,12 +101,14 @@ def _varied(trainer: Any, values: Mapping[str, Any]) -> Contestant:
 
 
 def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) -> list[Contestant]:
-    """Those that are ready to be timed. A line says why another is left out, for want of memory for instance.
+    """Prepare and warm up the contestants.
+
+    Prints why others are left out, for example because memory ran out.
 
     Args:
-        contestants: not prepared.
-        model: as configured; each gets a copy.
-        datamodule: of all of them.
+        contestants: the contestants, not prepared.
+        model: the configured model, which is copied for each.
+        datamodule: the data for all of them.
     """
     ready, reasons = [], list[Exception]()
     for contestant in contestants:
@@ -104,11 +116,10 @@ def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) ->
             contestant.trainer.prepare(copy.deepcopy(model), datamodule)
             contestant.warm_up()
         except Exception as error:
-            if contestant.trainer.fabric.world_size > 1:  # the other processes may have got through
+            if contestant.trainer.fabric.world_size > 1:  # the other processes may have succeeded
                 raise
             reasons.append(error)
-            values = ", ".join(f"{name} {as_yaml(value)}" for name, value in contestant.values.items())
-            print(f"{values} is left out: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
+            print(f"{contestant.name} is left out: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
         else:
             ready.append(contestant)
     if not ready:
@@ -117,5 +128,5 @@ def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) ->
 
 
 def as_yaml(value: Any) -> str:
-    """A value as configs have it."""
+    """Format a value as in configs."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

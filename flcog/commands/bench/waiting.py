@@ -1,4 +1,4 @@
-"""Waiting for what was begun, so that a clock counts all of it."""
+"""Waits for computations to finish, so that a clock measures all of them."""
 
 from typing import Any
 

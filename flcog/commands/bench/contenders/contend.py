@@ -1,7 +1,8 @@
 """Trains rounds when asked to: ``python contend.py NAME FOLDER`` runs the contender in NAME.py on the job in FOLDER.
 
 A request is a line of JSON on the standard input: the round's number, its clients, and where to keep the model, if anywhere. An answer
-is a line on the standard output: ``ready`` once, with what trains; then ``seconds`` for each round; or ``missing`` or ``error``, with the
+is a line on the standard output: ``ready`` once, with the training program's name; then ``seconds`` for each round; or
+``missing`` or ``error``, with the
 reason. The end of the input ends the program.
 """
 
@@ -60,7 +61,7 @@ class Turns:
 
 
 def main(name: str, folder: str) -> None:
-    # Frameworks print what they like: that goes where errors go, which the bench reads when a contender dies.
+    # Send frameworks' own output to the error stream, which the bench reads when a contender dies.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     turns = Turns(sys.stdin, answers)

@@ -1,4 +1,4 @@
-"""What a contender trains: every client's samples and batches, a program that computes the loss, and the local optimiser."""
+"""A contender's job: every client's samples and batches, a program that computes the loss, and the local optimiser."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ JOB, PROGRAM = "job.pt", "program.pt"
 class Batches:
     """Every client's samples, and the batches that it makes of them in a round.
 
-    The order is a function of the round and the client, so that whoever trains a round trains the same batches.
+    The order is a function of the round and the client, so that every framework trains the same batches.
 
     Args:
-        leaves: tensors of samples, those of client 0 first: the inputs, then the targets.
+        leaves: tensors of samples in order of clients: the inputs, then the targets.
         offsets: client k's samples are rows ``offsets[k]`` to ``offsets[k + 1]``.
-        layouts: for a client of so many samples, where its batches start in its shuffled passes over them, how large they are, and
-            how many passes that takes.
+        layouts: for each number of samples, where a client's batches start in its shuffled passes, their sizes, and the number
+            of passes.
     """
 
     leaves: list[Tensor]
@@ -40,7 +40,7 @@ class Batches:
         return [leaf[self.offsets[client] : self.offsets[client + 1]] for leaf in self.leaves]
 
     def order(self, round: int, client: int) -> Tensor:
-        """Positions among the client's samples, shuffled anew for each pass."""
+        """Return positions of the client's samples, shuffled separately for each pass."""
         size, draws = self.num_samples(client), torch.Generator().manual_seed(round * self.num_clients + client)
         return torch.cat([torch.randperm(size, generator=draws) for _ in range(self.layouts[size][2])])
 
@@ -58,7 +58,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Job:
-    """Who trains what, and where.
+    """Clients, optimiser and device of a contender.
 
     Args:
         batches: of all clients.
@@ -84,7 +84,7 @@ class Job:
 
 
 def save(folder: Path, job: Job, program: nn.Module) -> None:
-    """Write what :func:`load` reads."""
+    """Write the files for :func:`load`."""
     torch.save(vars(job) | {"batches": vars(job.batches)}, folder / JOB)
     torch.save(program, folder / PROGRAM)
 
@@ -94,6 +94,6 @@ def load(folder: str) -> tuple[Job, nn.Module]:
     """The job, and the program: given the tensors of a batch, it returns their loss. Read once per process, on the job's device."""
     content = torch.load(Path(folder) / JOB, map_location="cpu", mmap=True, weights_only=True)
     job = Job(**content | {"batches": Batches(**content["batches"]).to(content["device"])})
-    # A whole module: the bench that wrote it a moment ago is the one that started this program.
+    # This unpickles a module, which is safe because the bench that started this program has just written it.
     program = torch.load(Path(folder) / PROGRAM, map_location="cpu", weights_only=False)
     return job, program.to(job.device).train()
