@@ -1,8 +1,8 @@
 """Options of the callbacks in a run's list, by name: ``--trainer.callbacks.FedProx.mu 0.1``.
 
-jsonargparse gives ``--trainer.callbacks.mu 0.1`` to the last callback of the list, whoever is meant. Here it goes to the one that has
-such an option, and is refused where several have it. A config may change options of callbacks that an earlier one lists, too: there
-``trainer.callbacks`` is a mapping of their names, ``{FedProx: {mu: 0.1}}``.
+jsonargparse gives ``--trainer.callbacks.mu 0.1`` to the last callback of the list. Here the callback with such an option gets
+it, and an option that several callbacks have is refused. A config can also change options of callbacks that an earlier config
+lists. Its ``trainer.callbacks`` is then a mapping by name, ``{FedProx: {mu: 0.1}}``.
 """
 
 import argparse
@@ -20,9 +20,9 @@ LIST = "trainer.callbacks"
 
 
 def reach_by_name(parser: argparse.ArgumentParser) -> None:
-    """Let the parser's option of the list and its configs reach single callbacks."""
+    """Let the command line and configs change options of single callbacks."""
     for action in parser._actions:
-        # jsonargparse makes these actions; a subclass in their class's place leaves all else of them as it is.
+        # jsonargparse makes these actions. Replacing their class by a subclass keeps the rest of their behaviour.
         if action.dest == LIST:
             action.__class__ = type("CallbackList", (_CallbackList, type(action)), {})
         elif action.dest == "config":
@@ -31,7 +31,10 @@ def reach_by_name(parser: argparse.ArgumentParser) -> None:
 
 class _CallbackList:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Called with the parser, what it has read so far, a value and an option, such as ``--trainer.callbacks.FedProx.mu``."""
+        """Change one callback.
+
+        Called with the parser, its values so far, a value and an option such as ``--trainer.callbacks.FedProx.mu``.
+        """
         if len(args) != 4 or not str(args[3]).startswith(f"--{LIST}."):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         parser, read, value, option = args
@@ -55,7 +58,7 @@ class _ConfigFile:
 
 
 def take_changes(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """A config without its mapping of callbacks, and what that says: options below the list with their values."""
+    """Take the mapping of callbacks out of a config. Returns the remaining text, and the mapping as options with values."""
     config = yaml.safe_load(text)
     trainer = config.get("trainer") if isinstance(config, dict) else None
     changes = trainer.get("callbacks") if isinstance(trainer, dict) else None
@@ -74,11 +77,11 @@ def _flat(option: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def find(callbacks: Sequence[Any], option: str) -> tuple[int, str]:
-    """Which callback is meant, and the option without its name.
+    """Return the position of the callback that the option names, and the option without that name.
 
     Args:
         callbacks: the list as the parser holds it, each with its ``class_path``.
-        option: what stands below the list's own name: ``FedProx.mu`` or ``mu``.
+        option: the option's name after ``trainer.callbacks.``: ``FedProx.mu`` or ``mu``.
     """
     names, (name, _, rest) = [callback["class_path"].rpartition(".")[2] for callback in callbacks], option.partition(".")
     if name in names or name[:1].isupper():
@@ -92,24 +95,24 @@ def find(callbacks: Sequence[Any], option: str) -> tuple[int, str]:
     if not owners and len(names) > 1 and name != "class_path":
         known = {each for callback in callbacks for each in _options(callback["class_path"])}
         raise ValueError(
-            f"--{LIST}.{option}: none of the callbacks has {name!r}; they are {', '.join(names)}.{guess(name, known)}"
+            f"--{LIST}.{option}: no callback has {name!r}; the callbacks are {', '.join(names)}.{guess(name, known)}"
         )
     return (owners or [len(names) - 1])[0], option
 
 
 def _place(names: Sequence[str], name: str, rest: str) -> int:
-    """Where the callback of a name stands."""
+    """Return the position of the callback with this name."""
     if name not in names:
         listed = f"are {', '.join(names)}" if names else "are none"
         raise ValueError(f"--{LIST}.{name}: the callbacks that are listed before it {listed}.{guess(name, names)}")
     if names.count(name) > 1:
         raise ValueError(f"--{LIST}.{name} may mean any of {names.count(name)} that are listed: change the one in its config")
     if not rest:
-        raise ValueError(f"--{LIST}.{name} is a callback's name: give one of its options, --{LIST}.{name}.OPTION")
+        raise ValueError(f"--{LIST}.{name} is a callback's name: add an option, as in --{LIST}.{name}.OPTION")
     return names.index(name)
 
 
 def _options(class_path: str) -> set[str]:
-    """The names of a class's arguments, and of those that its bases take."""
+    """Return the names of the arguments of a class and its base classes."""
     makers = (vars(base).get("__init__") for base in inspect.getmro(cast(type, pydoc.locate(class_path))))
     return {name for maker in makers if maker for name in inspect.signature(maker).parameters if name != "self"}

@@ -11,7 +11,7 @@ class CommandCLI(FederatedCLI):
     """Constructs trainer, model and data from the command line, and runs one command on them.
 
     Args:
-        args: the words after ``flcog``; by default those of the process.
+        args: the words after ``flcog``; by default the process's own.
         command: the command. None constructs the three alone, from options without a command's name.
     """
 

@@ -1,4 +1,4 @@
-"""What a shell completes: options, and the values that they may have, read off the sources. Nobody waits at a TAB for torch."""
+"""Completes options and their values in a shell. Reads them from the source files, because importing torch would take seconds."""
 
 import argparse
 import ast
@@ -15,10 +15,10 @@ from flcog.core.commands import Command, TrainerCommand
 from flcog.core.lazy import definition, source_of
 
 ASKED = "_ARGCOMPLETE"
-"""The environment variable with which a shell asks for completions instead of a run."""
+"""A shell sets this environment variable to request completions."""
 
 GROUPS = {"trainer": "FederatedTrainer", "model": "ClientModule", "data": "FederatedDataModule"}
-"""The parts of a config, and the class whose options each of them has at least."""
+"""The parts of a config, each with its base class."""
 
 OWN_CLASSES = {
     "Callback": ("flcog.callbacks", {"Callback", "Method"}),
@@ -26,14 +26,14 @@ OWN_CLASSES = {
     "FederatedDataModule": ("flcog.datamodules", {"FederatedDataModule"}),
     "ClientModule": ("flcog", {"ClientModule"}),
 }
-"""For an option that takes a class: where ours are, and what they derive from."""
+"""For each type of option that takes a class: the package of our classes, and their base classes."""
 
 
 def complete(parser_of_line: Callable[[Sequence[str]], argparse.ArgumentParser]) -> NoReturn:
-    """Answer the shell that asks, and end.
+    """Print completions for the shell, and exit.
 
     Args:
-        parser_of_line: makes the parser for the words of a line that is being typed.
+        parser_of_line: makes a parser from the words typed so far.
     """
     if importlib.util.find_spec("argcomplete") is None:
         raise SystemExit(1)
@@ -44,12 +44,12 @@ def complete(parser_of_line: Callable[[Sequence[str]], argparse.ArgumentParser])
 
 
 def add_options(parser: argparse.ArgumentParser, command: Command, words: Sequence[str]) -> None:
-    """Give the parser of a subcommand what may be completed behind it.
+    """Add the options that can be completed to the parser of a subcommand.
 
     Args:
-        parser: of the subcommand, still empty.
-        command: which.
-        words: of the line so far: an option of a method or a data set is offered once the line names these.
+        parser: the subcommand's parser, still empty.
+        command: the subcommand.
+        words: the words typed so far. Options of a method or a data set are offered once the line names it.
     """
     if not isinstance(command, TrainerCommand):
         _add_declared(parser, command)
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser, command: Command, words: Sequen
 
 
 def _add(parser: argparse.ArgumentParser, completer: Callable[..., list[str]] | None, *names: str, **how: Any) -> None:
-    """An option, and what gives its values once they are asked for."""
+    """An option with a function that returns its values."""
     action = parser.add_argument(*names, **how)
     if completer is not None:
         action.completer = completer  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def _yaml_files(prefix: str) -> list[str]:
 
 
 def _named(words: Sequence[str], group: str) -> str | None:
-    """The class that the line chooses for a part of the config, if it is one of flcog's."""
+    """Return the flcog class that the line chooses for a part of the config, if any."""
     given = [value for option, value in pairwise(words) if option == f"--{group}"]
     given += [word.partition("=")[2] for word in words if word.startswith(f"--{group}=")]
     names = [value.rpartition(".")[2] for value in given]
@@ -94,7 +94,10 @@ def _named(words: Sequence[str], group: str) -> str | None:
 
 
 def _options_of_callbacks(word: str) -> Iterator[tuple[str, Any]]:
-    """Those of the callbacks whose names fit what is typed of ``--trainer.callbacks.FedProx.mu``: all of them would fill a screen."""
+    """Yield options such as ``--trainer.callbacks.FedProx.mu`` of callbacks whose names fit the typed word.
+
+    All of them would fill a screen.
+    """
     if not word.startswith("--trainer.callbacks."):
         return
     for name in _classes("Callback"):
@@ -107,7 +110,7 @@ def _options_of_callbacks(word: str) -> Iterator[tuple[str, Any]]:
 
 
 def _add_declared(parser: argparse.ArgumentParser, command: Command) -> None:
-    """What a command's module declares by ``add_argument``."""
+    """Add the arguments that a command's module declares with ``add_argument``."""
     for node in ast.walk(_tree(command.place.partition(":")[0])):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             names = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
@@ -126,10 +129,11 @@ def _tables(prefix: str, **_: Any) -> list[str]:
 
 
 POSITIONAL: Mapping[str, Callable[..., list[str]]] = {"compare": _tables, "configs": lambda **_: shipped_configs.names()}
-"""What stands behind a command's name, where that is no file."""
+"""Completions of a command's first argument, if it is not a file."""
 
 
-# Classes and functions, read off their sources -----------------------------------------------------------------------------------
+# Classes and functions, read from source files
+# -----------------------------------------------------------------------------------
 
 
 @cache
@@ -139,7 +143,7 @@ def _tree(module: str) -> ast.Module:
 
 @cache
 def _names(module: str) -> dict[str, Any]:
-    """The classes of a module, and for those that it has from elsewhere in flcog their module and what they are called there."""
+    """Return the classes of a module. Imported classes are given as the module and the name of their definition."""
     found: dict[str, Any] = {}
     for node in _statements(_tree(module).body):
         if isinstance(node, ast.ClassDef):
@@ -150,13 +154,13 @@ def _names(module: str) -> dict[str, Any]:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module, and those under its ``if TYPE_CHECKING:``."""
+    """Yield the statements of a module and of its ``if TYPE_CHECKING:``."""
     for node in body:
         yield from node.body if isinstance(node, ast.If) else (node,)
 
 
 def _lineage(module: str, name: str) -> Iterator[ast.ClassDef]:
-    """A class of flcog's and those that it derives from. A name alone may be a method's or a data set's, too."""
+    """Yield a class of flcog's and its base classes. A name without a module may also be a method's or a data set's."""
     packages = ("flcog", "flcog.callbacks", "flcog.datamodules") if module == "flcog" else (module,)
     package, found = next(((place, _names(place)[name]) for place in packages if name in _names(place)), (module, None))
     if isinstance(found, tuple):
@@ -169,14 +173,14 @@ def _lineage(module: str, name: str) -> Iterator[ast.ClassDef]:
 
 
 def _classes(kind: str, **_: Any) -> list[str]:
-    """Ours of a kind, by name."""
+    """Return the names of our classes of a kind."""
     package, roots = OWN_CLASSES[kind]
     names = importlib.import_module(package).__all__
     return [name for name in names if name not in roots and any(cls.name in roots for cls in _lineage(package, name))]
 
 
 def _arguments(name: str) -> dict[str, Any]:
-    """The arguments of a class of flcog's with their annotations, its bases' included."""
+    """Return the arguments of a class and its base classes with their annotations."""
     found: dict[str, Any] = {}
     for cls in _lineage("flcog", name):
         init = next((part for part in cls.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
@@ -194,7 +198,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 
 
 def _values(annotation: Any, **_: Any) -> list[str]:
-    """What an option of this type may be."""
+    """Return the values that an option of this type can have."""
     if annotation is None:
         return []
     literals = [part for part in ast.walk(annotation) if isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Literal"]

@@ -1,4 +1,4 @@
-"""The command ``flcog methods``: a table of what each method does, the bytes it sends (measured), and where it works."""
+"""The command ``flcog methods``: a table of methods, their measured bytes, and the executors that run them."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from flcog.trainer import FederatedTrainer
 
 
 def methods(arguments: list[str]) -> None:
-    """Show the methods to choose from, with what they send, measured."""
+    """List the methods with the bytes that they send, as measured."""
     parser = parser_of("methods", methods)
     parser.add_argument("--markdown", action="store_true", help="as the README has it")
     options = parser.parse_args(arguments)
@@ -56,7 +56,7 @@ class MethodRow(NamedTuple):
 
 
 class Probe(FederatedDataModule):
-    """Random images, to count what a method sends about them."""
+    """Random images for counting a method's bytes."""
 
     def __init__(self, task: Any = "classification") -> None:
         super().__init__(num_clients=2, batch_size=8)
@@ -87,7 +87,8 @@ class Traffic(NamedTuple):
 
 
 def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
-    """Bytes up and down in one round of SimpleCNN, or of LoRA's adapters of it, apart from those that are sent only once."""
+    """Measure the bytes up and down in one round of SimpleCNN, or of its LoRA adapters, without the bytes that are sent only
+    once."""
     adapters = adapters or any(method.needs_adapters for method in methods)
     acting: list[Any] = [dataclasses.replace(method, start_round=0) for method in methods]
     trainer = FederatedTrainer(rounds=10**6, local_steps=1, callbacks=acting, logger=False, accelerator="cpu", executor="loop")
@@ -154,7 +155,7 @@ def example(cls: type[Method]) -> Method:
 
 
 def _brief(method: Any) -> Any:
-    """The method (or a part of it) with its inner loops cut to one step, which changes nothing of what it sends."""
+    """Shorten the inner loops of a method (or a part of it) to one step, which does not change its bytes."""
     brief: dict[str, Any] = {}
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)

@@ -1,4 +1,7 @@
-"""Lets glibc keep freed memory: large tensors would go back to the kernel each time, and cost page faults when made anew."""
+"""Lets glibc keep freed memory.
+
+Otherwise large tensors would be returned to the kernel each time, and the next allocation would cost page faults.
+"""
 
 import ctypes
 import functools
@@ -17,7 +20,7 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 def keep_allocations() -> bool:
     """Let glibc keep freed memory for reuse, once per process. Elsewhere this does nothing and returns False.
 
-    A local step's activations are a few MiB that are freed and asked for again at every step: `flcog bench` shows what this is worth.
+    A local step frees and allocates a few MiB of activations. `flcog bench` shows the gain.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -29,7 +32,7 @@ def keep_allocations() -> bool:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that this process has held: a GPU's, as torch has allocated them, else the machine's. None where nobody knows."""
+    """Return the peak memory of this process in bytes: torch's on a GPU, otherwise the machine's. None if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 DEEPEST = 8
-"""How deep nested objects are followed: those that refer to each other would be followed for ever."""
+"""The greatest depth of nested objects. Objects that refer to each other would otherwise never end."""
 
 LARGE = 2**20
-"""Bytes from which on only an array's shape is recorded, as hashing it might read all of a disk."""
+"""Only the shape is recorded of arrays of this many bytes, because hashing might read a whole disk."""
 
 
 def constructor_arguments(thing: object) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def flat(value: Any, leave_out: Collection[str] = (), name: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names, as the command line has them but for its ``init_args``."""
+    """Nested settings by dotted names, as on the command line, but without ``init_args``."""
     if isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
         value = {str(place): part for place, part in enumerate(value)}
     if not isinstance(value, dict):

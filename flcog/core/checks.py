@@ -1,7 +1,8 @@
 """Range checks of settings, with the same error sentences for every method, model and data set.
 
 A check takes the object whose settings it checks (None for a plain function), then names of its attributes, or the values as
-keywords where they are none yet. None stands for a default and passes. ``hint`` is said after the value, to help to a better one.
+keywords if the object does not have them yet. None means a default and passes. ``hint`` follows the value in the message and
+suggests a better one.
 """
 
 import math
@@ -27,7 +28,7 @@ def all_at_least(owner: Any, least: float, *fields: str, hint: str = "", **value
 
 
 def positive(owner: Any, *fields: str, hint: str = "", **values: Any) -> None:
-    """Refuse numbers that are not above 0; schedules pass."""
+    """Refuse numbers that are not above 0. Schedules pass."""
     _check(lambda value: not isinstance(value, float | int) or value > 0, "be positive", owner, fields, values, hint)
 
 
@@ -37,7 +38,7 @@ def positive_and_finite(owner: Any, *fields: str, hint: str = "", **values: floa
 
 
 def within(owner: Any, interval: str, *fields: str, hint: str = "", **values: float | None) -> None:
-    """Refuse values outside an interval, written as mathematicians do: ``[0, 1)`` holds 0 and not 1.
+    """Refuse values outside an interval, in mathematical notation: ``[0, 1)`` contains 0 but not 1.
 
     >>> within(None, "(0, 1]", share=0.0)
     Traceback (most recent call last):
@@ -52,12 +53,12 @@ def within(owner: Any, interval: str, *fields: str, hint: str = "", **values: fl
 
 
 def seed(owner: Any, field: str) -> None:
-    """Refuse seeds that numpy takes none of, and those of which only the last 64 bits would count."""
+    """Refuse seeds that numpy does not accept, and seeds of more than 64 bits, because the further bits would be ignored."""
     _check(lambda value: 0 <= value < 1 << 64, f"lie in [0, {1 << 64}), 64 bits", owner, (field,), {}, "")
 
 
 def one_of(owner: Any, allowed: Collection[str], *fields: str, hint: str = "", **values: str | None) -> None:
-    """Refuse words that are none of the allowed."""
+    """Refuse words that are not allowed."""
     *others, last = allowed
     _check(lambda value: value in allowed, f"be {', '.join(others)} or {last}", owner, fields, values, hint)
 

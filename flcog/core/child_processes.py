@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Processes that end together with their parent."""
 
 import os
 import signal
@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PARENT = "FLCOG_STARTED_BY"
-"""The environment variable that tells a process who started it."""
+"""The environment variable with the number of the parent process."""
 
 GRACE = 30.0
-"""Seconds to save in, as schedulers give."""
+"""Seconds for saving, as schedulers allow."""
 
 
 starter: int | None = None
-"""The process that started this one, if it asked this one to end with it."""
+"""The parent process, if this process should end together with it."""
 
 
 def started_by_us() -> dict[str, str]:
-    """What to add to the environment of a process that should end with this one."""
+    """Return environment variables for a child process that should end together with this one."""
     return {PARENT: str(os.getpid())}
 
 
 @contextmanager
 def starting_processes() -> Iterator[None]:
-    """Processes that others start for us meanwhile, with our environment, end with this one."""
+    """Make processes that libraries start meanwhile end together with this one."""
     os.environ.update(started_by_us())
     try:
         yield
@@ -34,10 +34,10 @@ def starting_processes() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Watch the process that started this one, if it asked for that.
+    """Watch the parent process, if it requested this.
 
-    Linux could send a signal at its death, but to this process alone, at the death of a *thread*, and not on other systems; a process
-    that waits for a dead one in a collective would not even answer. So a thread looks.
+    Linux can send a signal when a parent dies, but it also does so when a *thread* of the parent ends, and a process that waits
+    in a collective would not handle it. So a thread checks.
     """
     global starter
     parent = os.environ.pop(PARENT, None)
@@ -47,7 +47,7 @@ def end_with_parent() -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent, which has this number, is no more."""
+    """End this process when its parent, with this number, has ended."""
     threading.Thread(target=_watch, args=(parent,), name="end-with-parent", daemon=True).start()
 
 

@@ -22,9 +22,9 @@ class Command:
     """A subcommand with options of its own, which neither builds a model nor loads data from a config.
 
     Args:
-        name: what users type.
-        place: its function, called with the words that follow the name, as "module:function". It is imported when it is run. Its
-            docstring is the command's help.
+        name: the subcommand's name.
+        place: its function as "module:function", which is imported when it is run and called with the words that follow the name.
+            Its docstring is the command's help.
     """
 
     name: str
@@ -40,15 +40,15 @@ class Command:
 
     @property
     def summary(self) -> str:
-        """The help in one line, for the list of commands; read without importing the function."""
+        """The help in one line for the list of commands, read without importing the function."""
         return first_paragraph(ast.get_docstring(definition(self.place)) or "")
 
 
 class TrainerCommand(Command):
-    """A subcommand on what a config describes: ``run(trainer, model, datamodule, ...)``.
+    """A subcommand on the objects that a config describes: ``run(trainer, model, datamodule, ...)``.
 
-    Its further parameters are the command's options, with their types from the signature and their help from the docstring. What it
-    returns, figures by name or nothing, is printed.
+    Its further parameters are the command's options, with their types from the signature and their help from the docstring.
+    Figures that it returns by name are printed.
     """
 
 

@@ -1,4 +1,4 @@
-"""Copies to a GPU that run beside its computations: begun early, and waited for by the computations that need them, by nobody else."""
+"""Copies to a GPU that run beside its computations. They begin early, and only the computations that need them wait for them."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ MOST_UNDER_WAY = 64 * 2**20
 
 
 class Lane(Protocol):
-    """A queue of copies beside a device's queue of computations. Each is worked off in its order, and neither knows of the other."""
+    """A queue of copies beside a device's queue of computations. Each queue runs in its own order, independent of the other."""
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Begin to copy; what is on the device already is returned itself. The copy's memory belongs to this queue."""
+        """Begin to copy. Returns a tensor that is already on the device as it is. The copy's memory belongs to this queue."""
 
     def mark(self) -> Any:
-        """The point in this queue at which all copies begun so far are done."""
+        """Return the point in this queue when all copies begun so far are finished."""
 
     def wait(self, mark: Any) -> None:
-        """Computations that are queued from now on begin after that point."""
+        """Start later computations only after that point."""
 
     def keep(self, copy: Tensor) -> None:
-        """Let no later copy have this one's memory before the computations queued so far, when it is let go of, are done."""
+        """Keep this copy's memory until the computations queued so far are finished, even if the tensor is deleted earlier."""
 
 
 class CudaLane:
@@ -60,10 +60,10 @@ def lane_of(device: torch.device) -> Lane | None:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device. A GPU is not waited for: torch holds on to the pinned memory until the copy is done.
+    """Move a tensor to the device without waiting for a GPU. torch keeps the pinned memory until the copy is finished.
 
-    Torch pins memory as it lies, and so nothing whose elements share their place, as those of ``expand`` do. Apple's ``mps`` is waited
-    for: it would read memory that has been let go of meanwhile (https://github.com/pytorch/pytorch/issues/189690).
+    torch cannot pin tensors whose elements share memory, as after ``expand``. On Apple's ``mps`` this waits, because the device
+    would read memory that was freed meanwhile (https://github.com/pytorch/pytorch/issues/189690).
     """
     if pins(device) and tensor.device.type == "cpu":
         return tensor.contiguous().pin_memory().to(device, non_blocking=True)
@@ -71,7 +71,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pins(device: torch.device) -> bool:
-    """Whether the device reads pinned memory by itself, while the CPU goes on."""
+    """Return whether the device reads pinned memory while the CPU continues."""
     return device.type == "cuda"
 
 
@@ -79,8 +79,8 @@ class Arriving:
     """A tree of tensors on its way to the device.
 
     Args:
-        tree: what is copied, as far as it is not there.
-        lane: by which queue.
+        tree: the tensors to copy.
+        lane: the queue that copies them.
     """
 
     def __init__(self, tree: Any, lane: Lane) -> None:
@@ -96,7 +96,7 @@ class Arriving:
         return copy
 
     def here(self) -> Any:
-        """The tree, for what is computed from now on."""
+        """Return the tree on the device, for computations that are queued from now on."""
         if self._copies:
             self._lane.wait(self._mark)
         for copy in self._copies:
@@ -105,11 +105,11 @@ class Arriving:
 
 
 class Ahead:
-    """Trees in the order in which they are likely to be asked for. While one is in use, the next are on their way.
+    """Trees in the order of their expected use. While one is in use, the next are being copied.
 
     Args:
-        trees: what is asked for, any number of times and in any order.
-        lane: by which queue they are copied.
+        trees: the trees, which can be used repeatedly and in any order.
+        lane: the queue that copies them.
     """
 
     def __init__(self, trees: Sequence[Any], lane: Lane) -> None:
@@ -119,7 +119,7 @@ class Ahead:
         self._begin_some()
 
     def take(self, position: int) -> Any:
-        """One of the trees, on the device."""
+        """Return a tree on the device."""
         arriving = self._coming.pop(position, None)
         if arriving is None:
             arriving = Arriving(self._trees[position], self._lane)
@@ -137,7 +137,7 @@ class Ahead:
 
 
 def handed_over(trees: Sequence[Any], lane: Lane | None) -> list[Callable[[], Any]]:
-    """For each tree what gives it, on the device; without a second queue the trees are there already."""
+    """Return a function for each tree that returns it on the device. Without a second queue the trees are there already."""
     if lane is None:
         return [functools.partial(_itself, tree) for tree in trees]
     ahead = Ahead(trees, lane)

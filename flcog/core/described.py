@@ -1,11 +1,11 @@
-"""Objects that a notebook or a prompt shows as a short list of topics, to be read by people."""
+"""Objects that a notebook or a prompt shows as a short list of topics."""
 
 import html
 from collections.abc import Iterable
 
 
 class Described:
-    """Shows what ``_described`` yields, as text and as a table in a notebook."""
+    """Shows the topics of ``_described`` as text, and as a table in a notebook."""
 
     def _described(self) -> Iterable[tuple[str, str]]:
         """Topics, each with its text."""

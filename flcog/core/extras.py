@@ -1,16 +1,16 @@
-"""Packages that a plain install does not bring, imported where they are needed."""
+"""Imports optional packages where they are needed."""
 
 import importlib
 from typing import Any
 
 
 def require(package: str, what: str, extra: str) -> Any:
-    """A package of an extra, or the one line that says how to get it.
+    """Import an optional package, or raise an error in one line that tells how to install it.
 
     Args:
-        package: to import.
-        what: needs it.
-        extra: of flcog, which brings it.
+        package: the package.
+        what: the name of the class that needs it.
+        extra: the extra of flcog that installs it.
 
     >>> require("no_such_package", "Table", "pandas")
     Traceback (most recent call last):

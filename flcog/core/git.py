@@ -19,9 +19,10 @@ def git_commit() -> str | None:
 def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
     """Whether files differ from the commit.
 
-    A repository's configuration names programs that ``git status`` runs: filters, a monitor of its files, hooks, a way to fetch what
-    is missing. A working directory may be a stranger's, who then would be let in. So git is given the repository's files, its index
-    and its objects, beside a configuration of our own, which is empty; submodules, which have their own, are left out.
+    A repository's configuration names programs that ``git status`` runs: filters, a file monitor, hooks, commands that fetch
+    missing objects. A working directory may be a stranger's, whose programs must not run. So git reads the repository's files,
+    index
+    and objects with an empty configuration. Submodules, which have their own configuration, are left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder)

@@ -1,4 +1,8 @@
-"""Hugging Face's hub: where it cannot be reached its client is told so, or it would try for half a minute and say so a dozen times."""
+"""Hugging Face's hub.
+
+If it cannot be reached, its client is switched offline at once. Otherwise it would retry for half a minute and print a dozen
+warnings.
+"""
 
 import importlib
 import socket
@@ -10,15 +14,15 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 PATIENCE = 5.0
-"""Seconds in which the hub must answer a call."""
+"""The hub counts as unreachable if it does not answer within these seconds."""
 
 
 @contextmanager
 def asked(source: Any = None) -> Iterator[None]:
-    """Inside, what is loaded by a name comes from the hub; or, where that cannot be reached, from what was kept of it, or not at all.
+    """Load names from the hub, or from its local cache if the hub cannot be reached.
 
     Args:
-        source: what is loaded. A file or a folder, or anything but a name, needs no hub.
+        source: the name. Files, folders and other objects need no hub.
     """
     if source is not None and (not isinstance(source, str | Path) or Path(source).exists()):
         yield
@@ -34,7 +38,7 @@ def asked(source: Any = None) -> Iterator[None]:
 
 def _answers(address: str) -> bool:
     if getproxies():
-        return True  # what a proxy reaches cannot be told from here
+        return True  # a proxy may reach the hub although this machine does not
     parts = urlsplit(address)
     port = parts.port or (80 if parts.scheme == "http" else 443)
     try:

@@ -13,7 +13,7 @@ def require_labels(labels: np.ndarray | Tensor, num_classes: int, where: str) ->
     Args:
         labels: one per sample.
         num_classes: how many classes there are.
-        where: what holds the labels, as the error is to name it: the file and the entry.
+        where: the file and the entry that contain the labels, for the error.
     """
     values = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if values.dtype.kind not in "iuf" or values.ndim != 1:

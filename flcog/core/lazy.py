@@ -12,7 +12,7 @@ from typing import Any
 def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__`` and ``__dir__``, for the names that its ``__init__`` imports under ``TYPE_CHECKING``.
 
-    There type checkers and editors find them, and this function where they come from: no name stands in a second list.
+    There type checkers and editors find them, and this function where they come from: no second list of names is needed.
     """
     module = sys.modules[package]
     places = {name: place for statement in _type_checking(source_of(package)) for name, place in _imported(statement)}
@@ -30,15 +30,15 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
 
 def load(package: Any) -> None:
-    """Import all that a package exports: for who looks among the subclasses of a class, as the command line does."""
+    """Import everything that a package exports. The command line searches the subclasses of a class, which must be imported."""
     for name in package.__all__:
         getattr(package, name)
 
 
 def source_of(module: str) -> str:
-    """The text of a module, which is not imported; of a function's docstring one needs no more.
+    """Return the source of a module without importing it, for example to read a docstring.
 
-    Nor are the packages that it is in, but for the first two, which import nothing.
+    Of its packages only the first two are imported, which import nothing themselves.
     """
     first, second, *inner = [*module.split("."), ""]
     spec = importlib.util.find_spec(f"{first}.{second}".rstrip("."))
@@ -66,6 +66,6 @@ def _type_checking(source: str) -> list[ast.stmt]:
 
 
 def _imported(statement: ast.stmt) -> list[tuple[str, tuple[str, str]]]:
-    """Each name with the module it comes from, and what it is called there."""
+    """Return each name with its module and its name in that module."""
     assert isinstance(statement, ast.ImportFrom) and statement.module is not None
     return [(alias.asname or alias.name, (statement.module, alias.name)) for alias in statement.names]

@@ -8,20 +8,20 @@ from typing import Any, Literal, TypeVar
 Number = TypeVar("Number", int, float)
 
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
-"""What an evaluation is summed up by: the first of these that it reports."""
+"""The main metric of an evaluation is the first of these that it reports."""
 
 LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "distance"}
 LAST_WORD = {"std": True, "variance": True, "jain": False, "noise": True, "dissimilarity": True, "shift": True}
-"""Last words of metrics' names that measure a spread, over clients, classes or gradients, and whether lower is better."""
+"""Last words of the names of metrics that measure a spread over clients, classes or gradients, and whether lower is better."""
 
 
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
-    """The figure by which to judge a run: accuracy, macro-AP or mse as the task has it, else a loss; None if nothing was evaluated.
+    """Return the main metric: accuracy, macro-AP or mse according to the task, otherwise a loss. None if nothing was evaluated.
 
     Args:
         metrics: an evaluation's figures.
-        selecting: whether a model will be chosen by it. That is done on the validation set where there is one, because the best
-            of many test figures flatters; what is shown is the test set's.
+        selecting: whether the metric will choose a model. This uses the validation set if there is one, because the best of many
+            test figures is too good. Other uses prefer the test set.
     """
     for split in ("val", "test") if selecting else ("test", "val"):
         for score in MAIN_SCORES:
@@ -31,7 +31,8 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric of this name is an error or a spread: ``test/mse``, ``train/loss``, ``test/client_accuracy_variance``.
+    """Return whether a metric of this name is an error or a spread: ``test/mse``, ``train/loss``,
+    ``test/client_accuracy_variance``.
 
     >>> lower_is_better("test/class_accuracy_std"), lower_is_better("test/client_mae_jain")
     (True, False)
@@ -46,9 +47,9 @@ class Monitor:
     """A figure that an observer watches at evaluations.
 
     Args:
-        name: the figure's column in ``metrics.csv``; None for the task's main one.
-        mode: whether larger (max) or smaller (min) is better; None goes by the name.
-        selecting: whether a model is chosen by it (see :func:`main_metric`).
+        name: the figure's column in ``metrics.csv``. None means the main metric.
+        mode: whether larger (max) or smaller (min) is better. None decides by the name.
+        selecting: whether it chooses a model (see :func:`main_metric`).
     """
 
     def __init__(self, name: str | None, mode: Literal["max", "min"] | None, selecting: bool = True) -> None:
@@ -65,13 +66,13 @@ class Monitor:
             )
 
     def find(self, metrics: dict[str, float]) -> str | None:
-        """The figure's name, or None where this evaluation lacks it. A name that is unknown from the start is an error."""
+        """Return the figure's name, or None if this evaluation lacks it. A name that no evaluation has reported is an error."""
         if self._name is None:
             return main_metric(metrics, self._selecting)
         if self._name in metrics:
             self._seen = True
             return self._name
-        if self._seen:  # train/loss, in a round from which every client dropped out
+        if self._seen:  # such as train/loss after every client dropped out of a round
             return None
         known = [name for name in metrics if name != "round"]
         close = difflib.get_close_matches(self._name, known, n=1)
@@ -79,13 +80,15 @@ class Monitor:
         raise ValueError(f"monitor={self._name!r} is not measured in this run{hint} Choose one of: {', '.join(known)}")
 
     def gain(self, name: str, value: float, over: float) -> float:
-        """By how much ``value`` is better than ``over``."""
+        """Return how much better ``value`` is than ``over``."""
         lower = lower_is_better(name) if self._mode is None else self._mode == "min"
         return over - value if lower else value - over
 
 
 def or_none(kind: Callable[[Any], Number], value: Any) -> Number | None:
-    """A remembered figure as a number, or None where there is none yet. What is no number is an error, as from a damaged file.
+    """Convert a stored figure to a number, or None if there is none yet.
+
+    Raises an error for other values, as from a damaged file.
 
     >>> or_none(float, 1), or_none(float, None)
     (1.0, None)

@@ -1,4 +1,5 @@
-"""The run's precision as torch's default dtype, and that of single numbers: counts, shares, losses, norms."""
+"""Sets the run's precision as torch's default dtype, and chooses the precision of single numbers such as counts, shares, losses
+and norms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,12 @@ import torch
 from torch import Tensor
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
-"""What parameters are in, by what Lightning calls a precision."""
+"""The dtype of parameters for each of Lightning's names of precisions."""
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors have this dtype; the default is put back afterwards."""
+    """Create new tensors in this dtype. Restores the default afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -25,9 +26,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def tensor_cores(tf32: bool | None) -> Iterator[None]:
-    """Whether GPUs round the factors of float32 products to TF32's 11 binary digits; what torch was set to is put back afterwards.
+    """Choose whether GPUs round the factors of float32 products to TF32's 11 binary digits.
 
-    torch's own settings differ: convolutions do, matrix products do not. ``None`` leaves them as they are.
+    Restores torch's settings afterwards. By default torch rounds in convolutions but not in matrix products. ``None`` keeps this.
     """
     if tf32 is None:
         yield
@@ -35,9 +36,9 @@ def tensor_cores(tf32: bool | None) -> Iterator[None]:
     places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     try:
         before = [place.allow_tf32 for place in places]
-    except RuntimeError as error:  # torch.backends.*.fp32_precision was set, of which these are the older names
+    except RuntimeError as error:  # torch.backends.*.fp32_precision was set; these are its older names
         raise ValueError(
-            f"tf32={tf32}: torch.backends has fp32_precision set in a way for which torch has no allow_tf32: leave trainer.tf32 out, or "
+            f"tf32={tf32}: torch.backends has fp32_precision set to a value that allow_tf32 lacks: leave trainer.tf32 out, or "
             "leave fp32_precision as it is"
         ) from error
     for place in places:
@@ -51,9 +52,9 @@ def tensor_cores(tf32: bool | None) -> Iterator[None]:
 
 @contextmanager
 def repeatable_convolutions() -> Iterator[None]:
-    """Convolutions on a GPU give the same bits every time: else cuDNN may choose some whose sums are added up in any order.
+    """Make convolutions on a GPU give the same bits every time.
 
-    What torch was set to is put back afterwards.
+    Otherwise cuDNN may choose algorithms that add in varying order. Restores torch's settings afterwards.
     """
     before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
@@ -63,10 +64,11 @@ def repeatable_convolutions() -> Iterator[None]:
 
 
 def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
-    """What a number is kept in beside tensors of ``dtype`` (by default the run's): the same, but float32 at least.
+    """Return the dtype of numbers that accompany tensors of ``dtype`` (by default the run's): the same dtype, but at least
+    float32.
 
-    bfloat16 has 8 binary digits: it counts to 256, shares in it are up to 0.4% off, and a sum stands still once it is 256 times
-    what is added.
+    bfloat16 has 8 binary digits: it counts to 256, shares in it are up to 0.4% off, and a sum stops growing once it is 256 times
+        the next summand.
 
     >>> number_dtype(torch.bfloat16), number_dtype(torch.float64)
     (torch.float32, torch.float64)
@@ -75,7 +77,7 @@ def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
 
 
 def count_on(device: torch.device, count: Tensor | int) -> Tensor:
-    """A step's number, say, as a tensor that was made there: an accelerator would wait for what is copied from the CPU.
+    """Create a tensor of a number, such as a step's, on the device. An accelerator would wait for a copy from the CPU.
 
     >>> count_on(torch.device("cpu"), 3)
     tensor(3)
@@ -84,12 +86,12 @@ def count_on(device: torch.device, count: Tensor | int) -> Tensor:
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where to compute in float64 what concerns this device: there, or on the CPU where it has no float64 (Apple's ``mps``)."""
+    """Return the device for computing in float64: the same device, or the CPU if it has no float64 (Apple's ``mps``)."""
     return device if device.type == "cpu" or _has_float64(device.type) else torch.device("cpu")
 
 
 def to_float64_device(tensor: Tensor) -> Tensor:
-    """The tensor where it can be computed with in float64; its own type stays as it is."""
+    """Move a tensor to a device that computes in float64. Keeps its dtype."""
     return tensor.to(float64_device(tensor.device))
 
 

@@ -1,4 +1,4 @@
-"""The processes that share out a run's clients, and how they agree with one another."""
+"""The processes that train a run's clients, and their collective operations."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,14 +9,14 @@ from torch.utils import _pytree as pytree
 
 
 class _FromGPU(NamedTuple):
-    """A tensor that lay on its process's GPU, where unpickling would put it: in the memory of another's, if this machine has that one."""
+    """A tensor from its process's GPU. Unpickling would put it on the same GPU, which may be another process's."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of a run. With a single process, every method returns its argument at no cost.
+    """This process's place among a run's processes. With a single process, every method returns its argument at no cost.
 
     Args:
         rank: this process's number, from 0; the first one prints and writes.
@@ -32,7 +32,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that prints and writes."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
@@ -58,7 +58,8 @@ class Processes:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in their order, on every process; what lies on another's GPU comes to this one's."""
+        """Every process's value, in their order, on every process; tensors on another process's GPU are moved to this process's
+        GPU."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count

@@ -1,8 +1,9 @@
 """Randomness as an input: every draw is a pure function of (seed, round, client, purpose, position).
 
 A run has no random stream that is consumed in order. The hash below (splitmix64) maps a key and a position to 64 bits, so the
-loop, vmap, any number of processes and a resumed run see the same numbers, and adding a method to a run moves nobody else's.
-Whole cohorts are drawn at once: a generator object per client would cost more than many a client's training.
+loop, vmap, any number of processes and a resumed run see the same numbers, and adding a method to a run does not change other
+methods' numbers.
+Whole cohorts are drawn at once: a generator for each client could cost more than its training.
 """
 
 import zlib
@@ -26,7 +27,7 @@ Words = TypeVar("Words", int, np.ndarray, Tensor)
 def mix(z: Words) -> Words:
     """The finaliser of splitmix64, which spreads a key over all of its 64 bits.
 
-    Products of arrays and tensors wrap around, as it needs; of what comes out for a Python integer the lowest 64 bits count.
+    Products of arrays and tensors wrap around, as they should. For a Python integer only the lowest 64 bits of the result count.
 
     >>> int(mix(torch.tensor(1))) % 2**64 == int(mix(np.array([1]))[0]) % 2**64 == mix(1) % 2**64 == 0x5692161D100B05E5
     True
@@ -72,7 +73,7 @@ def make_rng(*words: int | str, device: torch.device | str = "cpu") -> torch.Gen
 
 
 def sample_without_replacement(population: int, count: int, key: int) -> list[int]:
-    """``count`` distinct integers below ``population``, sorted, in O(count) whatever the population (Floyd's algorithm)."""
+    """``count`` distinct integers below ``population``, sorted, in O(count) for any population (Floyd's algorithm)."""
     if count >= population:
         return list(range(population))
     chosen: set[int] = set()
@@ -98,25 +99,25 @@ def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarr
 
 
 def streams(device: torch.device) -> list[Tensor]:
-    """Where torch's global streams stand: the CPU's, and that of an accelerator, from which ``nn.Dropout`` draws there."""
+    """Return the states of torch's global random streams on the CPU and on an accelerator, where ``nn.Dropout`` draws."""
     own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state()]
     return [torch.default_generator.get_state(), *own]
 
 
 def put_back(device: torch.device, before: Sequence[Tensor]) -> None:
-    """Let torch's global streams stand where they stood before."""
+    """Restore the states of torch's global streams."""
     torch.default_generator.set_state(before[0])
     if device.type != "cpu":
         torch.get_device_module(device).set_rng_state(before[1])
 
 
 def have_moved(device: torch.device, before: Sequence[Tensor]) -> bool:
-    """Whether somebody has drawn from torch's global streams since."""
+    """Return whether torch's global streams were used since."""
     return not all(map(torch.equal, streams(device), before))
 
 
 def seed_streams(device: torch.device, seed: int) -> None:
-    """Let torch's global streams start anew."""
+    """Seed torch's global streams."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
@@ -124,7 +125,7 @@ def seed_streams(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def seeded(key: int, device: torch.device) -> Iterator[None]:
-    """For code that draws from torch's global streams: they start from ``key`` inside and are as they were after."""
+    """Seed torch's global streams from ``key``, and restore their states afterwards."""
     before = streams(device)
     try:
         torch.manual_seed(key & (2**63 - 1))

@@ -1,4 +1,4 @@
-"""Inputs that are made when they are asked for: what stands in the place of stored ones where a data set's own code reads them."""
+"""Inputs that a data set's own code makes on demand, instead of stored inputs."""
 
 from abc import ABC, abstractmethod
 
@@ -8,27 +8,27 @@ from flcog.core.trees import Tree
 
 
 class Source(ABC):
-    """Samples' inputs that somebody makes, such as a data set's worker processes."""
+    """Makes samples' inputs, for example with a data set's worker processes."""
 
     whole_batches: bool = False
-    """Whether a sample's shape depends on those it is read with, so that every batch must be read by itself."""
+    """Whether a sample's shape depends on the rest of its batch, so that each batch must be read separately."""
     draws_here: bool = False
-    """Whether samples are read in this process, whose random streams they then draw from: one client at a time."""
+    """Whether samples are read in this process and use its random streams, so that only one client can be read at a time."""
     ahead: int = 0
-    """How many requests it can work on while another one is waited for."""
+    """The number of requests that it can process while the caller waits for another."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     @abstractmethod
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> Tree:
-        """The inputs of some samples, as tensors on the CPU.
+        """Return the inputs of some samples as tensors on the CPU.
 
         Args:
-            indices: which.
-            keys: all the randomness that each sample gets; None where it is always the same.
+            indices: the samples.
+            keys: each sample's randomness, or None if its input is always the same.
         """
 
     def expect(self, indices: np.ndarray, keys: np.ndarray | None) -> None:  # noqa: B027 - a source may have no use for it
-        """Told what will be read soon."""
+        """Prepare for samples that will be read soon."""

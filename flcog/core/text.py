@@ -34,7 +34,7 @@ def figure(value: float) -> str:
 
 
 def first_paragraph(documented: Any) -> str:
-    """Of a docstring, or that of a class or a function, in one line."""
+    """Return the first paragraph of a docstring, or of a class's or a function's, in one line."""
     text = documented if isinstance(documented, str) else documented.__doc__ or ""
     return " ".join(text.strip().split("\n\n")[0].split())
 

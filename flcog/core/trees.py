@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 Tree = Any
-"""A tensor or a dict, tuple or list of trees; what a data set stores may hold arrays in the place of tensors."""
+"""A tensor or a dict, tuple or list of trees; data sets may store arrays instead of tensors."""
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -49,7 +49,7 @@ def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
 
 
 def unlike_shapes(trees: Sequence[Tree]) -> str:
-    """Which two shapes the trees have of which they should have one; empty where all are alike.
+    """Describe two different shapes among trees that should have the same shape. Empty if all are equal.
 
     >>> unlike_shapes([torch.zeros(4, 7), torch.zeros(4, 9)])
     'batches have different shapes: [4, 7] and [4, 9]'
@@ -75,7 +75,7 @@ def call(network: Callable[..., Any], inputs: Tree) -> Any:
 
 
 def _function_of(network: Callable[..., Any]) -> Callable[..., Any]:
-    """What may be remembered of a network: its class's function, not a method bound to one of many copies."""
+    """Return a function that can be cached for a network: its class's function, not a method that is bound to a single copy."""
     function = network.forward if isinstance(network, nn.Module) else network
     return getattr(function, "__func__", function)
 

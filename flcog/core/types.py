@@ -1,4 +1,4 @@
-"""The types that are passed around everywhere: named tensors, what belongs to one method, a batch of samples."""
+"""The types that are passed around everywhere: named tensors, a method's state, a batch of samples."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Checks every entry of a checkpoint before any of it is used, so that a damaged file is an error of one line."""
+"""Checks every entry of a checkpoint before it is used, so that a damaged file gives an error in one line."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ LARGEST = 2**53
 
 
 def check_run(path: Path, payload: dict[str, Any]) -> None:
-    """Refuse a run's checkpoint in which an entry is missing or of another type, or a parameter or buffer is NaN or infinite."""
+    """Refuse a run's checkpoint if an entry is missing or has another type, or if a parameter or buffer is NaN or infinite."""
     _check_entries(path, payload, RUN | (CLIENTS if payload.get("resumable") is True else {}))
     for part, what in (("params", "parameter"), ("buffers", "buffer")):
         for name, value in payload[part].items():
@@ -23,12 +23,12 @@ def check_run(path: Path, payload: dict[str, Any]) -> None:
 
 
 def check_states(path: Path, payload: dict[str, Any]) -> None:
-    """Refuse a file of clients' states that holds anything else."""
+    """Refuse a file of clients' states with other contents."""
     _check_entries(path, payload, STATES)
 
 
 def check_frozen(path: Path, payload: dict[str, Any]) -> None:
-    """Refuse a file of frozen weights that holds anything else."""
+    """Refuse a file of frozen weights with other contents."""
     _check_entries(path, payload, {"params": RUN["params"]})
 
 
@@ -42,10 +42,11 @@ def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> N
 
 
 def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
-    """Refuse state of another structure, shape or kind of number than what this run's methods begin with, and what is not finite.
+    """Refuse state whose structure, shapes or types differ from the initial state of this run's methods, and state that is not
+    finite.
 
-    What begins empty (a list, a dictionary, None) is filled in the course of the run, with anything finite. What does not begin as a
-    finite number need not be one later: the loss of FedWalk's leash is infinite until it is measured.
+    State that is empty at first (a list, a dictionary, None) may contain anything finite later. A number that is infinite at
+    first may stay infinite, such as a loss that was not measured yet.
     """
     fault = _difference(saved, expected, what)
     if fault is not None:
@@ -72,7 +73,7 @@ def _difference(saved: Any, expected: Any, what: str) -> str | None:
 
 
 def _not_finite(saved: Any, expected: Any, what: str) -> str | None:
-    """Where a number is NaN or infinite though the run began with a finite one, or with nothing."""
+    """Find a number that is NaN or infinite although its initial value was finite or empty."""
     if isinstance(saved, dict | list | tuple):
         parts = saved.items() if isinstance(saved, dict) else enumerate(saved)
         inside = ((part, expected[key] if expected else None, f"{what}[{key!r}]") for key, part in parts)
@@ -95,7 +96,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_state(value: Any) -> bool:
-    """Tensors and primitives, however nested."""
+    """Return whether a value consists of tensors and primitives."""
     if isinstance(value, dict):
         return all(map(_is_state, value.values()))
     if isinstance(value, list | tuple):
@@ -123,7 +124,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_file_name(value: Any) -> bool:
-    """Whether it names a file in the folder itself: nothing outside a run's directory is read or removed."""
+    """Return whether a name is a file directly in the folder, so that no file outside a run's directory is read or removed."""
     return type(value) is str and value not in ("", ".", "..") and not set(value) & set("/\\\0:")
 
 
@@ -140,7 +141,7 @@ def _is_ledger(value: Any) -> bool:
 
 
 def _is_experiment(value: Any) -> bool:
-    """As :func:`flcog.run.experiment.describe` gives it, or empty, where rounds were driven by hand."""
+    """Return whether a value is a result of :func:`flcog.run.experiment.describe`, or empty, as for rounds driven by hand."""
     settings = _by(_is_text, _is_state)
     parts: dict[str, Callable[[Any], bool]] = {
         "clients": _is_count,
@@ -167,11 +168,11 @@ RUN: Entries = {
     "servers": ("each method's state", _by(_is_text, _is_state)),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
     "messages": ("first-contact messages by method and client", _by(_is_text, _by(_is_count, _is_state))),
-    "ledger": ("bytes up and down by what was sent", _is_ledger),
+    "ledger": ("bytes up and down by content", _is_ledger),
     "exchanged": ("digests by method", _by(_is_text, _is_text)),
     "experiment": ("what the run was", _is_experiment),
     "observers": ("each observer's state", _by(_is_text, _by(_is_text, _is_state))),
-    "until": ("what each method has done so far", _by(_is_text, _is_state)),
+    "until": ("each method's work so far", _by(_is_text, _is_state)),
     "branch": ("the run that it branched from, or None", lambda value: value is None or _by(_is_text, _is_state)(value)),
     "tracker_run": ("a tracker's name of the run, or None", lambda value: value is None or _is_text(value)),
     "run_id": ("the run's name", _is_text),

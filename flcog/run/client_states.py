@@ -1,4 +1,4 @@
-"""Clients' states on disk and in memory: what methods keep of each client between its rounds."""
+"""Clients' states on disk and in memory, which methods keep between rounds."""
 
 import itertools
 import re
@@ -27,61 +27,59 @@ def _as_it_is(file: Path, client: int, slots: States) -> States:
 
 
 class SavedClientStates:
-    """The slots of the clients that this process owns.
+    """The states of the clients that this process owns.
 
-    On disk they are in one file for each round and process, so that a checkpoint costs what the cohort costs. A client's state is in
-    the last file that was written with it, which others may have left: once fewer than half of a file's clients are still there,
-    these move into the round's own file. So the folder holds at most twice what the states take, beside what kept checkpoints refer
-    to. A file is never changed, and removed once no checkpoint refers to it.
-
-    In memory are those that changed since the last checkpoint, and of the rest the last used; others are read when they are asked
-    for. Without a folder all stay in memory.
+    Each round and process writes one file with the states that have changed, so the size of a checkpoint depends on the cohort.
+    When fewer than half of a file's states are current, these move to the next file. So the folder is at most twice as large as
+    all states, apart from states that kept checkpoints need. Files never change, and are removed when no checkpoint refers to
+    them. Memory holds the states that have changed since the last checkpoint, and the most recently used ones. Others are read on
+    demand. Without a folder all states stay in memory.
 
     Args:
-        directory: where the files are; None for none.
-        rank: this process.
-        receive: what is done with a state that was read: given its file, the client and the state, it returns the state.
+        directory: the folder of the files, or None.
+        rank: this process's number.
+        receive: called with the file, the client and the state after reading. Returns the state to use.
     """
 
     def __init__(self, directory: Path | None, rank: int, receive: Callable[[Path, int, States], States] = _as_it_is) -> None:
         self.directory, self.rank, self._receive = directory, rank, receive
         self.owner: dict[int, int] = {}
-        """The process on which each stateful client lives; the same on every process."""
+        """The process that owns each stateful client. The same on every process."""
         self.files: dict[int, str] = {}
-        """The file that holds each client's state, of all processes' clients."""
+        """The file of each client's state, for the clients of all processes."""
         self.run_id = ""
-        """The run's name, which its files bear: others are never removed."""
+        """The run's name, which is stored in its files. Other files are never removed."""
         self._own: set[str] = set()
-        """Files that the run is known to have written."""
+        """Files that the run has written."""
         self._foreign: set[str] = set()
-        """Files in the same folder that it is known not to have written."""
+        """Files in the same folder that it has not written."""
         self._memory: dict[int, States] = {}
         """In memory, the most recently used last."""
         self._sizes: dict[int, int] = {}
         self._changed: set[int] = set()
         self._held: dict[str, int] = {}
-        """How many clients there are in each file that this process has read or written."""
+        """The number of clients in each file that this process has read or written."""
         self._before: dict[int, tuple[States | None, bool]] | None = None
-        """What this round has replaced, and whether that was saved: for as long as the round may still be dropped."""
+        """The states that this round has replaced, and whether they were saved, until the round can no longer be dropped."""
 
     @property
     def clients(self) -> list[int]:
-        """Those of this process that have a state."""
+        """This process's clients with a state."""
         return sorted(client for client in self._memory.keys() | self.files.keys() if self._has(client))
 
     @property
     def slots(self) -> dict[int, States]:
-        """All of this process's states at once, whatever memory that takes."""
+        """All states of this process at once, which may need much memory."""
         return {client: self.get(client) for client in self.clients}
 
     def get(self, client: int) -> States:
-        """A client's state, empty where it has none yet."""
+        """Return a client's state, which is empty at first."""
         if client not in self._memory:
             self.fetch([client])
         return self._memory.get(client, {})
 
     def fetch(self, clients: Sequence[int]) -> None:
-        """Have these clients' states in memory, as far as they have any; those of one file are read at once."""
+        """Read these clients' states into memory. States in the same file are read together."""
         for client, slots in self._read([client for client in clients if self._has(client) and client not in self._memory]):
             self._remember(client, slots)
         for client in clients:
@@ -98,13 +96,13 @@ class SavedClientStates:
 
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
-        """What is put meanwhile can be undone, if an exception leaves this block."""
+        """Record changes, so that :meth:`undo` can revert them if an exception leaves this block."""
         self._before = {}
         yield
         self._before = None
 
     def undo(self) -> None:
-        """Take back what was put while changes were noted."""
+        """Revert the recorded changes."""
         for client, (slots, changed) in (self._before or {}).items():
             if slots is None:
                 del self._memory[client], self._sizes[client]
@@ -115,7 +113,7 @@ class SavedClientStates:
         self._before = None
 
     def save(self, round: int) -> dict[int, str]:
-        """Write what changed since the last save; returns the clients written, with their file."""
+        """Write the states that have changed since the last save. Returns the written clients with their file."""
         if not self._changed or self.directory is None:
             return {}
         moving = self._left_behind()
@@ -133,13 +131,13 @@ class SavedClientStates:
         return dict.fromkeys(sorted(states), name)
 
     def load(self, files: dict[int, str], world_size: int) -> None:
-        """Take over a checkpoint's clients; ownership is dealt anew, so that the number of processes may change."""
+        """Load a checkpoint's clients, and distribute them over the processes, whose number may have changed."""
         self.files = dict(files)
         self.owner = {client: position % world_size for position, client in enumerate(sorted(files))}
         for state in (self._memory, self._sizes, self._changed, self._held):
             state.clear()
         self._own |= set(files.values())
-        # Every file once, so that damage is known before the first round, not when a client happens to be drawn.
+        # Read every file now, so that damage is reported before the first round and not when a client is sampled.
         for clients in _by_file(self.clients, self.files).values():
             self.fetch(clients)
 
@@ -155,7 +153,7 @@ class SavedClientStates:
                     self._foreign.add(path.name)
 
     def _wrote(self, path: Path) -> bool:
-        """Whether this run wrote a file, which its name, its checkpoints' lists or else the file itself says."""
+        """Return whether this run wrote a file, according to its name and either the run's records or the file's header."""
         if not FILE_NAME.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             return False
         return path.name in self._own or checkpoint.run_of_states(path) == self.run_id
@@ -164,26 +162,26 @@ class SavedClientStates:
         return client in self._memory or (client in self.files and self.owner.get(client, self.rank) == self.rank)
 
     def _read(self, clients: Sequence[int]) -> Iterator[tuple[int, States]]:
-        """Clients' states from the disk, each file once."""
+        """Read clients' states from the disk, each file once."""
         for name, wanted in _by_file(clients, self.files).items():
             assert self.directory is not None
             path = self.directory / name
             stored = checkpoint.read_states(path, wanted, tested=name in self._held)
             self._held[name] = len(stored)
             for client in wanted:
-                # Copies, so that the rest of the file is let go of.
+                # Copies, so that the rest of the file can be freed.
                 own = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, stored[client])
                 yield client, self._receive(path, client, own)
 
     def _left_behind(self) -> list[int]:
-        """This process's clients in files of which less than half the states are still current: they move to a new file."""
+        """Return this process's clients in files with less than half of their states current. They move to a new file."""
         staying = {client: name for client, name in self.files.items() if client not in self._changed}
         left = _by_file(list(staying), staying)
         sparse = {name for name, clients in left.items() if 2 * len(clients) < self._held.get(name, 0)}
         return [client for client, name in staying.items() if name in sparse and self._has(client)]
 
     def _new_name(self, round: int) -> str:
-        """One that no checkpoint refers to: a run that goes on from an earlier round leaves a later one's files alone."""
+        """Return a new file name. A run that resumes from an earlier round does not overwrite later files."""
         assert self.directory is not None
         first = f"round-{round:06d}-rank{self.rank}"
         names = itertools.chain([f"{first}.pt"], (f"{first}-{number}.pt" for number in itertools.count(1)))
@@ -195,7 +193,7 @@ class SavedClientStates:
         self._sizes[client] = sum(leaf.nbytes for leaf in pytree.tree_leaves(slots) if isinstance(leaf, Tensor))
 
     def _forget(self, keep: set[int]) -> None:
-        """Drop the least recently used states from memory, as far as they are on disk."""
+        """Remove the least recently used states from memory if they are on disk."""
         excess = sum(self._sizes.values()) - CACHE_BYTES
         for client in list(self._memory) if excess > 0 and self.directory is not None else ():
             if client in self.files and client not in self._changed and client not in keep:

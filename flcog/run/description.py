@@ -1,4 +1,4 @@
-"""The first rows of a run's summary: task, model, data, clients, methods, processes."""
+"""The first lines of a run's summary: labels, model, data, methods, executor, processes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def local_work(batching: Batching | Settings) -> str:
 
 
 def acting_rounds(methods: Sequence[Method], rounds: int) -> list[int]:
-    """The first and last round, counted from 1, where every method of the run is active; all rounds if there are none."""
+    """Return the first and the last round, counted from 1, when all methods act that ever act. All rounds if there are none."""
     methods = [method for method in methods if method.start_round < rounds]
     first = max((method.start_round for method in methods), default=0)
     last = min([rounds, *(method.stop_round for method in methods if method.stop_round is not None)])

@@ -1,4 +1,4 @@
-"""What makes a run the same experiment: its model, data, partition and settings, saved in checkpoints and compared on resume."""
+"""Describes an experiment: its model, data, partition and settings. Checkpoints store this, and a resumed run compares it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ def describe(
     data: FederatedDataModule,
     config: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The run's identity and all its settings by name, in numbers and strings only.
+    """Describe the experiment and all its settings by name, in numbers and strings only.
 
     On the command line the arguments of model and data are in ``config``; in Python they are read from the objects' attributes.
     """
@@ -63,7 +63,7 @@ def describe(
 
 
 def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse to go on with another model, other data or another partition."""
+    """Refuse another model, other data or another partition."""
     for name in {**saved["layers"], **present["layers"]}:
         before, now = saved["layers"].get(name), present["layers"].get(name)
         if before != now:
@@ -88,7 +88,7 @@ def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any])
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """Every setting that is another one, in a line each: ``trainer.local_steps was 40, is 50``."""
+    """List the changed settings, such as ``trainer.local_steps was 40, is 50``."""
     both = saved["config"] is not None and present["config"] is not None
     lines = []
     for part in ("settings", "config" if both else "objects"):

@@ -1,4 +1,5 @@
-"""Frozen weights of a run: written once beside its checkpoints, each of which names the file, and loaded where the model has others."""
+"""Frozen weights of a run: written once beside the checkpoints, which name the file, and loaded if the model has other frozen
+weights."""
 
 import hashlib
 from pathlib import Path

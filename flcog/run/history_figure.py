@@ -1,4 +1,4 @@
-"""The rows of ``metrics.csv`` as a picture: what ``trainer.plot()`` shows."""
+"""The rows of ``metrics.csv`` as a picture: drawn by ``trainer.plot()``."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class HistoryFigure(Figure):
 
 
 def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] = ()) -> Figure:
-    """Columns by round, those that measure the same side by side in one chart.
+    """Draw columns by round. Columns of the same measure share a chart.
 
     Args:
         rows: of a run.

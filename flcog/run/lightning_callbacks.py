@@ -64,7 +64,7 @@ class LightningCallbacks(Callback):
     columns of the round's row.
 
     Args:
-        callbacks: in the order in which they are called.
+        callbacks: in calling order.
     """
 
     def __init__(self, callbacks: Sequence[L.Callback] = ()) -> None:
@@ -79,7 +79,7 @@ class LightningCallbacks(Callback):
 
     @property
     def draws_progress(self) -> bool:
-        """Whether one of the callbacks is a progress bar, which replaces flcog's."""
+        """Whether the callbacks include a progress bar, which replaces flcog's."""
         return any(lightning_base(callback, "ProgressBar") is not None for callback in self.callbacks)
 
     # Events of the run ------------------------------------------------------------------------------------------------------------

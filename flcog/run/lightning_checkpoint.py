@@ -14,9 +14,9 @@ PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
 
 
 def lightning_entries(module: L.LightningModule, weights: Params, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The weights, and the arguments with which the module can be constructed again.
+    """Return the weights and the constructor arguments of the module.
 
-    The arguments are those that the module stored with ``save_hyperparameters()``, or else those of the run's configuration.
+    The arguments come from the module's ``save_hyperparameters()``, or else from the run's configuration.
 
     Args:
         module: the client module.

@@ -61,7 +61,7 @@ class LightningTrainer:
         self.strategy = Strategy(run.processes)
         self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
         self.metrics: dict[str, float] = {}
-        """The row of the last evaluation or round, to which callbacks and modules may add."""
+        """The row of the last evaluation or round. Callbacks and modules may add figures."""
         self.current_epoch = run.round
 
     # Progress ---------------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class LightningTrainer:
         return next((callback for callback in self.callbacks if lightning_base(callback, "ProgressBar")), None)
 
     def load_global_model(self) -> None:
-        """Load the global weights into the module, which otherwise holds those of some client."""
+        """Load the global weights into the module, which otherwise contains a client's weights."""
         self._run.engine.hand_over(self._run.server)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:

@@ -19,7 +19,7 @@ _PAIR = re.compile(
     r"""(?P<value>"[^"]*"|'[^']*'|[^\s,;&"'{}\[\]()]+)""",
     re.IGNORECASE,
 )
-"""A name that may be one of those, and its value, inside a text: of YAML, of Python, of an address's query."""
+"""A name that may be secret, with its value, inside a text such as YAML, Python or an address's query."""
 
 
 def masked(value: Any, name: str = "") -> Any:
@@ -38,7 +38,7 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def masked_text(text: str) -> str:
-    """A text without the logins of its addresses and without what it gives to names that look like secrets.
+    """Mask the logins of addresses in a text, and the values of names that look like secrets.
 
     >>> masked_text("Method(token='abc', mu=0.1)")
     "Method(token='***', mu=0.1)"

@@ -102,7 +102,7 @@ def _quantile_rows(columns: dict[str, np.ndarray]) -> Table:
 def _table(header: list[str], rows: list[list[str]], text_column: str | None = None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(header):
-        # In a narrow terminal rich would shorten figures and text alike; figures keep their width.
+        # In a narrow terminal rich would shorten both figures and text; figures keep their width.
         width = max(len(name), *(len(row[number]) for row in rows))
         table.add_column(name, justify="right" if number else "left", min_width=width, no_wrap=True)
     if text_column is not None:

@@ -1,4 +1,4 @@
-"""Compares a resumed run with the run that wrote its checkpoint."""
+"""Checks that a resumed run is the same experiment as the run that wrote its checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ def check_resumable(
     tensors: Params,
     present: Mapping[str, Any],
 ) -> list[Note]:
-    """Refuse a checkpoint of another experiment. Returns a note for each changed setting.
+    """Refuse to resume another experiment. Returns a note for each changed setting.
 
     Args:
-        path: the checkpoint's file.
-        saved: its content.
-        settings, methods: of this run.
-        tensors: the parameters and shared buffers that it begins with.
-        present: the description of this run by :func:`flcog.run.experiment.describe`.
+        path: the checkpoint.
+        saved: its contents.
+        settings, methods: this run's.
+        tensors: this run's initial parameters and shared buffers.
+        present: this run's description by :func:`flcog.run.experiment.describe`.
     """
     names = [method.name for method in methods]
     checkpoint.check_same_model(path, saved["params"] | saved["buffers"], tensors)
@@ -53,7 +53,7 @@ def check_resumable(
 
 
 def check_meant(path: Path, notes: Sequence[Note]) -> None:
-    """Refuse settings that differ from the checkpoint's."""
+    """Refuse settings that differ from the checkpoint's, unless the user allowed changes."""
     changes = [note.text for note in notes if isinstance(note, ChangedSetting)]
     if changes:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Experiment trackers: any Lightning logger, W&B by default, everything they write inside the run's directory.
 
-They get a round's row once it and the checkpoint are on disk, and what one of them raises is a warning: no round is lost to it.
+They receive a round's row after the row and the checkpoint were written. Their errors become warnings, so that no round is lost.
 """
 
 import netrc
@@ -23,22 +23,22 @@ from flcog.run.masking import masked, masked_text
 Answer = TypeVar("Answer")
 
 INIT_TIMEOUT = 30.0
-"""Seconds that W&B's server may take to answer, after which a run is tracked offline."""
+"""A run is tracked offline if W&B's server does not answer within these seconds."""
 
 _as_given: WeakKeyDictionary[Logger, dict[str, Any]] = WeakKeyDictionary()
-"""Loggers as they were before their first fit: a second fit with the same logger has its own run and directory."""
+"""Loggers in their state before their first fit, so that a second fit with the same logger has its own run and directory."""
 
 _opened: WeakSet[WandbLogger] = WeakSet()
 """Loggers whose W&B run was opened by a fit, which closes it; a run that the user opened stays open."""
 
 
 class Trackers:
-    """A run's trackers, none of which can cost it a round: what a tracker raises is warned of, once, and the others go on.
+    """A run's trackers. An error of a tracker is a single warning, and the other trackers continue.
 
     Args:
-        logger: what the user asked for; ``True`` is W&B, online where a login is found and offline otherwise, never prompting.
-        directory: the run's directory; relative paths of loggers are taken to lie in it.
-        run_id: the W&B run to go on with after a resume.
+        logger: the user's loggers. ``True`` is W&B, online if a login is found and offline otherwise, never prompting.
+        directory: the run's directory, which contains the loggers' relative paths.
+        run_id: the W&B run of a resumed run.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Trackers:
             self.loggers.append(tracker)
 
     def log_setting(self, setting: dict[str, Any]) -> None:
-        """Tell them what the run is, without secrets, now or when they are opened."""
+        """Send them the run's settings without secrets, now or when they are opened."""
         shown = masked(setting)
         self._setting |= shown
         if self._is_open:
             self._tell(_log_setting, shown)
 
     def begin(self) -> list[str]:
-        """Open trackers that can be watched from the first round on. Returns where each can be looked at."""
+        """Open trackers that can be watched from the first round on. Returns the address or folder of each."""
         if not all(self._ask(logger, _can_wait) for logger in self.loggers):
             self.open()
         return [self._ask(logger, _describe) or _name(logger) for logger in self.loggers]
 
     def open(self) -> None:
-        """Open them, and tell them what the run is. Nothing where they are open: who writes to them need not know."""
+        """Open them, if they are not open yet, and send them the run's settings."""
         if self._is_open:
             return
         self._is_open = True
@@ -77,13 +77,16 @@ class Trackers:
         self._tell(_log_setting, self._setting)
 
     def log_metrics(self, row: dict[str, float]) -> None:
-        """A round's row and the pictures that were drawn in it, to every tracker."""
+        """Send a round's row and pictures to every tracker."""
         self.open()
         self._tell(_log_row, row)
         self._log_figures()
 
     def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:
-        """A picture to the run's directory, and with the round's row, if it may be shared, to every tracker that takes pictures."""
+        """Write a picture to the run's directory.
+
+        If it may be shared, also send it with the round's row to every tracker that takes pictures.
+        """
         path = self.directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
         write_figure(path, figure, remedy=RUN_REMEDY, bbox_inches="tight")
         if share:
@@ -96,16 +99,16 @@ class Trackers:
 
     @property
     def run_id(self) -> str | None:
-        """The W&B run's id, so that a resumed run goes on in it. It is known before the run is open."""
+        """The id of the W&B run, which a resumed run continues. It is known before the run is open."""
         return next(filter(None, (self._ask(logger, _run_id) for logger in self.loggers)), None)
 
     def to_upload(self) -> list[tuple[str, str]]:
-        """What to type to upload runs that were tracked offline."""
+        """Return commands that upload runs that were tracked offline."""
         commands = [self._ask(logger, _upload_command) for logger in self.loggers] if self._is_open else []
         return [("Upload it to W&B", command) for command in commands if command]
 
     def close(self, status: str) -> None:
-        """Finish what the fit has opened; a W&B run that was the user's own stays open.
+        """Finish the runs that the fit has opened. The user's own W&B run stays open.
 
         Args:
             status: "success" or "failed".
@@ -121,7 +124,7 @@ class Trackers:
             self._ask(logger, what, *news)
 
     def _ask(self, logger: Logger, question: Callable[..., Answer], *arguments: Any) -> Answer | None:
-        """Call the function on the tracker; where that fails warn once and return None, so that training goes on."""
+        """Call the function on the tracker. If it fails, warn once and return None, so that training continues."""
         try:
             return question(logger, *arguments)
         except Exception as error:
@@ -137,7 +140,7 @@ class Trackers:
 
 
 def check_environment(logger: Logger | Sequence[Logger] | bool | None) -> None:
-    """Refuse values of W&B's environment variables that it could not go on with, if it is wanted."""
+    """Refuse invalid values of W&B's environment variables, if W&B is used."""
     if logger is not True and not any(isinstance(tracker, WandbLogger) for tracker in _listed(logger)):
         return
     if not any(name.startswith("WANDB_") for name in os.environ):
@@ -163,7 +166,7 @@ def _listed(logger: Logger | Sequence[Logger] | bool | None) -> list[Logger]:
 
 
 def _as_before_any_fit(logger: Logger | Sequence[Logger] | bool | None, directory: Path) -> list[Logger]:
-    """The loggers that were asked for, as they were given."""
+    """Return the user's loggers in their original state."""
     by_default = logger is True and os.environ.get("WANDB_MODE") != "disabled"
     loggers = [_default_logger(directory)] if by_default else _listed(logger)
     for tracker in loggers:
@@ -172,7 +175,7 @@ def _as_before_any_fit(logger: Logger | Sequence[Logger] | bool | None, director
 
 
 def _copy(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Deep enough for what a fit changes in place: paths, and the arguments of wandb.init."""
+    """Copy the attributes that a fit changes in place: paths, and the arguments of wandb.init."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
 
@@ -181,7 +184,7 @@ def _default_logger(directory: Path) -> Logger:
 
 
 def _move_into(logger: Logger, directory: Path) -> None:
-    """Loggers default to the working directory: put relative paths under the run's. An absolute path is the user's own wish."""
+    """Move relative paths of a logger from the working directory into the run's directory. Absolute paths stay."""
     for attribute in ("_save_dir", "_root_dir"):
         value = getattr(logger, attribute, None)
         if isinstance(value, str | os.PathLike) and not Path(value).is_absolute():
@@ -198,17 +201,17 @@ def _move_into(logger: Logger, directory: Path) -> None:
 
 
 def _is_open(logger: WandbLogger) -> bool:
-    """Whether it has a W&B run, or will take the one that the user has open (a sweep's agent, for one)."""
+    """Return whether the logger has a W&B run, or will use the user's open run (for example a sweep agent's)."""
     return logger._experiment is not None or _users_run() is not None
 
 
 def _users_run() -> Any:
-    """The W&B run that the user has open, if any. Importing W&B takes half a second, so a run does without it until its first row."""
+    """Return the user's open W&B run, if any. Does not import W&B, which takes half a second."""
     return getattr(sys.modules.get("wandb"), "run", None)
 
 
 def _prepare(logger: Logger, run_id: str | None) -> None:
-    """What a W&B run will be opened with."""
+    """Return the arguments for opening a W&B run."""
     if not isinstance(logger, WandbLogger) or _is_open(logger):
         return
     arguments = logger._wandb_init
@@ -217,23 +220,28 @@ def _prepare(logger: Logger, run_id: str | None) -> None:
     # Chosen here, so that a checkpoint may be written before the W&B run is opened.
     arguments["id"] = arguments.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
     if arguments.get("anonymous") is None:
-        arguments.pop("anonymous", None)  # which Lightning always gives, and W&B warns of
-    # The run's summary shows what W&B would print, and the progress bar needs the terminal. By default W&B also sends the command line,
+        arguments.pop("anonymous", None)  # Lightning always passes it, and W&B warns about it
+    # The run's summary shows the same as W&B's output, and the progress bar needs the terminal. By default W&B also sends the
+    # command line,
     # with the secrets in it, and lets git run the programs that the working directory's configuration names.
     quiet = {"silent": True, "console": "off", "x_disable_meta": True, "disable_git": True, "init_timeout": INIT_TIMEOUT}
     arguments.setdefault("settings", quiet)
     mode = arguments.get("mode") or ("offline" if logger._offline else os.environ.get("WANDB_MODE", "online"))
-    # Said as an argument: Lightning says "offline" through the environment, where W&B may no longer look and others later do.
+    # Pass it as an argument. Lightning sets "offline" in the environment, which W&B may have read already and later runs would
+    # read.
     arguments["mode"], logger._offline = "offline" if mode == "online" and not _logged_in() else mode, False
 
 
 def _can_wait(logger: Logger) -> bool:
-    """Whether it may be opened after the first round: W&B offline takes seconds to open, and nobody could watch it meanwhile."""
+    """Return whether the logger can be opened after the first round.
+
+    W&B takes seconds to open, and offline it cannot be watched.
+    """
     return isinstance(logger, WandbLogger) and not _is_open(logger) and logger._wandb_init["mode"] == "offline"
 
 
 def _open_run(logger: Logger) -> bool:
-    """Open its run, if it is W&B's, and make rounds the x-axis. False where the run goes on without it."""
+    """Open a W&B run and make rounds the x-axis. Returns False if the run continues without it."""
     if not isinstance(logger, WandbLogger):
         return True
     import wandb
@@ -251,7 +259,7 @@ def _open_run(logger: Logger) -> bool:
 
 
 def _new_run(logger: WandbLogger) -> Any:
-    """A W&B run: offline where its server cannot be reached, None where that fails too. Nobody should lose a training to its tracker."""
+    """Open a W&B run, offline if its server cannot be reached. Returns None if this fails too, so that training continues."""
     import wandb
 
     if logger._wandb_init["mode"] != "offline":
@@ -262,12 +270,12 @@ def _new_run(logger: WandbLogger) -> Any:
                 f"W&B opened no run ({_first_line(error)}): tracking offline instead, to be uploaded by `wandb sync`",
                 stacklevel=2,
             )
-            # W&B takes the id for in use once it has tried to open a run by it.
+            # W&B considers an id as used after it has tried to open a run with it.
             logger._wandb_init.update(mode="offline", id=secrets.token_hex(4))
             logger._wandb_init.pop("resume", None)
     try:
         return logger.experiment
-    except Exception as error:  # a full disk, a broken installation, whatever wandb.init was given
+    except Exception as error:  # a full disk, a broken installation, wrong arguments
         warnings.warn(
             f"W&B opened no run, not even offline ({_first_line(error)}): going on without it; metrics.csv has every round",
             stacklevel=2,
@@ -280,12 +288,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _round_of(logger: WandbLogger) -> str:
-    """The column that is the x-axis of all charts."""
+    """Make this column the x-axis of all charts."""
     return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}round" if logger._prefix else "round"
 
 
 def _logged_in() -> bool:
-    """Whether W&B would find a key without asking for one."""
+    """Return whether W&B would find a key without a prompt."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     if not any(name.startswith("WANDB_") for name in os.environ) and not any(path.exists() for path in _files_with_keys()):
@@ -305,7 +313,7 @@ def _logged_in() -> bool:
 
 
 def _files_with_keys() -> list[Path]:
-    """The files in which W&B looks for a key or for the address of its server."""
+    """Return the files that W&B searches for a key or the address of its server."""
     netrc_file = os.environ.get("NETRC")
     logins = [Path(netrc_file)] if netrc_file else [Path.home() / ".netrc", Path.home() / "_netrc"]
     return [*logins, Path.home() / ".config" / "wandb" / "settings", Path("wandb", "settings")]
@@ -342,7 +350,7 @@ def _run_id(logger: Logger) -> str | None:
 
 
 def _describe(logger: Logger) -> str:
-    """Where the tracked run can be looked at: an address or a folder."""
+    """Return the address or folder of the tracked run."""
     if isinstance(logger, WandbLogger):
         offline = not _is_open(logger) or logger.experiment.offline
         return f"W&B, {'offline' if offline else logger.experiment.url}"

@@ -59,10 +59,10 @@ MISTAKES = {
     "--trainer.callbacks.MOON.start_round",
     "--trainer.callbacks.mu=1": "may mean FedProx and MOON",
     "--trainer.callbacks.FedPrix.mu=1": "listed before it are FedProx, LocalModels, MOON. Did you mean 'FedProx'?",
-    "--trainer.callbacks.temprature=1": "none of the callbacks has 'temprature'; they are FedProx,|Did you mean 'temperature'?",
+    "--trainer.callbacks.temprature=1": "no callback has 'temprature'; the callbacks are FedProx,|Did you mean 'temperature'?",
     "--trainer.callbacks.FedProx.nu=1": "trainer.callbacks (FedProx) has no option 'nu'. It has mu",
     "--trainer.callbacks.FedProx.mu=lots": "FedProx: mu must be a number; got 'lots'",
-    "--trainer.callbacks.FedProx=1": "give one of its options, --trainer.callbacks.FedProx.OPTION",
+    "--trainer.callbacks.FedProx=1": "add an option, as in --trainer.callbacks.FedProx.OPTION",
 }
 
 

@@ -15,7 +15,7 @@ from flcog.run.directory import LAST, kept_checkpoint
 class Checkpoint(Callback):
     """Writes ``checkpoints/last.ckpt`` after every round, and ``best.ckpt`` whenever a metric improves. Every run has one.
 
-    A run that is killed goes on from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model only, to be evaluated.
+    A killed run resumes from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model only, to be evaluated.
 
     Args:
         monitor: the metric that decides which round is best, as ``metrics.csv`` names it. By default the task's main one
@@ -63,7 +63,7 @@ class Checkpoint(Callback):
         if run.round == 0:
             self.load_state_dict({})
         elif (kept := kept_checkpoint(run.directory, run.round)).is_file():
-            # The run may have gone on from that very file, which was written before it could know what it refers to.
+            # The run may have resumed from this file, which was written before its references were known.
             self._pinned[kept.name] = list(run.state_files)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
@@ -92,7 +92,7 @@ class Checkpoint(Callback):
     def on_exception(self, run: Run, exception: BaseException) -> None:
         stopped = isinstance(exception, RunStopped | RunInterrupted)
         if self.enabled and stopped and run.round not in (0, self._last_round):
-            self._save_last(run)  # on every process, all of which have stopped after this round
+            self._save_last(run)  # on every process, because all processes have stopped after this round
         if isinstance(exception, ProcessDied):
             return  # it has said so itself
         if (
@@ -116,10 +116,12 @@ class Checkpoint(Callback):
 
 
 def state_of_branch(state: dict[str, Any], best_came: bool) -> dict[str, Any]:
-    """The state with which a run goes on that branched from another, whose kept checkpoints stay where they are.
+    """Return the state of a run that branches from another.
+
+    The other run's kept checkpoints are not copied.
 
     Args:
-        state: the other's.
-        best_came: whether its best checkpoint was taken along.
+        state: the other run's.
+        best_came: whether its best checkpoint was copied.
     """
     return (state if best_came else {}) | {"pinned": {}}

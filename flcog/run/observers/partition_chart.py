@@ -10,8 +10,8 @@ class PartitionChart(Callback):
     A federation's server never sees these counts. Nor do trackers, which others may read, unless ``log_partition`` is set.
 
     Args:
-        log_partition: whether the trackers get the chart too, and how sizes, labels and divergences spread over single clients,
-            which stand in run.yaml.
+        log_partition: whether to send the chart to trackers, too, with the spread of sizes, labels and divergences over clients
+            from run.yaml.
     """
 
     def __init__(self, log_partition: bool = False) -> None:
@@ -22,7 +22,7 @@ class PartitionChart(Callback):
             run.trackers.log_setting({"partition": partition_report(run.federation)[1]})
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
-        # In round 1: nobody who waits for it should wait for matplotlib, whose import alone takes half a second.
+        # After round 1, because importing matplotlib takes half a second, which would delay the first round.
         if round == 1 and run.processes.is_first and run.trackers.loggers:
             from flcog.run.partition_figure import partition_figure
 

@@ -12,7 +12,7 @@ from flcog.method import Callback, Run
 from flcog.run.observers.progress_displays import Display, live_display
 
 LINE = 80
-"""The columns of a plain line: a log is read in an editor or a web page, which wrap what is longer."""
+"""The columns of a plain line: editors and web pages wrap longer lines."""
 
 
 class ProgressBar(Callback):
@@ -43,7 +43,7 @@ class ProgressBar(Callback):
         self._durations: deque[float] = deque(maxlen=20)
 
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
-        # Not before the first round: until then others may still print what the run is.
+        # Not before the first round, because other observers still print the run's description until then.
         if not self._looked and self._shows(run):
             self._live, self._looked = live_display(run.round, run.settings.rounds), True
 
@@ -89,7 +89,7 @@ class ProgressBar(Callback):
 
 
 def score(metrics: Mapping[str, float]) -> str:
-    """The score by which a run is judged, and the loss on the same set.
+    """Format the main metric of a run, and the loss on the same set.
 
     >>> score({"val/accuracy": 0.7, "val/loss": 0.9, "test/accuracy": 0.75, "test/loss": 0.8})
     'test accuracy 0.7500, loss 0.8000'

@@ -18,7 +18,7 @@ class Display(Protocol):
     """Characters that fit beside the round."""
 
     def update(self, done: int, figures: str) -> None:
-        """Show that so many rounds are done, with these figures."""
+        """Show the number of finished rounds and these figures."""
 
     def stop(self) -> None:
         """Leave the line as it is, for good."""
