@@ -148,7 +148,7 @@ def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> Non
         f"replaying client {cohort[1]} in round 2 of {run_dir}\nfrom the initial model, because there is no earlier checkpoint;"
         in printed
     )
-    assert "earlier; round 1 is run again first\n" in printed
+    assert "earlier checkpoint; round 1 is run again first\n" in printed
     assert run("replay", run_dir, "--round", "3", "--client", "0") == 2
     assert "the run has done 2 rounds: --round must be between 1 and 2; got 3" in capsys.readouterr().err
     assert run("replay", "nowhere", "--round", "1", "--client", "0") == 2
