@@ -14,5 +14,5 @@ def complain(message: str) -> None:
 def guess(name: str, names: Iterable[str]) -> str:
     """Ask whether the nearest of ``names`` was meant, ignoring upper and lower case. Empty if no name is near."""
     by_lower = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
