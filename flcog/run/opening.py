@@ -146,7 +146,7 @@ class Opening:
     def _note_training(self, run: Session, anew: bool) -> None:
         """Remember the model. Add a note to a new run if an earlier run has trained its model."""
         if self.model in _trained and anew:
-            text = "an earlier fit trained this model, and this one starts from it: make a new model for a new start"
+            text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
             run.engine.notes.add(Note(text))
         _trained.add(self.model)
 
