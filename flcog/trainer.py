@@ -25,8 +25,6 @@ from flcog.core.fabric import launch, make_fabric
 from flcog.core.files import short
 from flcog.core.lightning_options import explains_lightning_options
 from flcog.core.output import never_failing
-from flcog.core.signals import RoundDropped, StopSignals
-from flcog.core.waiting import CoreWaiting
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip

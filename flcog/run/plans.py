@@ -104,7 +104,18 @@ class Plan:
     def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
         """Take over the checkpoint."""
         if saved is not None:
-            run.restore(*saved, resume=False)
+            _restore_to_evaluate(run, saved)
+
+
+def _restore_to_evaluate(run: Session, saved: "Saved") -> None:
+    """Restore a checkpoint. Read it again if its run, which is still training, has replaced it and removed its clients' states."""
+    try:
+        run.restore(*saved, resume=False)
+    except ValueError:
+        now = Saved(saved.path, checkpoint.read(saved.path))
+        if now.content["round"] == saved.content["round"]:
+            raise
+        _restore_to_evaluate(run, now)
 
 
 class EvaluationPlan(Plan):

@@ -154,8 +154,7 @@ class Session:
     def next_command(self, verb: str, checkpoint: Path) -> str:
         return next_command(verb, self.directory, checkpoint, cli=self.config is not None)
 
-    # The run's description
-    # --------------------------------------------------------------------------------------------------------------
+    # The run's description --------------------------------------------------------------------------------------------------------
 
     def record(self) -> None:
         """Write the description of the run to its directory and to the trackers."""

@@ -13,7 +13,6 @@ from flcog.commands.compare.plan import Cell, Summary
 from flcog.commands.compare.settings_of_runs import added_arguments, is_outdated
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.waiting import DISTURBED, share_of_waiting
-from flcog.run.record import read_record
 
 WAYS = ("up", "down")
 History = Sequence[Mapping[str, float]]
@@ -182,14 +181,6 @@ def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
     if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
         return 0, ""
     return branch["round"], Path(str(branch.get("run"))).parent.parent.name
-
-
-def _description(run: Path | None) -> Mapping[str, Any]:
-    """The contents of a run's ``run.yaml``. Empty if there is none that can be read."""
-    try:
-        return read_record(run) if run else {}
-    except ValueError:
-        return {}
 
 
 def percent_scale(results: Sequence[Result]) -> float:

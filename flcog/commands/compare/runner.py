@@ -16,7 +16,6 @@ from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.plan import Cell
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
-from flcog.core.files import OWNER_ONLY, clear_errors, make_folder, replacing, write_yaml
 from flcog.run.writer_lock import ADVICE, BUSY, WriterLock
 
 LOOK_EVERY = 1.0
@@ -136,46 +135,8 @@ def _beginning(cell: Cell) -> list[str]:
     return ["--branch", str(trunk), "--round", str(cell.trunk.round)] if cell.trunk and trunk else []
 
 
-def claim(cell: Cell) -> None:
-    """Make the cell's folder, or check that what was begun there is this very run. A damaged run is put aside, to be trained again."""
-    if cell.damage and cell.run is not None:
-        with clear_errors(cell.folder, OUT_REMEDY):
-            make_folder(cell.folder / DAMAGED)
-            cell.run.rename(cell.folder / DAMAGED / f"{time.time_ns()}-{cell.run.name}")
-            (cell.folder / FINISHED).unlink()
-    given = cell.folder / "arguments.yaml"
-    if given.is_file() and _was_run(cell.folder):
-        earlier = _earlier_arguments(given)
-        then, now = _settings(earlier), _settings(cell.arguments)
-        if then != now:
-            changed = shlex.join([word for option in now if option not in then for word in option]) or "fewer arguments"
-            raise ValueError(
-                f"{cell.folder} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
-            )
-        return
-    with clear_errors(cell.folder, OUT_REMEDY):
-        make_folder(cell.folder)
-        if (cell.folder / SAME_RUN).is_file() and _settings(_earlier_arguments(given)) != _settings(cell.arguments):
-            forget(cell.folder)  # another table's run was this one as it was then
-    write_yaml(given, cell.arguments, OUT_REMEDY, OWNER_ONLY)  # a table's options may contain secrets
-
-
-def _was_run(folder: Path) -> bool:
-    """Whether there is a run in a cell's folder: one that was refused at its start leaves its output alone."""
-    begun = (folder / FINISHED).is_file() or any(path.is_dir() for path in folder.iterdir())
-    return begun and (folder / "output.txt").is_file()
-
-
-def _earlier_arguments(note: Path) -> list[str]:
-    try:
-        earlier = yaml.safe_load(note.read_text(encoding="utf-8"))
-    except (UnicodeError, yaml.YAMLError):
-        earlier = None
-    if not isinstance(earlier, list) or not all(isinstance(word, str) for word in earlier):
-        raise ValueError(f"{note} is damaged: delete {note.parent}, or choose another --out")
-    return earlier
-
-
-def _settings(arguments: Sequence[str]) -> list[Option]:
-    """What makes the run: not where its folder and the configs lie, so that a clone or a folder that was moved goes on."""
-    return [option for option in options_of(arguments) if option[0] != "--trainer.default_root_dir"]
+def _to_carry(cell: Cell) -> list[str]:
+    """The options that make its run carry methods for others: as it began, or as planned."""
+    if not cell.begun:
+        cell.files.carry(cell.carried)
+    return [f"--trainer.callbacks+={json.dumps(part)}" for part in (cell.files.carried if cell.begun else cell.carried)]

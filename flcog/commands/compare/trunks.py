@@ -17,7 +17,6 @@ from flcog.commands.compare.plan import Cell, Trunk
 from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
 from flcog.method import Callback, Method, check_methods
 from flcog.run.branching import damage_of_trunk, methods_until
-from flcog.run.directory import kept_checkpoint
 
 
 class Listed(NamedTuple):
@@ -168,7 +167,7 @@ def _can_be_trunk(cell: Cell, round: int) -> bool:
 
 
 def _keeps(cell: Cell, round: int) -> bool:
-    return cell.run is not None and kept_checkpoint(cell.run, round).is_file() and _is_whole(cell.run, round)
+    return cell.run is not None and cell.run.keeps(round) and _is_whole(cell.run.directory, round)
 
 
 @functools.cache
