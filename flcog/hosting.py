@@ -18,10 +18,11 @@ from flcog.core.trees import Tree, unlike_shapes
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
-from flcog.execute.choice import choose_executor
+from flcog.execute.chooser import choose_executor
 from flcog.execute.job import Job
-from flcog.execute.loop import LoopExecutor
 from flcog.execute.memory import chunk_bytes
+from flcog.execute.one_client import OneClient
+from flcog.execute.sequential import Sequential
 from flcog.method import Method, Notes
 from flcog.reading import Reader
 from flcog.settings import Settings
@@ -146,7 +147,7 @@ def make_runtime(
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
         evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits),
-        loop=LoopExecutor(function, optimizer),
+        loop=Sequential(OneClient(function, optimizer)),
     )
 
 

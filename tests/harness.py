@@ -14,7 +14,7 @@ from reference.common import Client, Problem, State
 from torch import Tensor, nn
 
 import flcog
-from flcog.client.executor import Assignment, Executor, Result
+from flcog.client.executor import Assignment, Choice, Executor, Result
 from flcog.client.work import ClientWork, batches
 from flcog.core import signals
 from flcog.core.types import Slot
@@ -186,6 +186,13 @@ class Recording:
     def compiled(self) -> Any:
         return self.executor.compiled
 
+    @property
+    def choice(self) -> Choice | None:
+        return self.executor.choice
+
+    def settle(self, choice: Choice, why: str) -> None:
+        self.executor.settle(choice, why)
+
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         self._assignments.append(assignment)
         yield from self.executor.run(assignment)
@@ -269,7 +276,7 @@ class RecordingTrainer(flcog.FederatedTrainer):
         return self.run.ledger
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> Any:
         return self.run.engine.clients.executor.executor
 
     @property

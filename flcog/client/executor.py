@@ -1,4 +1,4 @@
-"""The Executor protocol: a round's assignment in, an iterator of the clients' results out."""
+"""The Executor protocol: it takes the assignment of a round and returns an iterator of the clients' results."""
 
 from collections.abc import Callable, Generator, Sequence
 from threading import Event
@@ -53,23 +53,57 @@ class Assignment(NamedTuple):
     """Once set, the loop gives up at its next step."""
 
 
-class Executor(Protocol):
-    """Runs the clients of a round, wherever it has them."""
+class Choice(NamedTuple):
+    """The way in which clients are run, as checkpoints and ``run.yaml`` store it.
+
+    Args:
+        name: of the executor: ``loop``, ``vmap`` or ``vmap-patches``.
+        clients_at_once: the number of clients that train side by side.
+        compiled: whether local steps are compiled, or captured as CUDA graphs.
+    """
+
+    name: str
+    clients_at_once: int
+    compiled: Compile = False
+
+    def __str__(self) -> str:
+        how = f"{self.name}, {self.clients_at_once} client{'s' * (self.clients_at_once > 1)} at a time"
+        return f"{how}, {'CUDA graphs' if self.compiled == 'graphs' else 'compiled'}" if self.compiled else how
+
+
+class Placement(Protocol):
+    """Runs the clients of a round: one after another, on threads, as one batched program, or on a GPU's streams."""
 
     @property
     def name(self) -> str:
-        """Its name for users: ``loop`` or ``vmap``."""
+        """The name that users give: ``loop``, ``vmap`` or ``vmap-patches``."""
 
     @property
     def clients_at_once(self) -> int:
-        """How many clients it runs side by side."""
+        """The number of clients that train side by side."""
 
     @property
     def compiled(self) -> Compile:
         """Whether local steps are compiled, or captured as CUDA graphs."""
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        """The clients' results, as they come."""
+        """Train the clients and yield their results."""
+
+
+class Executor(Placement, Protocol):
+    """A placement that a checkpoint can restore, where another run of the same configuration might make another choice."""
+
+    @property
+    def choice(self) -> Choice | None:
+        """The choice that a resumed run must take over; None if every run of the configuration makes the same choice."""
+
+    def settle(self, choice: Choice, why: str) -> None:
+        """Take over a choice for good.
+
+        Args:
+            choice: from a checkpoint, or from the first process.
+            why: the reason, for a note.
+        """
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:

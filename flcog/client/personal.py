@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from flcog.apply import ModelFunction
-from flcog.client.executor import Assignment, Executor
+from flcog.client.executor import Assignment, Placement
 from flcog.client.messages import Received
 from flcog.client.program import ClientTensors, Program
 from flcog.client.work import ClientWork, make_work
@@ -33,7 +33,7 @@ class PersonalModels(NamedTuple):
     batching: Batching
     reader: Reader
     evaluator: Evaluator
-    loop: Executor
+    loop: Placement
 
     def work(self, received: Received, client: int, steps: int = 1) -> ClientWork:
         """The samples of a client's local steps, which training does not read in this order."""

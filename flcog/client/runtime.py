@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import ModelFunction
-from flcog.client.executor import Assignment, Executor, Result, longest_first
+from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
 from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
 from flcog.client.personal import PersonalModels
 from flcog.client.program import Program
@@ -59,7 +59,7 @@ class ClientRuntime:
     executor: Executor
     seed: int
     evaluator: Evaluator
-    loop: Executor
+    loop: Placement
     store: ClientStore = field(default_factory=StatesInMemory)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from flcog.apply import ModelFunction
 from flcog.core.trees import Tree, first_leaf
 from flcog.execute.own_steps import Traces, traces
-from flcog.execute.steps import ELEMENTWISE
+from flcog.execute.plain_steps import ELEMENTWISE
 from flcog.method import Method
 from flcog.settings import Compile
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.execute.local_step import Given, Held, LocalStep, Shared
-from flcog.execute.steps import Chunk
+from flcog.execute.plain_steps import Chunk
 
 
 class Layout(NamedTuple):

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from flcog.client.program import ClientTensors, Program, differentiate_pure, with_states
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
-from flcog.execute.steps import alive_or
-from flcog.execute.tensor_optimizer import State, TensorOptimizer
+from flcog.execute.optimizer import State, TensorOptimizer
+from flcog.execute.plain_steps import alive_or
 from flcog.method import Gradient
 from flcog.own_steps import among_rounds
 

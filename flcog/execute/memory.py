@@ -1,5 +1,8 @@
 """How much memory one batched program of clients may take."""
 
+import warnings
+from collections.abc import Callable
+
 import torch
 
 from flcog.core.processes import Processes
@@ -43,3 +46,22 @@ def chunk_bytes(processes: Processes, notes: Notes) -> int:
 
 def _counted(taken: int, total: int) -> int:
     return 0 if taken <= LITTLE * total else min(total, -(-taken // STEP) * STEP)
+
+
+def back_off(executor: str, too_many: int, clients: int, make_room: Callable[[], None]) -> None:
+    """Warn that memory ran out and that fewer clients train at a time from here on, and free memory.
+
+    Args:
+        executor: the name of the executor.
+        too_many: the number of clients for which memory ran out.
+        clients: the number of clients that train at a time from here on.
+        make_room: drops tensors that were made for more clients.
+    """
+    warnings.warn(
+        f"executor={executor}: {too_many} clients at a time do not fit into memory, {clients} are tried from here on; "
+        f"trainer.chunk_size={clients} says so from the start",
+        stacklevel=3,
+    )
+    make_room()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The loop on threads: several clients at a time in one process, each with a copy of the model."""
+"""The placement on threads: several clients train at a time in one process, each on a copy of the model."""
 
 import dataclasses
 import itertools
@@ -16,95 +16,88 @@ import torch
 from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Result, Stopped, longest_first
 from flcog.client.work import ClientWork
-from flcog.execute.compiled_loop import CompiledLoop
-from flcog.execute.loop import LoopExecutor
-from flcog.execute.pace import Pace
+from flcog.execute.one_client import OneClient
+from flcog.execute.own_steps import OwnSteps
+from flcog.execute.sequential import Sequential
+from flcog.execute.trainer import ClientTrainer
+from flcog.settings import Compile
+
+Make = Callable[[ModelFunction, torch.optim.Optimizer, bool, OwnSteps], ClientTrainer]
+"""Makes a trainer from a model, its optimiser, whether it seeds torch's global streams, and what runs a module's ``training_step``."""
 
 
-class ThreadedLoop(LoopExecutor):
-    """Several clients at a time, with the same numbers as one at a time.
+class Threads:
+    """Trains several clients at a time, with the same numbers as one at a time.
 
-    torch splits one small batch badly over cores, and clients well: they share nothing until they are added up, and torch holds
-    Python's lock between kernels only. Results come in the loop's own order, so sums do too.
+    torch splits one small batch badly over cores, and clients well: clients share nothing until their changes are added up, and
+    torch holds Python's lock only between kernels. Results come in the order of the sequential placement, so sums are the same.
 
-    What a client draws from torch's *global* stream (a method that breaks the rule that its draws are made in ``draw``) would depend on
-    who runs beside it. Such a client is run again, and from there on one at a time.
+    A client's draws from torch's *global* stream would depend on the clients that run beside it. (A method should draw in ``draw``.)
+    After such a draw the client is run again, and from there on clients run one at a time.
 
     Args:
         model: the client's model.
         optimizer: the module's own optimiser.
-        clients_at_once: how many threads.
+        clients_at_once: the number of threads.
         threads_each: how many threads torch may use for each client.
-        tries_one: whether one client at a time is tried too, where steps are short; on as many threads, so the numbers stay.
-        make: makes the loop that runs on a thread.
+        make: makes a thread's trainer.
     """
 
+    name = "loop"
+
     def __init__(
-        self,
-        model: ModelFunction,
-        optimizer: torch.optim.Optimizer,
-        clients_at_once: int,
-        threads_each: int,
-        tries_one: bool = False,
-        make: Callable[..., LoopExecutor | CompiledLoop] = LoopExecutor,
+        self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int, threads_each: int, make: Make
     ) -> None:
-        super().__init__(model, optimizer)
-        self.clients_at_once, self._make = clients_at_once, make
-        self._loops = [self._copy() for _ in range(clients_at_once)]
-        self.compiled = self._loops[0].compiled
-        self._free: SimpleQueue[LoopExecutor | CompiledLoop] = SimpleQueue()
-        for loop in self._loops:
-            self._free.put(loop)
+        own_steps = OwnSteps()  # shared, so that its warning comes once
+        self._alone = Sequential(OneClient(model, optimizer, own_steps=own_steps))
+        self._trainers, self._free = list[ClientTrainer](), SimpleQueue[ClientTrainer]()
+        for _ in range(clients_at_once):
+            # Copied together, so that the parameters of the copied optimiser are those of the copied module.
+            module, copied = model.copy_of((model.module, optimizer))
+            self._trainers.append(make(ModelFunction(module, model.autocast), copied, False, own_steps))
+            self._free.put(self._trainers[-1])
         self._pool = ThreadPoolExecutor(clients_at_once, "client", torch.set_num_threads, (threads_each,))
         self._stop = threading.Event()
-        self._one_at_a_time = False
-        self._pace = Pace(clients_at_once) if tries_one else None
-        self._work: list[float] = []
+        self.clients_at_once = self.working = clients_at_once
+        """``working`` is the number of threads that train in the next round."""
+        self.has_drawn = False
+        """Whether a client has drawn from torch's global stream, so that clients run one at a time."""
+        self.seconds_worked: list[float] = []
+        """The processor time that each client took in the last round."""
 
-    def _copy(self) -> LoopExecutor | CompiledLoop:
-        # Together, so that the copied optimiser's parameters are the copied module's.
-        module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
-        loop = self._make(ModelFunction(module, self.model.autocast), optimizer, seeds_torch=False)
-        loop.own_steps = self.own_steps  # which says once what all copies have to say
-        return loop
+    @property
+    def compiled(self) -> Compile:
+        return self._trainers[0].compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works, done = longest_first(assignment.works), 0
-        if not self._one_at_a_time:
-            began = time.perf_counter()
+        if not self.has_drawn:
             with closing(self._together(assignment, works)) as results:
                 for result in results:
                     done += 1
                     yield result
             if done == len(works):
-                self._note_time(time.perf_counter() - began, works)
                 return
-            self._one_at_a_time = True
+            self.has_drawn = True
             warnings.warn(
                 f"client {works[done].client} of round {assignment.round + 1} or one beside it drew from torch's global stream: clients "
                 "run one at a time from here on, so that the run can be repeated; let the method make its draws in its draw hook",
                 stacklevel=2,
             )
-        yield from super().run(assignment._replace(works=works[done:]))
-
-    def _note_time(self, seconds: float, works: list[ClientWork]) -> None:
-        if self._pace is not None and works:
-            self._pace.took(seconds, sum(self._work), sum(work.num_steps for work in works))
-            self.clients_at_once = self._pace.settled or self.clients_at_once
+        yield from self._alone.run(assignment._replace(works=works[done:]))
 
     def _together(self, assignment: Assignment, works: list[ClientWork]) -> Generator[Result, None, None]:
-        """Clients' results in order, until one has drawn from the global stream."""
+        """The clients' results in order, until a client has drawn from the global stream."""
         self._stop.clear()
-        self._work.clear()
+        self.seconds_worked.clear()
         stream = torch.default_generator.get_state()
         waiting, running = iter(works), deque[Future[Result]]()
-        at_once = len(self._loops) if self._pace is None else self._pace.at_once
-        resting = [self._free.get() for _ in self._loops[at_once:]]
+        resting = [self._free.get() for _ in self._trainers[self.working :]]
         try:
             for _ in works:
-                # Some ahead, so that nobody waits for a slow client; not all, or every client's update would be in memory.
+                # Start some clients ahead, so that no thread waits for a slow client. Not all, or every result would be in memory.
                 ahead = itertools.islice(waiting, 4 * self.clients_at_once - len(running))
-                running.extend(self._pool.submit(self._client_alone, assignment, work) for work in ahead)
+                running.extend(self._pool.submit(self._train, assignment, work) for work in ahead)
                 result = self._next(running)
                 if not torch.equal(torch.default_generator.get_state(), stream):
                     return
@@ -112,27 +105,28 @@ class ThreadedLoop(LoopExecutor):
         finally:
             self._stop.set()
             wait(running)
-            for loop in resting:
-                self._free.put(loop)
+            for trainer in resting:
+                self._free.put(trainer)
 
     def _next(self, running: deque[Future[Result]]) -> Result:
-        """The first client's result, or whatever made one of them fail."""
+        """The first client's result, or the error that made a client fail."""
         try:
             return running.popleft().result()
         except Stopped:
             errors = [future.exception() for future in running]
             raise next(error for error in errors if error is not None and not isinstance(error, Stopped)) from None
 
-    def _client_alone(self, assignment: Assignment, work: ClientWork) -> Result:
-        loop, began = self._free.get(), time.thread_time()
+    def _train(self, assignment: Assignment, work: ClientWork) -> Result:
+        """Train one client on the calling thread. An error ends the clients beside it."""
+        trainer, began = self._free.get(), time.thread_time()
         try:
             if self._stop.is_set():
                 raise Stopped
-            program = dataclasses.replace(assignment.program, model=loop.model)
-            return next(loop.run(assignment._replace(program=program, works=[work], stop=self._stop)))
+            program = dataclasses.replace(assignment.program, model=trainer.model)
+            return trainer.train(assignment._replace(program=program, works=[work], stop=self._stop), [work])
         except BaseException:
             self._stop.set()
             raise
         finally:
-            self._work.append(time.thread_time() - began)
-            self._free.put(loop)
+            self.seconds_worked.append(time.thread_time() - began)
+            self._free.put(trainer)

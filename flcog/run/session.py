@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from flcog.apply import ModelFunction
+from flcog.client.executor import Choice
 from flcog.client.lightning_hooks import written_hooks
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
 from flcog.evaluation import Evaluator
-from flcog.execute.choice import VmapOrLoop
-from flcog.execute.fastest import Choice, FastestExecutor
 from flcog.method import Callback, Method, MethodRecord, TrackerNote, Uploads
 from flcog.run import checkpoint
 from flcog.run.branching import methods_until
@@ -225,7 +224,7 @@ class Session:
             "exchanged": checkpoint.digests(self.engine.exchanges),
             "until": methods_until(self.methods, server.round),
             "branch": self.branch,
-            "executor": list(choice) if (choice := self._chosen and self._chosen.choice) else None,
+            "executor": list(choice) if (choice := self.engine.clients.executor.choice) else None,
             "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
             "tracker_run": self.trackers.run_id,
@@ -282,8 +281,8 @@ class Session:
                 self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
             return
         here = [self.settings.executor, self.processes.device.type]
-        if self._chosen is not None and saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
-            self._chosen.settle(Choice(*saved["executor"]), "as the checkpoint says")
+        if saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
+            self.engine.clients.executor.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.messages = {name: dict(sent) for name, sent in saved.get("messages", {}).items()}  # older checkpoints have none
         server.ledger = Ledger.from_state(saved["ledger"])

@@ -15,7 +15,7 @@ from flcog.commands.bench.command import bench
 from flcog.commands.bench.results import print_table, settled
 from flcog.commands.bench.variations import Contestant, warmed_up
 from flcog.commands.cli import main
-from flcog.execute.vmap import VmapExecutor
+from flcog.execute.batched import Batched
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +61,7 @@ def test_what_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, capsys
         raise MemoryError("none is left\nby far")
         yield
 
-    monkeypatch.setattr(VmapExecutor, "run", fails)
+    monkeypatch.setattr(Batched, "run", fails)
     bench(make_trainer(None), classifier(), TinyData(), repeats=1, seconds=0, vary={"executor": ["vmap", "loop"]})
     printed = capsys.readouterr().out
     assert "executor vmap is left out: none is left\n" in printed

@@ -22,7 +22,7 @@ import flcog.callbacks
 import flcog.datamodules
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
-from flcog.execute.threads import ThreadedLoop
+from flcog.execute.threads import Threads
 from flcog.method import Method, Params, Stage
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -78,7 +78,7 @@ def test_against_the_paper(case: Case) -> None:
 def test_executors_agree(case: Case) -> None:
     loop, _ = as_listed(case)
     threads = run(case, case.method, chunk_size=2)
-    assert isinstance(threads.executor, ThreadedLoop) or len(loop.works[0]) == 1
+    assert isinstance(threads.executor.placement, Threads) or len(loop.works[0]) == 1
     assert_close(threads.state, loop.state, 0)
     assert_close(client_states(threads), client_states(loop), 0)
     assert threads.rows == loop.rows

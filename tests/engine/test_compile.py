@@ -33,9 +33,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import flcog
 from flcog.callbacks import SCAFFOLD, FedProx, FedReg
+from flcog.client.executor import Choice
 from flcog.execute import compiler
-from flcog.execute.fastest import Choice
-from flcog.execute.tensor_optimizer import TensorOptimizer
+from flcog.execute.optimizer import TensorOptimizer
 from flcog.schedules import Piecewise
 
 pytestmark = needs_compiler

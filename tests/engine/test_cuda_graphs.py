@@ -22,8 +22,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.test_compile import as_recorded
-from flcog.execute import compiled, cuda_graphs, making
-from flcog.execute.cuda_graphs import Cuda
+from flcog.execute import compiled_steps, plan
+from flcog.execute import graphs as cuda_graphs
+from flcog.execute.graphs import Cuda
 
 pytestmark = needs_compiler
 
@@ -128,7 +129,7 @@ class StandIn:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     device = StandIn()
-    monkeypatch.setattr(making, "_captures", lambda device: True)
+    monkeypatch.setattr(plan, "_captures", lambda device: True)
     monkeypatch.setattr(cuda_graphs, "Cuda", lambda: device)
     monkeypatch.setattr(torch, "compile", as_recorded)
     return device
@@ -273,7 +274,7 @@ def test_what_goes_wrong_while_capturing_leaves_no_stream_behind(monkeypatch: py
 
 
 def test_a_graph_reads_no_number_from_the_cpu() -> None:
-    made = compiled._tensors([{"a": torch.tensor(1.0), "b": 2, "c": 3.0}], torch.device("meta"))
+    made = compiled_steps._tensors([{"a": torch.tensor(1.0), "b": 2, "c": 3.0}], torch.device("meta"))
     assert {value.device.type for value in made[0].values()} == {"meta"}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.data import Samples, Splits
-from flcog.execute.vmap import VmapExecutor
+from flcog.execute.batched import Batched
 
 
 class Plain(L.LightningModule):
@@ -73,7 +73,7 @@ def test_a_batched_program_that_has_run_is_never_given_up(monkeypatch: pytest.Mo
         raise RuntimeError("out of memory")
         yield
 
-    monkeypatch.setattr(VmapExecutor, "run", fails)
+    monkeypatch.setattr(Batched, "run", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train_round()
     assert trainer.executor.name == "vmap"

@@ -13,12 +13,10 @@ from harness import TinyData, assert_close, classifier, train
 
 import flcog
 from flcog.callbacks import SCAFFOLD
-from flcog.client.executor import Assignment, Result
-from flcog.execute import choice as choice_of_executor
-from flcog.execute import fastest
-from flcog.execute.fastest import Choice
-from flcog.execute.loop import LoopExecutor
-from flcog.execute.vmap import VmapExecutor
+from flcog.client.executor import Assignment, Choice, Result
+from flcog.execute import plan, trials
+from flcog.execute.batched import Batched
+from flcog.execute.sequential import Sequential
 
 
 def slow_down(patch: pytest.MonkeyPatch, executor: type, seconds: float) -> None:
@@ -51,7 +49,7 @@ def chosen(trainer: flcog.FederatedTrainer) -> dict[str, Any]:
     return yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
 
 
-@pytest.mark.parametrize(("slow", "fast"), [(VmapExecutor, "loop"), (LoopExecutor, "vmap")])
+@pytest.mark.parametrize(("slow", "fast"), [(Batched, "loop"), (Sequential, "vmap")])
 def test_the_fastest_is_taken_and_kept(
     slow: type, fast: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +63,7 @@ def test_the_fastest_is_taken_and_kept(
     assert f"executor {fast}, {chosen(half)['clients_at_once']} client" in told and "(time of a client: loop" in told
     with monkeypatch.context() as patch:
         # What was faster is slower now: the run goes on as it began all the same.
-        slow_down(patch, VmapExecutor if slow is LoopExecutor else LoopExecutor, 0.1)
+        slow_down(patch, Batched if slow is Sequential else Sequential, 0.1)
         resumed = fitted(tmp_path / "half", 3, ckpt_path=str(half.run_dir))
     settings = chosen(resumed)
     assert (settings["executor"], settings["clients_at_once"]) == (fast, chosen(half)["clients_at_once"])
@@ -75,7 +73,7 @@ def test_the_fastest_is_taken_and_kept(
 
 def test_a_trial_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = train(SCAFFOLD())
-    slow_down(monkeypatch, VmapExecutor, 0.1)
+    slow_down(monkeypatch, Batched, 0.1)
     measured = train(SCAFFOLD(), executor="fastest")
     assert measured.executor.name == "loop"
     assert_close(measured.params, loop.params, 0)
@@ -88,18 +86,18 @@ def test_what_fails_is_not_taken_and_time_is_short(monkeypatch: pytest.MonkeyPat
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(VmapExecutor, "run", fails)
+        patch.setattr(Batched, "run", fails)
         trainer = train(executor="fastest", chunk_size=2, rounds=1)
     assert trainer.executor.name == "loop" and "vmap, 2 clients at a time: fails (no memory)" in trainer.notes[-1]
-    monkeypatch.setattr(fastest, "BUDGET", 0.0)
+    monkeypatch.setattr(trials, "BUDGET", 0.0)
     trainer = train(executor="fastest", rounds=1)
     assert trainer.executor.choice == Choice("loop", 1) and "not tried" in trainer.notes[-1]  # type: ignore[attr-defined]
 
 
 def test_what_a_devices_libraries_take_to_load_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or, on an accelerator, the time would be up after the loop."""
-    monkeypatch.setattr(fastest, "BUDGET", 1.0)
-    run, loaded = LoopExecutor.run, list[bool]()
+    monkeypatch.setattr(trials, "BUDGET", 1.0)
+    run, loaded = Sequential.run, list[bool]()
 
     def loads_first(self: Any, assignment: Assignment) -> Generator[Result, None, None]:
         if not loaded:
@@ -107,7 +105,7 @@ def test_what_a_devices_libraries_take_to_load_does_not_count(monkeypatch: pytes
             time.sleep(1.1)
         yield from run(self, assignment)
 
-    monkeypatch.setattr(LoopExecutor, "run", loads_first)
+    monkeypatch.setattr(Sequential, "run", loads_first)
     trainer = train(executor="fastest", rounds=1)
     assert loaded and "not tried" not in trainer.notes[-1] and "vmap, 5 clients at a time: " in trainer.notes[-1]
 
@@ -121,11 +119,11 @@ def test_long_steps_are_tried_once_beyond_the_first_time(first: float, expected:
         tried.append(steps)
         return 9.0 if len(tried) == 1 else first + 0.02 * (steps - 1)
 
-    monkeypatch.setattr(fastest, "_time", seconds)
+    monkeypatch.setattr(trials, "_time", seconds)
     assignment: Any = SimpleNamespace(works=[SimpleNamespace(num_steps=10)])
     executor: Any = SimpleNamespace(clients_at_once=1)
-    assert fastest._seconds_per_client(executor, assignment, is_warm=False) == pytest.approx(expected)
-    assert tried == ([1, 1, fastest.TRIAL_STEPS] if first < fastest.LONG else [1, 1])
+    assert trials._seconds_per_client(executor, assignment, is_warm=False) == pytest.approx(expected)
+    assert tried == ([1, 1, trials.TRIAL_STEPS] if first < trials.LONG else [1, 1])
 
 
 def test_an_error_of_the_users_is_the_rounds_own() -> None:
@@ -139,10 +137,10 @@ def test_an_error_of_the_users_is_the_rounds_own() -> None:
 
 
 def test_where_there_is_one_executor_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice_of_executor, "obstacle_to_threads", lambda job: "none")
+    monkeypatch.setattr(plan, "obstacle_to_threads", lambda job: "none")
 
     class Own(torch.optim.SGD):
         pass
 
     trainer = train(module=classifier(lambda params: Own(params, lr=0.1)), executor="fastest", rounds=1)
-    assert isinstance(trainer.executor, LoopExecutor) and "Own is no elementwise optimiser" in trainer.notes[0]
+    assert isinstance(trainer.executor.placement, Sequential) and "Own is no elementwise optimiser" in trainer.notes[0]

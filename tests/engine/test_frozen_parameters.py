@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import SCAFFOLD
-from flcog.execute.threads import ThreadedLoop
+from flcog.execute.threads import Threads
 from flcog.models import MLP, LoRA
 
 EXECUTORS: list[dict[str, Any]] = [{"executor": "loop"}, {"chunk_size": 2}, {"executor": "vmap"}]
@@ -38,10 +38,10 @@ def test_they_are_held_once_and_left_as_they_were() -> None:
     frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
     before = {name: value.detach().double() for name, value in frozen.items()}
     trainer = train(module=module, **EXECUTORS[1])
-    model, executor = trainer.run.model, trainer.executor
+    model, executor = trainer.run.model, trainer.executor.placement
     assert list(model.constants) == list(frozen) == ["model.hidden.0.layer.weight", "model.hidden.0.layer.bias"]
-    assert isinstance(executor, ThreadedLoop)
-    functions = [model, *(loop.model for loop in executor._loops)]
+    assert isinstance(executor, Threads)
+    functions = [model, *(each.model for each in executor._trainers)]
     for copied in [module for function in functions for module in (function.module, function.eval_module)]:
         assert all(value is dict(copied.named_parameters())[name] for name, value in frozen.items())
     assert all(torch.equal(value, before[name]) for name, value in frozen.items())

@@ -16,27 +16,27 @@ from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
 from flcog import assembly as setup
 from flcog.callbacks import SCAFFOLD
+from flcog.client.executor import Choice
 from flcog.core.allocations import peak_memory
 from flcog.core.processes import Processes
-from flcog.execute import choice, memory
+from flcog.execute import chooser, memory
 from flcog.execute.activations import activation_bytes
-from flcog.execute.fastest import Choice
 from flcog.execute.job import Job
-from flcog.execute.loop import LoopExecutor
-from flcog.execute.vmap import VmapExecutor
+from flcog.execute.one_client import OneClient
+from flcog.execute.stacked_clients import StackedClients
 from flcog.method import ExecutorNote, MemoryNote, Notes
 from flcog.run.session import Session
 
 
 def let_memory_run_out(patch: pytest.MonkeyPatch, most: int) -> None:
-    chunk = VmapExecutor._chunk
+    chunk = StackedClients.train_chunk
 
     def limited(self: Any, assignment: Any, works: Any) -> Any:
         if len(works) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return chunk(self, assignment, works)
 
-    patch.setattr(VmapExecutor, "_chunk", limited)
+    patch.setattr(StackedClients, "train_chunk", limited)
 
 
 def test_where_memory_runs_out_half_as_many_clients_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,14 +62,14 @@ def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "compile", as_recorded)
     options: dict[str, Any] = {"executor": "vmap", "compile": True, "clients_per_round": 4}
     small = train(SCAFFOLD(), chunk_size=2, **options)
-    begun = VmapExecutor._begun
+    begun = StackedClients.begin
 
     def limited(self: Any, assignment: Any, works: Any) -> Any:
         if len(works) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return begun(self, assignment, works)
 
-    monkeypatch.setattr(VmapExecutor, "_begun", limited)
+    monkeypatch.setattr(StackedClients, "begin", limited)
     with pytest.warns(UserWarning, match="4 clients at a time do not fit into memory, 2 are tried") as caught:
         halved = train(SCAFFOLD(), chunk_size=4, **options)
     assert len(caught) == 1
@@ -78,7 +78,7 @@ def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyP
 
 
 def test_the_fastest_is_chosen_with_as_many_clients_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.execute.choice._choices", lambda job: [Choice("vmap", 5), Choice("vmap", 2)])
+    monkeypatch.setattr("flcog.execute.plan._choices", lambda job: [Choice("vmap", 5), Choice("vmap", 2)])
     let_memory_run_out(monkeypatch, 3)
     with pytest.warns(UserWarning, match="5 clients at a time do not fit") as caught:
         trainer = train(executor="fastest")
@@ -89,7 +89,7 @@ def test_the_fastest_is_chosen_with_as_many_clients_as_fit(monkeypatch: pytest.M
 
 def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Tensor]] = []
-    client = LoopExecutor._client
+    client = OneClient._client
 
     def fails(self: Any, assignment: Any, works: Any) -> Any:
         chunk = torch.zeros(len(works))
@@ -100,8 +100,8 @@ def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pyt
         assert held[0]() is None
         return client(*arguments)
 
-    monkeypatch.setattr(VmapExecutor, "_chunk", fails)
-    monkeypatch.setattr(LoopExecutor, "_client", looked)
+    monkeypatch.setattr(StackedClients, "train_chunk", fails)
+    monkeypatch.setattr(OneClient, "_client", looked)
     with pytest.warns(UserWarning, match="falls back to loop: .*no batching rule"):
         train(executor="vmap", rounds=1)
 
@@ -139,7 +139,7 @@ def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a convolution its input, or the patches of nine pixels that are multiplied; of its rectifier the output."""
     jobs: list[Job] = []
-    monkeypatch.setattr(setup, "choose_executor", lambda job, *rest: jobs.append(job) or choice.choose_executor(job, *rest))
+    monkeypatch.setattr(setup, "choose_executor", lambda job, *rest: jobs.append(job) or chooser.choose_executor(job, *rest))
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
     make_trainer(None, precision="32-true", clients_per_round=1.0).prepare(flcog.Classifier(network), Pictures(4, batch_size=5))
     pixels, filters, rows = 28 * 28, 2, 5

@@ -9,7 +9,7 @@ from harness import assert_close, train
 
 import flcog
 from engine.test_executor_choice import Pictures
-from flcog.execute.loop import LoopExecutor
+from flcog.execute.one_client import OneClient
 from flcog.execute.pace import Pace
 
 
@@ -37,7 +37,7 @@ def test_what_rounds_show(seconds: list[float], work: float, turns: list[int], s
 def test_the_numbers_stay(one_is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)  # conftest puts it back
     running, most, seen, counting = 0, 0, list[int](), threading.Lock()
-    client, took = LoopExecutor._client, Pace.took
+    client, took = OneClient._client, Pace.took
 
     def counted(*arguments: Any) -> Any:
         nonlocal running, most
@@ -57,7 +57,7 @@ def test_the_numbers_stay(one_is_faster: bool, monkeypatch: pytest.MonkeyPatch) 
         most = 0
         took(pace, float((pace.at_once == 1) != one_is_faster), 0, steps)
 
-    monkeypatch.setattr(LoopExecutor, "_client", counted)
+    monkeypatch.setattr(OneClient, "_client", counted)
     monkeypatch.setattr(Pace, "took", noted)
     work: dict[str, Any] = {"rounds": 7, "local_steps": 2, "clients_per_round": 4, "precision": "32-true"}
     tried, plain = (

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from flcog.client.executor import Choice
 from flcog.commands.bench.waiting import synchronise
 from flcog.core.output import say
-from flcog.execute.fastest import Choice
 
 MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
 """Arguments of the trainer that change how a round is computed, but not its result."""

@@ -22,9 +22,9 @@ from flcog.core.types import Slot
 from flcog.execute.compiler import compiled
 from flcog.execute.lane import Lane, Layout, first_of, layout_of
 from flcog.execute.local_step import Given, Held, LocalStep, Shared
+from flcog.execute.optimizer import TensorOptimizer
+from flcog.execute.plain_steps import Chunk, PlainSteps
 from flcog.execute.stacking import announce_chunk, stacked_batches
-from flcog.execute.steps import Chunk, PlainSteps
-from flcog.execute.tensor_optimizer import TensorOptimizer
 from flcog.method import ExecutorNote, Notes
 from flcog.settings import Compile
 

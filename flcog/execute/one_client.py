@@ -1,6 +1,6 @@
-"""The loop executor: one client after another, on the module's real parameters and optimiser; the others must agree with it."""
+"""Trains one client on the module's own parameters and optimiser: the oracle, with which all other trainers must agree."""
 
-from collections.abc import Generator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,45 +35,53 @@ def _with_axis(tree: Any) -> Any:
     return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
 
 
-def _widened(value: Tensor) -> Tensor:
+def widened(value: Tensor) -> Tensor:
     """In a precision fit for taking means: float32 at least."""
     return value.to(torch.promote_types(value.dtype, number_dtype()))
 
 
-class LoopExecutor:
-    """One client at a time, on the module's real parameters and its real optimiser.
+class OneClient:
+    """Trains one client on the module's own parameters with the module's own optimiser, in plain torch.
 
     Args:
         model: the client's model.
         optimizer: the module's own optimiser.
-        seeds_torch: whether each client gets a seed of its own in torch's global streams, from which users' modules may draw.
+        seeds_torch: whether each client seeds torch's global streams, from which users' modules may draw.
+        own_steps: runs a module's own ``training_step``; threads share one.
     """
 
-    name = "loop"
-    clients_at_once = 1
     compiled: Compile = False
 
-    def __init__(self, model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool = True) -> None:
+    def __init__(
+        self,
+        model: ModelFunction,
+        optimizer: torch.optim.Optimizer,
+        seeds_torch: bool = True,
+        own_steps: OwnSteps | None = None,
+    ) -> None:
         self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch
         self._dropout_keys = dropout_keys(model)
-        self._step, self.own_steps = 0, OwnSteps()
+        self._step, self.own_steps = 0, own_steps or OwnSteps()
 
-    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+    def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
+        return [longest_first(works)]
+
+    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
+        for work in works:
+            announce(work, assignment.reader)
+
+    def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
+        (work,) = works
         set_rates(self.optimizer, assignment.rates)
-        works = longest_first(assignment.works)
-        keys = seed_scratch(self._dropout_keys, assignment, [work.client for work in works])
-        for position, work in enumerate(works):
-            if position + 1 < len(works):
-                announce(works[position + 1], assignment.reader)
-            try:
-                with self.own_steps.around(self.model, assignment.round):
-                    result = self._client(assignment, work, {name: int(values[position]) for name, values in keys.items()})
-            except Exception as error:
-                error.add_note(
-                    f"in client {work.client}, round {assignment.round + 1}, local step {self._step + 1} of {work.num_steps}"
-                )
-                raise
-            yield result
+        keys = seed_scratch(self._dropout_keys, assignment, [work.client])
+        try:
+            with self.own_steps.around(self.model, assignment.round):
+                return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
+        except Exception as error:
+            error.add_note(
+                f"in client {work.client}, round {assignment.round + 1}, local step {self._step + 1} of {work.num_steps}"
+            )
+            raise
 
     @torch.no_grad()
     def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
@@ -132,7 +140,7 @@ class LoopExecutor:
             batch = Batch(*assignment.reader.train(indices, None))
             values = assignment.program.over_data(params, self.model.buffers, batch)
             share = len(indices) / work.num_samples
-            parts.append(pytree.tree_map(lambda value, share=share: _widened(value) * share, values))
+            parts.append(pytree.tree_map(lambda value, share=share: widened(value) * share, values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _owned(self, tree: Any) -> Any:

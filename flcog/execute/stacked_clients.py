@@ -1,8 +1,7 @@
 """Many clients as one batched program: stacked parameters, one forward and backward pass, one optimiser step for all."""
 
-import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,116 +26,77 @@ from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
-from flcog.execute.batched_layers import batched_layers
-from flcog.execute.loop import _widened
+from flcog.execute.one_client import widened
 from flcog.execute.own_steps import OwnSteps
+from flcog.execute.plain_steps import Chunk, Steps
 from flcog.execute.stacking import by_client
-from flcog.execute.steps import Chunk, PlainSteps, Steps
 from flcog.settings import Compile
 from flcog.wire.envelope import Manifest
 
 
-class VmapExecutor:
-    """Many clients as one program: stacked parameters, one batched forward and backward, one optimiser step for all.
+class StackedClients:
+    """Trains stacked clients: one batched forward and backward pass, and one optimiser step for all.
 
-    An elementwise optimiser on stacked parameters *is* one optimiser per client. Clients of a chunk are those with the most similar
-    numbers of steps; a client that has finished is frozen.
+    An elementwise optimiser on stacked parameters equals one optimiser per client. A client that has finished is frozen.
 
     Args:
         model: the client's model.
         optimizer: the module's own optimiser, whose settings are copied.
-        clients_at_once: how many make one program.
-        patches: whether convolutions are products of matrices.
-        steps: how a chunk's local steps are run.
+        steps: runs the local steps of a chunk.
+        layers: a context in which layers run that are slow or fail when they are batched.
         seeds_torch: whether each chunk seeds torch's global streams by its first client, as users' modules may draw from them.
+        own_steps: runs a module's own ``training_step``; threads share one.
     """
 
     def __init__(
         self,
         model: ModelFunction,
         optimizer: torch.optim.Optimizer,
-        clients_at_once: int,
-        patches: bool = False,
-        steps: Steps | None = None,
+        steps: Steps,
+        layers: Callable[[], AbstractContextManager[Any]] = nullcontext,
         seeds_torch: bool = True,
+        own_steps: OwnSteps | None = None,
     ) -> None:
-        self.name = "vmap-patches" if patches else "vmap"
-        self._layers = batched_layers(model, patches)
-        self.model, self.optimizer, self.clients_at_once = model, optimizer, clients_at_once
-        self._steps = steps or PlainSteps(model, optimizer, self._layers)
-        self.own_steps, self._dropout_keys, self._backed_off = OwnSteps(), dropout_keys(model), False
-        self._seeds_torch = seeds_torch
+        self.model, self.optimizer, self.steps, self._layers = model, optimizer, steps, layers
+        self._seeds_torch, self.own_steps = seeds_torch, own_steps or OwnSteps()
+        self._dropout_keys = dropout_keys(model)
 
     @property
     def compiled(self) -> Compile:
-        return self._steps.compiled
+        return self.steps.compiled
 
-    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        set_rates(self.optimizer, assignment.rates)
-        for group in self._groups(assignment.works):
-            done = 0
-            while done < len(group):
-                chunk = group[done : done + self.clients_at_once]
-                self._steps.announce(assignment, group[done + len(chunk) :][: len(chunk)])
-                result = self._attempt(assignment, chunk)
-                if result is None:
-                    self._go_on_with(len(chunk) // 2, len(chunk))
-                else:
-                    done += len(chunk)
-                    yield result
-
-    def _groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
-        """Clients that may be stacked, those with the most steps first. Where padding would be felt, their batches have the same sizes."""
+    def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
+        """Groups of clients that may be stacked. Where a model is sensitive to padding, the batches of a group have the same sizes."""
         groups: dict[bytes, list[ClientWork]] = {}
         for work in works:
             groups.setdefault(work.sizes.tobytes() if self.model.feels_padding else b"", []).append(work)
         return [longest_first(group) for group in groups.values()]
 
-    def _attempt(self, assignment: Assignment, chunk: list[ClientWork]) -> Result | None:
-        """A chunk's results; None where memory ran out, and fewer clients at a time may do."""
-        try:
-            with self._naming(assignment, chunk):
-                return self._chunk(assignment, chunk)
-        except torch.OutOfMemoryError:
-            if len(chunk) == 1 or self._backed_off:
-                raise
-            return None  # not from here: until the error is gone, it holds what the chunk has allocated
+    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
+        self.steps.announce(assignment, works)
+
+    def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
+        with self.named(assignment, works):
+            return self.train_chunk(assignment, works)
 
     @contextmanager
-    def _naming(self, assignment: Assignment, works: list[ClientWork]) -> Iterator[None]:
-        """Errors inside say where they happened."""
+    def named(self, assignment: Assignment, works: Sequence[ClientWork]) -> Iterator[None]:
+        """Add a note with the clients and the round to an error inside."""
         try:
             with self.own_steps.around(self.model, assignment.round):
                 yield
         except Exception as error:
-            error.add_note(self._where(assignment, works))
+            clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
+            names_step = self.compiled and len(works) == 1
+            hint = "compile=false names the local step" if names_step else "executor=loop names the client and the local step"
+            error.add_note(f"in {clients}, round {assignment.round + 1}; trainer.{hint}")
             raise
 
-    def _where(self, assignment: Assignment, works: list[ClientWork]) -> str:
-        """Where an error happened."""
-        clients = ", ".join(str(work.client) for work in works)
-        return f"in round {assignment.round + 1}, among clients {clients}; executor=loop names the client and the step"
-
-    def _go_on_with(self, clients: int, too_many: int) -> None:
-        """Go on with fewer clients at a time. Once: what still does not fit then is another's memory, or a single client."""
-        self.clients_at_once, self._backed_off = clients, True
-        warnings.warn(
-            f"executor={self.name}: {too_many} clients at a time do not fit into memory, {self.clients_at_once} are tried from here on; "
-            f"trainer.chunk_size={self.clients_at_once} says so from the start",
-            stacklevel=2,
-        )
-        self._make_room(clients)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-    def _make_room(self, clients: int) -> None:
-        """Let go of what was made for more clients."""
-        self._steps.fewer(clients)
-
     @torch.no_grad()
-    def _begun(self, assignment: Assignment, works: list[ClientWork]) -> Chunk:
+    def begin(self, assignment: Assignment, works: Sequence[ClientWork]) -> Chunk:
         """Clients before their first step."""
         program, num_clients = assignment.program, len(works)
+        set_rates(self.optimizer, assignment.rates)
         device = next(iter(program.global_params.values())).device
         if self._seeds_torch:
             seed_streams(device, torch_seed(assignment, works[0].client))
@@ -162,13 +122,13 @@ class VmapExecutor:
                     params[name].copy_(value)
         return Chunk(params, buffers, tensors, torch.zeros(num_clients, device=device, dtype=number_dtype()))
 
-    def _chunk(self, assignment: Assignment, works: list[ClientWork]) -> Result:
-        stacked = self._steps.padded(assignment, works)
-        trained = self._steps.run(assignment, works, self._begun(assignment, stacked))
-        return self._chunk(assignment, works) if trained is None else self._ended(assignment, works, trained)
+    def train_chunk(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
+        stacked = self.steps.padded(assignment, works)
+        trained = self.steps.run(assignment, works, self.begin(assignment, stacked))
+        return self.train_chunk(assignment, works) if trained is None else self.end(assignment, works, trained)
 
     @torch.no_grad()
-    def _ended(self, assignment: Assignment, works: list[ClientWork], chunk: Chunk) -> Result:
+    def end(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Result:
         """What clients that have trained hand over."""
         program, (params, buffers, tensors, total) = assignment.program, chunk
         manifests: list[Manifest] = []
@@ -186,7 +146,7 @@ class VmapExecutor:
             envelope, states = torch.func.vmap(finish, randomness="different")(params, buffers, tensors, measured)
         return Result(works, envelope._replace(measured={"loss": total / tensors.num_steps}), states, manifests[0])
 
-    def _measure(self, assignment: Assignment, works: list[ClientWork], params: Params, buffers: Params) -> list[Slot]:
+    def _measure(self, assignment: Assignment, works: Sequence[ClientWork], params: Params, buffers: Params) -> list[Slot]:
         """Means over each client's own samples of what methods measure, padded to the largest client."""
         largest = max(work.num_samples for work in works)
         width = min(largest, max(1, rows_per_pass(assignment) // len(works)))
@@ -202,7 +162,7 @@ class VmapExecutor:
                 lambda p, b, i, t, m: assignment.program.over_data(p, b, Batch(i, t, m)), randomness="different"
             )(params, buffers, inputs, targets, weights)
             share = weights.sum(1, dtype=number_dtype()) / num_samples
-            parts.append(pytree.tree_map(lambda v, s=share: _widened(v) * s.view(-1, *[1] * (v.ndim - 1)), values))
+            parts.append(pytree.tree_map(lambda v, s=share: widened(v) * s.view(-1, *[1] * (v.ndim - 1)), values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
 

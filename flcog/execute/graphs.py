@@ -1,8 +1,7 @@
 """Local steps captured once as CUDA graphs, and replayed: a step then costs one launch, whatever its number of kernels."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -10,14 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
-from flcog.client.executor import Assignment, Result, set_rates
-from flcog.client.work import ClientWork
-from flcog.execute.compiled import CompiledSteps, Made, Programs, on_tensors
-from flcog.execute.compiled_loop import CompiledLoop
+from flcog.execute.compiled_steps import Made, Programs, on_tensors
 from flcog.execute.lane import Lane, layout_of
 from flcog.execute.local_step import Given, Held, LocalStep, Shared
-from flcog.execute.steps import Chunk
+from flcog.execute.plain_steps import Chunk
 from flcog.method import Notes
 
 WARM_UPS = 3
@@ -153,72 +148,3 @@ class Graphs(Programs):
         lane = GraphLane(self._device, made, held, shared, given)
         self._say(held, began)
         return lane
-
-
-class GraphLoop(CompiledLoop):
-    """The plain loop's step captured once for each of several streams, and replayed for client after client.
-
-    Kernels are those of the loop, so no convolution is a grouped one; but the GPU is handed whole steps, and where one client's
-    kernels leave it idle, another's run beside them.
-
-    Args:
-        model: the client's model.
-        optimizer: the module's own.
-        graphs: captures.
-        rows: of a batch.
-        clients_at_once: on how many streams.
-    """
-
-    def __init__(
-        self, model: ModelFunction, optimizer: torch.optim.Optimizer, graphs: Graphs, rows: int, clients_at_once: int
-    ) -> None:
-        steps = CompiledSteps(model, optimizer, graphs, 1, rows, lanes=clients_at_once)
-        super().__init__(model, optimizer, steps)
-        self.clients_at_once, self._graphs = clients_at_once, steps
-
-    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        set_rates(self.optimizer, assignment.rates)
-        running = deque[Callable[[], Result]]()
-        for work in (work for group in self._groups(assignment.works) for work in group):
-            collect = self._launched_beside(len(running), assignment, work)
-            if collect is None:
-                fits, tried = len(running), len(running) + 1
-                while running:
-                    yield running.popleft()()
-                self._go_on_with(fits, tried)
-                collect = self._launched(assignment, work)
-            running.append(collect)
-            if len(running) == self.clients_at_once:
-                yield running.popleft()()
-        while running:
-            yield running.popleft()()
-
-    def _launched_beside(self, others: int, assignment: Assignment, work: ClientWork) -> Callable[[], Result] | None:
-        """The same as :meth:`_launched`; None where memory ran out, and may do without a further stream beside the others'."""
-        try:
-            return self._launched(assignment, work)
-        except torch.OutOfMemoryError:
-            if others == 0 or self._backed_off:
-                raise
-            return None
-
-    def _make_room(self, clients: int) -> None:
-        self._graphs.use_lanes(clients, clients)
-
-    def _launched(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
-        """Put a client's steps on a stream; what is returned waits for them."""
-        with self._naming(assignment, [work]):
-            collect, result = None, None
-            if self._graphs.fits(assignment, [work]):
-                collect = self._graphs.launch(assignment, [work], self._begun(assignment, [work]))
-            if collect is None:
-                result = self._chunk(assignment, [work])
-
-        def finished() -> Result:
-            if collect is None:
-                assert result is not None
-                return result
-            with self._naming(assignment, [work]):
-                return self._ended(assignment, [work], collect())
-
-        return finished
