@@ -8,8 +8,8 @@ import torch
 
 from flcog.apply import ModelFunction
 from flcog.core.trees import Tree, first_leaf
+from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.own_steps import Traces, traces
-from flcog.execute.plain_steps import ELEMENTWISE
 from flcog.method import Method
 from flcog.settings import Compile
 

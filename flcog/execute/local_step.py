@@ -3,17 +3,18 @@
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.program import ClientTensors, Program, differentiate_pure, with_states
+from flcog.client.program import ClientTensors, Program, with_states
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import State, TensorOptimizer
-from flcog.execute.plain_steps import alive_or
+from flcog.execute.plain_steps import after_step_of, alive_or, gradient_of, over_clients
 from flcog.method import Gradient
 from flcog.own_steps import among_rounds
 
@@ -86,24 +87,15 @@ class LocalStep:
         return program
 
     def _step(self, program: Program, held: Held, shared: Shared, given: Given) -> Held:
-        def gradient(params: Params, buffers: Params, tensors: ClientTensors, batch: Batch) -> Gradient:
-            contexts = program.contexts(tensors, buffers, given.step) if program.needs_context else []
-            base = program.pure_gradient(differentiate_pure, buffers, contexts)
-            return program.gradient(base, params, batch, contexts, tensors.masks)
-
-        def follow(
-            params: tuple[Params, Params], buffers: Params, tensors: ClientTensors, batch: Batch
-        ) -> tuple[Params, ClientTensors]:
-            return program.after_step(*params, buffers, batch, tensors, given.step)
-
-        batch = Batch(given.inputs, given.targets, *given.mask)
-        result = _for_each(gradient, held.params, held.buffers, held.tensors, batch)
+        batch, step = Batch(given.inputs, given.targets, *given.mask), given.step
+        result: Gradient = _for_each(partial(gradient_of, program, step), held.params, held.buffers, held.tensors, batch)
         tensors = with_states(held.tensors, result.state)
         params = {name: value.clone() for name, value in held.params.items()}
-        self.optimizer(params, result.values, held.optimizer, given.step, shared.rates)
+        self.optimizer(params, result.values, held.optimizer, step, shared.rates)
         if program.followers:
+            follow = partial(after_step_of, program, step)
             params, tensors = _for_each(follow, (params, held.params), result.buffers, tensors, batch)
-        # A client that has finished is frozen. Its optimiser's state is not, for nobody asks for it.
+        # A client that has finished is frozen. The state of its optimiser is not, because nothing reads it any more.
         held.total.add_(torch.where(given.alive, result.loss, 0.0))
 
         def keep(old: Any, new: Any) -> None:
@@ -117,10 +109,8 @@ class LocalStep:
 
 
 def _for_each(function: Callable[..., Any], params: Any, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:
-    """``function`` of every client. A single one needs no batched operations, of which convolutions may be slower."""
-    given = (params, buffers, tensors, batch)
+    """A function of one client, applied to stacked clients. A single client runs without vmap, where convolutions may be faster."""
     if pytree.tree_leaves(params)[0].shape[0] > 1:
-        in_dims = (0, 0, 0, Batch(0, 0, None if batch.mask is None else 0))  # type: ignore[arg-type]
-        return torch.func.vmap(function, in_dims=in_dims, randomness="different")(*given)
-    alone = pytree.tree_map(lambda value: None if value is None else value.squeeze(0), given)
+        return over_clients(function, params, buffers, tensors, batch)
+    alone = pytree.tree_map(lambda value: None if value is None else value.squeeze(0), (params, buffers, tensors, batch))
     return pytree.tree_map(lambda value: value.unsqueeze(0), function(*alone))

@@ -24,8 +24,8 @@ from flcog.client.work import ClientWork, announce, batches
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
+from flcog.execute.optimizer import stepper
 from flcog.execute.own_steps import OwnSteps
-from flcog.execute.sgd import stepper
 from flcog.method import Gradient
 from flcog.settings import Compile
 

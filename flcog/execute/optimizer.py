@@ -1,8 +1,8 @@
-"""The local optimiser as a function of tensors alone, its learning rates included, as programs that are compiled or captured need it."""
+"""The local optimiser: SGD's formula, and the user's optimiser on other tensors than the module's parameters."""
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,43 +12,150 @@ from torch import Tensor
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params
 
+Stepper = Callable[[list[Tensor]], None]
+"""Takes the gradients in the order of the parameters, and updates the parameters."""
+
 State = dict[str, dict[str, Tensor]]
-"""What the optimiser keeps of each parameter."""
+"""The optimiser's state for each parameter."""
+
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+"""Optimisers that treat every element separately, so that one on stacked parameters equals one per client."""
 
 READ_RATES = (torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop)
-"""Torch's own that, parameter by parameter, read the learning rate from its tensor, which no CUDA graph may; for lists they do not."""
+"""Optimisers of torch that read the learning rate from its tensor if they step parameter by parameter. A CUDA graph may not do this,
+so these step lists of parameters."""
+
+
+def stepper(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> Stepper:
+    """A function that applies one step of ``optimizer`` to ``params``.
+
+    ``torch.optim.Optimizer.step`` opens a profiler range, looks for hooks and looks up every parameter's state: for a small model
+    this takes as long as its backward pass. Plain SGD is therefore computed here, and is equal to torch's bit for bit.
+
+    Args:
+        optimizer: new, or with its state cleared, because a client starts without momentum.
+        params: all parameters that it updates.
+    """
+    if is_plain_sgd(optimizer, params):
+        (group,) = optimizer.param_groups
+        values, velocity = [parameter.detach() for parameter in params], list[Tensor]()
+        return lambda gradients: _sgd(group, values, gradients, velocity, group["lr"])
+
+    def step(gradients: list[Tensor]) -> None:
+        for parameter, gradient in zip(params, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    return step
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> bool:
+    """Whether the optimiser is torch's SGD with one group and without hooks or other implementations."""
+    if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
+        return False
+    group = optimizer.param_groups[0]
+    chosen = group["fused"] or group["foreach"] or group["maximize"] or group["differentiable"] or isinstance(group["lr"], Tensor)
+    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    same = [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in params]
+    return same and not chosen and not hooked
+
+
+def _sgd(
+    group: Mapping[str, Any],
+    params: list[Tensor],
+    gradients: list[Tensor],
+    velocity: list[Tensor],
+    rate: float | Tensor,
+    step: Tensor | None = None,
+) -> None:
+    """One step of SGD in place: torch's formula, in torch's order.
+
+    Args:
+        group: the optimiser's settings.
+        params, gradients: of the group.
+        velocity: of the parameters. An empty list is filled; a program, whose tensors are fixed, passes zeros.
+        rate: the learning rate; a tensor in a program, which serves all rounds.
+        step: its number, in a program.
+    """
+    if group["maximize"]:
+        gradients = list(torch._foreach_neg(gradients))
+    if group["weight_decay"]:
+        gradients = list(torch._foreach_add(gradients, params, alpha=group["weight_decay"]))
+    if group["momentum"]:
+        share, added = 1 - group["dampening"], gradients
+        if step is not None and group["dampening"]:
+            share, added = 1, [torch.where(step == 0, gradient, gradient * share) for gradient in gradients]
+        if velocity:
+            torch._foreach_mul_(velocity, group["momentum"])
+            torch._foreach_add_(velocity, added, alpha=share)
+        else:  # In torch the first velocity is the gradient, without dampening.
+            velocity.extend(gradient.clone() for gradient in gradients)
+        gradients = list(torch._foreach_add(gradients, velocity, alpha=group["momentum"])) if group["nesterov"] else velocity
+    if isinstance(rate, Tensor):
+        rate, gradients = 1, [rate.to(gradient.dtype) * gradient for gradient in gradients]
+    torch._foreach_add_(params, gradients, alpha=-rate)
+
+
+def optimizer_like(
+    optimizer: torch.optim.Optimizer, counterparts: Mapping[int, Tensor], **settings: Any
+) -> torch.optim.Optimizer:
+    """The same optimiser, with its settings and groups, on other tensors.
+
+    Args:
+        optimizer: to be copied.
+        counterparts: the other tensors, by the ``id`` of the parameters that they replace.
+        settings: replace those of the optimiser that has them.
+    """
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    accepted = inspect.signature(kind).parameters
+    own = {name: value for name, value in settings.items() if name in accepted}
+    groups = [{**group, **own, "params": [counterparts[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+    return kind(groups, **{name: value for name, value in (optimizer.defaults | own).items() if name in accepted})
 
 
 class TensorOptimizer:
-    """The user's optimiser on parameters, gradients, states and learning rates that are handed to it.
+    """The user's optimiser as a function of tensors: parameters, gradients, state and learning rates. Programs need this form.
 
-    Torch's own keep their step counts in Python, unless they are told that they are compiled or captured; then all are tensors.
+    torch's optimisers count their steps in Python, unless they run compiled or captured. Here they always count in tensors.
 
     Args:
-        optimizer: the user's own, elementwise.
-        counterparts: by the names of the parameters, the ones that the user's optimiser holds.
+        optimizer: the user's, which must be elementwise.
+        params: the parameters that it holds, by name.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, counterparts: Params) -> None:
-        names = {id(parameter): name for name, parameter in counterparts.items()}
-        self._optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, params: Params) -> None:
+        self._optimizer, self._ids = optimizer, {name: id(parameter) for name, parameter in params.items()}
+        names = {place: name for name, place in self._ids.items()}
         self._groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         self._is_sgd = type(optimizer) is torch.optim.SGD
 
     def rates(self, rates: Sequence[float], device: torch.device) -> list[Tensor]:
-        """Its groups' learning rates as tensors."""
+        """The learning rates of the groups as tensors."""
         return list(torch.tensor(list(rates), dtype=number_dtype(), device=device).unbind())
 
     def fresh_state(self, params: Params) -> State:
-        """The state with which a client's training begins."""
+        """The state at the beginning of a client's training."""
         if self._is_sgd:
-            moving = [names for names, group in self._by_group() if group["momentum"]]
-            return {name: {"momentum_buffer": torch.zeros_like(params[name])} for names in moving for name in names}
+            moving = zip(self._groups, self._optimizer.param_groups, strict=True)
+            names = [name for names, group in moving if group["momentum"] for name in names]
+            return {name: {"momentum_buffer": torch.zeros_like(params[name])} for name in names}
         optimizer = self._on(params)
-        with _told_to_compile():
+        with _as_if_compiled():
             for names, group in zip(self._groups, optimizer.param_groups, strict=True):
                 for name in names:
-                    params[name].grad = params[name].detach()  # only what has a gradient gets a state
+                    params[name].grad = params[name].detach()  # only a parameter with a gradient gets a state
                 lists = len(inspect.signature(optimizer._init_group).parameters) - 1  # type: ignore[attr-defined]
                 optimizer._init_group(group, *([] for _ in range(lists)))  # type: ignore[attr-defined]
                 for name in names:
@@ -60,17 +167,17 @@ class TensorOptimizer:
 
         Args:
             params, gradients: by name.
-            state: what it keeps of them.
-            step: the step's number; the first is special with SGD's dampening.
-            rates: the learning rates of its groups.
+            state: of the parameters.
+            step: its number; SGD with dampening treats the first step differently.
+            rates: the learning rates of the groups.
         """
         if self._is_sgd:
-            for (names, group), rate in zip(self._by_group(), rates, strict=True):
-                for name in names:
-                    _sgd(group, params[name], gradients[name], state.get(name), step, rate)
+            for names, group, rate in zip(self._groups, self._optimizer.param_groups, rates, strict=True):
+                values, slopes = ([tensors[name] for name in names] for tensors in (params, gradients))
+                _sgd(group, values, slopes, [state[name]["momentum_buffer"] for name in names if name in state], rate, step)
             return
         optimizer = self._on(params)
-        with _told_to_compile():
+        with _as_if_compiled():
             for names, group, rate in zip(self._groups, optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
                 for name in names:
@@ -79,48 +186,19 @@ class TensorOptimizer:
         for name in state:
             params[name].grad = None
 
-    def _by_group(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        yield from zip(self._groups, self._optimizer.param_groups, strict=True)
-
     def _on(self, params: Params) -> torch.optim.Optimizer:
-        """The same optimiser on other tensors."""
-        kind: Callable[..., torch.optim.Optimizer] = type(self._optimizer)
-        accepted = inspect.signature(kind).parameters
-        apart = {"foreach": kind in READ_RATES, "fused": False, "capturable": True}
-        own = {name: value for name, value in apart.items() if name in accepted}
-        groups = [
-            {name: value for name, value in group.items() if name != "params"}
-            | own
-            | {"params": [params[name] for name in names]}
-            for names, group in self._by_group()
-        ]
-        return kind(groups, **{name: value for name, value in (self._optimizer.defaults | own).items() if name in accepted})
+        counterparts = {place: params[name] for name, place in self._ids.items()}
+        foreach = type(self._optimizer) in READ_RATES
+        return optimizer_like(self._optimizer, counterparts, foreach=foreach, fused=False, capturable=True)
 
 
-def _sgd(
-    group: dict[str, Any], parameter: Tensor, gradient: Tensor, state: dict[str, Tensor] | None, step: Tensor, rate: Tensor
-) -> None:
-    """Torch's formula, in its order."""
-    if group["maximize"]:
-        gradient = -gradient
-    if group["weight_decay"]:
-        gradient = gradient + group["weight_decay"] * parameter
-    if state is not None:
-        velocity, momentum, dampening = state["momentum_buffer"], group["momentum"], group["dampening"]
-        # The first velocity is the gradient itself, dampening or not.
-        added = torch.where(step == 0, gradient, gradient * (1 - dampening)) if dampening else gradient
-        velocity.mul_(momentum).add_(added)
-        gradient = gradient + momentum * velocity if group["nesterov"] else velocity
-    parameter.sub_(rate.to(parameter.dtype) * gradient)
-
-
-_telling = threading.RLock()
+_lock = threading.RLock()
 
 
 @contextmanager
-def _told_to_compile() -> Iterator[None]:
-    """Torch's optimisers behave as under ``torch.compile``: no number is read from a tensor. The flag is one for all threads."""
-    with _telling:
+def _as_if_compiled() -> Iterator[None]:
+    """torch's optimisers behave as under ``torch.compile``, and read no number from a tensor. The flag is global to all threads."""
+    with _lock:
         before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
         try:
             yield

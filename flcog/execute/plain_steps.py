@@ -1,8 +1,8 @@
 """The local steps of a chunk of stacked clients, one after another: the plain way, to which every other must be equal."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,9 +13,8 @@ from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment
 from flcog.client.program import ClientTensors, Program, copied_from, differentiate_pure, with_states
 from flcog.client.work import ClientWork
-from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
-from flcog.execute.sgd import stepper
+from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.method import Gradient
 from flcog.settings import Compile
@@ -88,27 +87,24 @@ class PlainSteps:
     @torch.no_grad()
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk:
         program, (params, buffers, tensors, total) = assignment.program, chunk
-        del chunk  # of which steps replace one part after another
-        optimizer = optimizer_like(self._optimizer, dict(zip(map(id, self._model.params.values()), params.values(), strict=True)))
-        advance = stepper(optimizer, list(params.values()))
+        del chunk  # The steps replace its tensors, whose memory should become free.
+        stacked = dict(zip(map(id, self._model.params.values()), params.values(), strict=True))
+        advance = stepper(optimizer_like(self._optimizer, stacked), list(params.values()))
         alive_at = torch.arange(works[0].num_steps, device=total.device)[:, None] < tensors.num_steps
         with self._layers():
-            for step, (inputs, targets, mask) in enumerate(stacked_batches(works, assignment.reader)):
-                alive = alive_at[step]
+            for step, given in enumerate(stacked_batches(works, assignment.reader)):
+                alive, batch = alive_at[step], Batch(*given)
                 ragged = works[-1].num_steps <= step
                 program.local_step = step
-                gradient = _over_clients(program, step)(params, buffers, tensors, inputs, targets, mask)
+                gradient: Gradient = over_clients(partial(gradient_of, program, step), params, buffers, tensors, batch)
                 total += torch.where(alive, gradient.loss, 0.0)
                 before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
                 new_tensors = with_states(tensors, copied_from(gradient.state, params.values()) if gradient.state else {})
                 advance([gradient.values[name] for name in params])
                 after = params
                 if program.followers:
-                    after, new_tensors = torch.func.vmap(
-                        lambda p, old, b, i, t, m, tensors: program.after_step(p, old, b, Batch(i, t, m), tensors, step),  # noqa: B023 - called at once
-                        in_dims=(0, 0, 0, 0, 0, None if mask is None else 0, 0),
-                        randomness="different",
-                    )(params, before, gradient.buffers, inputs, targets, mask, new_tensors)
+                    follow = partial(after_step_of, program, step)
+                    after, new_tensors = over_clients(follow, (params, before), gradient.buffers, new_tensors, batch)
                     new_tensors = new_tensors._replace(clients=copied_from(new_tensors.clients, params.values()))
                 if ragged:
                     after, new_buffers, clients = (
@@ -121,55 +117,39 @@ class PlainSteps:
                 for name, value in after.items():
                     if value is not params[name]:
                         params[name].copy_(value)
-        # Parameters are leaves with gradients attached; what is kept of a client must not drag those along.
+        # The optimiser has attached gradients to the parameters, which must not stay in memory with a client's results.
         return Chunk({name: value.detach() for name, value in params.items()}, buffers, tensors, total)
 
 
-def _over_clients(program: Program, step: int) -> Any:
-    """One local step's gradient, for stacked clients."""
+def gradient_of(
+    program: Program, step: int | Tensor, params: Params, buffers: Params, tensors: ClientTensors, batch: Batch
+) -> Gradient:
+    """One client's gradient for the optimiser, with the corrections of all methods."""
+    contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
+    base = program.pure_gradient(differentiate_pure, buffers, contexts)
+    return program.gradient(base, params, batch, contexts, tensors.masks)
 
-    def gradient(
-        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tree, targets: Tree, mask: Tensor | None
-    ) -> Gradient:
-        contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
-        base = program.pure_gradient(differentiate_pure, buffers, contexts)
-        return program.gradient(base, params, Batch(inputs, targets, mask), contexts, tensors.masks)
 
-    def mapped(
-        params: Params, buffers: Params, tensors: ClientTensors, inputs: Tree, targets: Tree, mask: Tensor | None
-    ) -> Gradient:
-        in_dims = (0, 0, 0, 0, 0, None if mask is None else 0)
-        return torch.func.vmap(gradient, in_dims=in_dims, randomness="different")(params, buffers, tensors, inputs, targets, mask)
+def after_step_of(
+    program: Program, step: int | Tensor, params: tuple[Params, Params], buffers: Params, tensors: ClientTensors, batch: Batch
+) -> tuple[Params, ClientTensors]:
+    """One client's parameters and states after the hooks that follow the optimiser's step.
 
-    return mapped
+    Args:
+        program: the client side of the round.
+        step: its number.
+        params: after the optimiser's step, and before it.
+        buffers, tensors, batch: the client's.
+    """
+    return program.after_step(*params, buffers, batch, tensors, step)
+
+
+def over_clients(function: Callable[..., Any], params: Any, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:
+    """A function of one client, applied to stacked clients."""
+    in_dims = (0, 0, 0, Batch(0, 0, None if batch.mask is None else 0))  # type: ignore[arg-type]
+    return torch.func.vmap(function, in_dims=in_dims, randomness="different")(params, buffers, tensors, batch)
 
 
 def alive_or(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """What is new of the clients that still train, what is old of the others."""
+    """The new values of clients that still train, and the old values of the others."""
     return torch.where(alive.view(-1, *[1] * (new.ndim - 1)), new, old)
-
-
-ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.ASGD,
-)
-"""Optimisers that treat every element by itself, so that one on stacked parameters equals one per client."""
-
-
-def optimizer_like(optimizer: torch.optim.Optimizer, counterpart: dict[int, Tensor]) -> torch.optim.Optimizer:
-    """The same optimiser, settings and groups included, on other tensors (given by the ``id`` of the ones they stand for)."""
-    accepted = inspect.signature(type(optimizer).__init__).parameters
-    groups = [
-        {**{k: v for k, v in group.items() if k != "params"}, "params": [counterpart[id(p)] for p in group["params"]]}
-        for group in optimizer.param_groups
-    ]
-    return type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in accepted})

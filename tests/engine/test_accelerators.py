@@ -30,7 +30,8 @@ from engine.test_sources import Announced
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.commands.cli import main
 from flcog.core.precision import float64_device
-from flcog.execute.plain_steps import ELEMENTWISE, PlainSteps
+from flcog.execute.optimizer import ELEMENTWISE
+from flcog.execute.plain_steps import PlainSteps
 from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
 from flcog.server.aggregate import _add

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flcog.execute.sgd import _is_plain_sgd, stepper
+from flcog.execute.optimizer import is_plain_sgd, stepper
 
 
 def _walk(settings: dict[str, Any], ours: bool) -> list[Tensor]:
@@ -48,7 +48,7 @@ def test_anything_but_plain_sgd_is_the_users_own() -> None:
     assert len(calls) == 1
     groups = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.5}], lr=0.1)
     for optimizer in (hooked, groups, torch.optim.Adam([first, second]), torch.optim.SGD([first, second], lr=0.1, maximize=True)):
-        assert not _is_plain_sgd(optimizer, [first, second])
+        assert not is_plain_sgd(optimizer, [first, second])
     with torch.no_grad():
         stepper(groups, [first, second])([torch.ones(2), torch.ones(2)])
     assert torch.equal(second.detach(), torch.full((2,), 0.5))
