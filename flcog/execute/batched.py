@@ -59,4 +59,4 @@ class Batched:
     def _reduce(self, too_many: int) -> None:
         """Halve the chunk size after memory ran out."""
         self.clients_at_once, self._has_reduced = too_many // 2, True
-        back_off(self.name, too_many, self.clients_at_once, partial(self.trainer.steps.fewer, self.clients_at_once))
+        back_off(self.name, too_many, self.clients_at_once, partial(self.trainer.steps.reduce, self.clients_at_once))

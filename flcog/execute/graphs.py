@@ -1,4 +1,4 @@
-"""Local steps captured once as CUDA graphs, and replayed: a step then costs one launch, whatever its number of kernels."""
+"""Local steps captured as CUDA graphs. A replayed step costs one launch, whatever its number of kernels."""
 
 import time
 from collections.abc import Callable
@@ -9,36 +9,36 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.execute.compiled_steps import Made, Programs, on_tensors
-from flcog.execute.lane import Lane, layout_of
-from flcog.execute.local_step import Given, Held, LocalStep, Shared
+from flcog.execute.lane import Lane, StepArguments, StepProgram
+from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
 from flcog.execute.plain_steps import Chunk
+from flcog.execute.programs import Programs
 from flcog.method import Notes
 
 WARM_UPS = 3
-"""Steps before one is captured: libraries choose kernels and ask for memory in the first ones, which a graph may not contain."""
+"""The number of steps before the capture. The first steps choose kernels and allocate memory, which a graph must not contain."""
 
 
-class Capturing(Protocol):
-    """What is asked of a device that captures work and replays it."""
+class CaptureDevice(Protocol):
+    """A device that captures work and replays it."""
 
     def stream(self) -> Any:
-        """A new queue of work."""
+        """A new stream."""
 
     def current(self) -> Any:
-        """The queue of those who ask for none."""
+        """The stream on which work is queued by default."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Inside, work goes there."""
+        """A context in which work is queued on this stream."""
 
     def wait(self, waiting: Any, other: Any) -> None:
-        """Let what comes on one queue wait for all that is on another; Python goes on."""
+        """Let later work on one stream wait for all work on another. Python does not wait."""
 
     def lend(self, tensor: Tensor, stream: Any) -> None:
-        """Let no other tensor have this one's memory before all is done that the queue was given until this one is let go of."""
+        """Record that the stream uses the tensor, so that its memory is not reused before the stream's present work is done."""
 
     def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
-        """What runs a function's work again, on the same memory."""
+        """Capture the work of a function, and return a function that replays it on the same memory."""
 
 
 class Cuda:
@@ -66,11 +66,11 @@ class Cuda:
             with self.on(stream):
                 for _ in range(WARM_UPS):
                     function()
-        finally:  # where memory runs out, tensors are let go of that steps under way still use
+        finally:  # If memory runs out, tensors are freed that queued steps still use.
             self.wait(self.current(), stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may read data meanwhile, with copies of their own to the device. The outer context leaves the stream where a
-        # capture fails, which torch 2.11 does not.
+        # Other threads may copy data to the device meanwhile. The outer context restores the stream after a failed capture, which
+        # torch 2.11 does not.
         with self.on(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function()
         replay: Callable[[], None] = graph.replay
@@ -78,44 +78,48 @@ class Cuda:
 
 
 class GraphLane(Lane):
-    """A lane with a stream of its own, on which its graph is replayed.
+    """A lane that replays its graph on a stream of its own.
 
-    All that comes in was made on the current stream, where its memory would be handed to the next tensor as soon as Python forgets
-    it: so it is lent to this one, for as long as it is read there, and no batch is held longer. What goes out gets its memory on the
-    current stream as well.
+    Arguments are made on the current stream, whose allocator may reuse their memory as soon as Python drops them. So they are lent to
+    the lane's stream until it has read them. Results get their memory on the current stream.
     """
 
-    def __init__(self, device: Capturing, made: Made, held: Held, shared: Shared, given: Given) -> None:
-        super().__init__(*made)
+    def __init__(self, device: CaptureDevice, program: StepProgram, arguments: StepArguments) -> None:
+        super().__init__(program)
         self._device, self._stream = device, device.stream()
-        super().load(held, shared)
+        chunk, shared, given = arguments
+        super().load(chunk, shared)
         super().take(given)
         self._replay = device.capture(super().go, self._stream)
 
-    def load(self, held: Held, shared: Shared) -> None:
-        with self._after_what_came_in(held, shared):
-            super().load(held, shared)
+    def load(self, chunk: ChunkTensors, shared: RoundTensors) -> None:
+        with self._on_stream(chunk, shared):
+            super().load(chunk, shared)
 
-    def step(self, given: Given, uncompiled: LocalStep) -> None:
-        with self._after_what_came_in(given):
+    def step(self, given: StepTensors, uncompiled: LocalStep) -> None:
+        with self._on_stream(given):
             super().step(given, uncompiled)
 
     def go(self) -> None:
         self._replay()
 
     def unload(self, clients: int) -> Chunk:
-        held = Chunk(*self.held[:4])
-        out: Chunk = pytree.tree_map(lambda leaf: torch.empty_like(leaf[:clients]), held)
-        with self._after_what_came_in():
-            pytree.tree_map(lambda into, leaf: into.copy_(leaf[:clients]), out, held)
+        chunk = Chunk(*self.chunk[:4])
+        out: Chunk = pytree.tree_map(lambda leaf: torch.empty_like(leaf[:clients]), chunk)
+        with self._on_stream():
+            pytree.tree_map(lambda into, leaf: into.copy_(leaf[:clients]), out, chunk)
         self.give_up()
         return out
 
     def give_up(self) -> None:
         self._device.wait(self._device.current(), self._stream)
 
-    def _after_what_came_in(self, *trees: Any) -> AbstractContextManager[Any]:
-        """Inside, work goes to the lane's stream, behind what is on the current one."""
+    def _on_stream(self, *trees: Any) -> AbstractContextManager[Any]:
+        """A context in which work is queued on the lane's stream, behind the present work of the current stream.
+
+        Args:
+            trees: tensors of the current stream that the lane's stream reads.
+        """
         for tensor in pytree.tree_leaves(trees):
             self._device.lend(tensor, self._stream)
         self._device.wait(self._stream, self._device.current())
@@ -123,28 +127,25 @@ class GraphLane(Lane):
 
 
 class Graphs(Programs):
-    """Graphs of local steps, one for each lane.
+    """Captured local steps, one graph for each lane.
 
     Args:
-        notes: where a note says what capturing took.
-        compiles: whether the compiled step is captured, or the plain one.
-        device: that captures.
+        notes: receives a note with the time that capturing took.
+        compiles: whether steps are compiled before they are captured.
+        device: captures.
     """
 
     verb, kind = "captured", "graphs"
 
-    def __init__(self, notes: Notes, compiles: bool = True, device: Capturing | None = None) -> None:
+    def __init__(self, notes: Notes, compiles: bool = True, device: CaptureDevice | None = None) -> None:
         super().__init__(notes)
         self._compiles, self._device = compiles, device or Cuda()
 
-    def _make(self, step: LocalStep, held: Held, shared: Shared, given: Given) -> Made:
-        if self._compiles:
-            return super()._make(step, held, shared, given)
-        leaves, tree = pytree.tree_flatten((held, shared, given))
-        return Made(on_tensors(step, tree), tree, [layout_of(leaf) for leaf in leaves])
+    def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
+        return super()._make(local_step, arguments) if self._compiles else StepProgram.of(local_step, arguments)
 
-    def _lane(self, made: Made, held: Held, shared: Shared, given: Given) -> Lane:
+    def _lane(self, program: StepProgram, arguments: StepArguments) -> Lane:
         began = time.perf_counter()
-        lane = GraphLane(self._device, made, held, shared, given)
-        self._say(held, began)
+        lane = GraphLane(self._device, program, arguments)
+        self._note(arguments, began)
         return lane

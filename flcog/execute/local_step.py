@@ -1,4 +1,4 @@
-"""One local step of stacked clients as a function of tensors alone, which changes them in place: what can be compiled and captured."""
+"""One local step of stacked clients as a function that changes tensors in place, which can be compiled and captured."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from flcog.method import Gradient
 from flcog.own_steps import among_rounds
 
 
-class Held(NamedTuple):
-    """What clients hold while they train: a :class:`Chunk`, and the optimiser's state."""
+class ChunkTensors(NamedTuple):
+    """The stacked clients of a chunk, with the state of their optimisers."""
 
     params: Params
     buffers: Params
@@ -29,8 +29,8 @@ class Held(NamedTuple):
     optimizer: State
 
 
-class Shared(NamedTuple):
-    """What is the same for all clients of a round. Numbers are tensors: a program would have to be compiled anew for other numbers."""
+class RoundTensors(NamedTuple):
+    """The values that all clients of a round share. Numbers are tensors, because a program is compiled for fixed numbers."""
 
     params: Params
     buffers: Params
@@ -39,26 +39,31 @@ class Shared(NamedTuple):
     round: Tensor
 
 
-class Given(NamedTuple):
-    """What a step is given."""
+class StepTensors(NamedTuple):
+    """The batches of one step.
+
+    Args:
+        inputs, targets: [clients, rows, ...].
+        mask: a list with the mask of real rows, or an empty list if all rows are real.
+        alive: whether each client still trains, bool [clients].
+        step: the number of the step.
+    """
 
     inputs: Tree
     targets: Tree
     mask: list[Tensor]
-    """One, or none where every row counts."""
     alive: Tensor
-    """Which clients still train, bool [clients]."""
     step: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalStep:
-    """The step of all methods of a round around a model: gradient with its corrections, optimiser, and what follows it.
+    """The local step of a round's methods: the gradient with its corrections, the optimiser, and the hooks after its step.
 
     Args:
-        program: the round's client side, of which the methods and the model count here.
-        optimizer: steps the parameters.
-        layers: the context in which they are computed.
+        program: the client side of the round; this class uses its methods and its model.
+        optimizer: updates the parameters.
+        layers: a context in which layers run that are slow or fail when they are batched.
     """
 
     program: Program
@@ -66,15 +71,15 @@ class LocalStep:
     layers: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
-    def __call__(self, held: Held, shared: Shared, given: Given) -> Held:
-        """Changes ``held`` in place and returns it; with other slots where a method's have another structure after its first step."""
+    def __call__(self, chunk: ChunkTensors, shared: RoundTensors, given: StepTensors) -> ChunkTensors:
+        """Change ``chunk`` in place and return it. If a method's states have a new structure, return them in a new chunk instead."""
         program, model = self._program(shared, given), self.program.model
-        # A module with a training_step of its own may ask for the round, whose number would else be a constant of the program.
+        # A module's own training_step may read the round's number, which must be a tensor to be no constant of the program.
         with among_rounds(model.module, shared.round) if model.trains_itself else nullcontext(), self.layers():  # type: ignore[arg-type]
-            return self._step(program, held, shared, given)
+            return self._step(program, chunk, shared, given)
 
-    def _program(self, shared: Shared, given: Given) -> Program:
-        """The round's program on these tensors."""
+    def _program(self, shared: RoundTensors, given: StepTensors) -> Program:
+        """The client side of the round with these tensors."""
         optimisation = self.program.optimisation._replace(lr=shared.rates[0])  # type: ignore[arg-type]
         program = dataclasses.replace(
             self.program,
@@ -86,26 +91,26 @@ class LocalStep:
         program.local_step = given.step  # type: ignore[assignment]
         return program
 
-    def _step(self, program: Program, held: Held, shared: Shared, given: Given) -> Held:
+    def _step(self, program: Program, chunk: ChunkTensors, shared: RoundTensors, given: StepTensors) -> ChunkTensors:
         batch, step = Batch(given.inputs, given.targets, *given.mask), given.step
-        result: Gradient = _for_each(partial(gradient_of, program, step), held.params, held.buffers, held.tensors, batch)
-        tensors = with_states(held.tensors, result.state)
-        params = {name: value.clone() for name, value in held.params.items()}
-        self.optimizer(params, result.values, held.optimizer, step, shared.rates)
+        result: Gradient = _for_each(partial(gradient_of, program, step), chunk.params, chunk.buffers, chunk.tensors, batch)
+        tensors = with_states(chunk.tensors, result.state)
+        params = {name: value.clone() for name, value in chunk.params.items()}
+        self.optimizer(params, result.values, chunk.optimizer, step, shared.rates)
         if program.followers:
             follow = partial(after_step_of, program, step)
-            params, tensors = _for_each(follow, (params, held.params), result.buffers, tensors, batch)
+            params, tensors = _for_each(follow, (params, chunk.params), result.buffers, tensors, batch)
         # A client that has finished is frozen. The state of its optimiser is not, because nothing reads it any more.
-        held.total.add_(torch.where(given.alive, result.loss, 0.0))
+        chunk.total.add_(torch.where(given.alive, result.loss, 0.0))
 
         def keep(old: Any, new: Any) -> None:
             pytree.tree_map(lambda into, value: into.copy_(alive_or(given.alive, value, into)), old, new)
 
-        keep((held.params, held.buffers), (params, result.buffers))
-        if pytree.tree_structure(tensors.clients) != pytree.tree_structure(held.tensors.clients):
-            return held._replace(tensors=tensors)
-        keep(held.tensors.clients, tensors.clients)
-        return held
+        keep((chunk.params, chunk.buffers), (params, result.buffers))
+        if pytree.tree_structure(tensors.clients) != pytree.tree_structure(chunk.tensors.clients):
+            return chunk._replace(tensors=tensors)
+        keep(chunk.tensors.clients, tensors.clients)
+        return chunk
 
 
 def _for_each(function: Callable[..., Any], params: Any, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:

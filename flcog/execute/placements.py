@@ -6,12 +6,13 @@ from flcog.apply import ModelFunction
 from flcog.client.executor import Choice, Placement
 from flcog.execute.batched import Batched
 from flcog.execute.batched_layers import batched_layers
-from flcog.execute.compiled_steps import CompiledSteps, Programs
+from flcog.execute.compiled_steps import CompiledSteps
 from flcog.execute.graphs import Graphs
 from flcog.execute.job import Job
 from flcog.execute.one_client import OneClient
 from flcog.execute.own_steps import OwnSteps
 from flcog.execute.plain_steps import PlainSteps
+from flcog.execute.programs import Programs
 from flcog.execute.sequential import Sequential
 from flcog.execute.stacked_clients import StackedClients
 from flcog.execute.streams import Streams

@@ -43,7 +43,7 @@ class Steps(Protocol):
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
         """The clients that are to be stacked, among which, behind the others, may be some that only fill up."""
 
-    def fewer(self, clients: int) -> None:
+    def reduce(self, clients: int) -> None:
         """Told that from now on only so many clients are stacked, for want of memory."""
 
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
@@ -81,7 +81,7 @@ class PlainSteps:
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
         return list(works)
 
-    def fewer(self, clients: int) -> None:
+    def reduce(self, clients: int) -> None:
         """Any number of clients is run in the same way."""
 
     @torch.no_grad()

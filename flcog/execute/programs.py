@@ -1,0 +1,104 @@
+"""The compiled programs of a run."""
+
+import threading
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from flcog.client.executor import Assignment
+from flcog.core.text import seconds
+from flcog.execute.compiler import compiled
+from flcog.execute.lane import Lane, NewStructure, StepArguments, StepProgram
+from flcog.execute.local_step import LocalStep
+from flcog.method import ExecutorNote, Notes
+from flcog.settings import Compile
+
+
+class Programs:
+    """The compiled programs of a run, one for each list of methods that act in a round. Threads share them.
+
+    Args:
+        notes: receives a note with the time that compiling took.
+    """
+
+    verb: str = "compiled"
+    kind: Compile = True
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes, self._lock = notes, threading.Lock()
+        self._made: dict[Any, StepProgram] = {}
+        self._failed, self._growing = set[tuple[int, ...]](), set[tuple[int, ...]]()
+
+    @property
+    def compiled(self) -> Compile:
+        """The kind of programs, or False if every attempt has failed."""
+        return self.kind if self._made or not self._failed else False
+
+    def fails(self, assignment: Assignment) -> bool:
+        """Whether compiling the round's methods has failed."""
+        return _methods_of(assignment) in self._failed
+
+    def states_grow(self, assignment: Assignment) -> bool:
+        """Whether the round's methods fill their states in the first local step, which therefore runs uncompiled."""
+        return _methods_of(assignment) in self._growing
+
+    def lane(self, assignment: Assignment, local_step: LocalStep, arguments: StepArguments) -> Lane | None:
+        """A new lane with a program for arguments like these.
+
+        It is None if the first step must run uncompiled, or if compiling fails; then a warning says so and all steps run uncompiled.
+        """
+        key, methods = key_of(assignment, arguments), _methods_of(assignment)
+        with self._lock:
+            if self.fails(assignment):
+                return None
+            try:
+                if key not in self._made:
+                    self._made[key] = self._make(local_step, arguments)
+                return self._lane(self._made[key], arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except NewStructure:
+                (self._failed if self.states_grow(assignment) else self._growing).add(methods)
+                return None
+            except (
+                Exception
+            ) as error:  # torch raises many types. An error of the user's comes again when the step runs uncompiled.
+                self._failed.add(methods)
+                self._made.pop(key, None)
+                reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
+                warnings.warn(
+                    f"trainer.compile: local steps run uncompiled, as they cannot be {self.verb} ({reason})", stacklevel=2
+                )
+                return None
+
+    def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
+        """Compile the program, which torch does when it first runs."""
+        began, plain = time.perf_counter(), StepProgram.of(local_step, arguments)
+        program = plain._replace(function=compiled(plain.function, [layout.empty() for layout in plain.layouts]))
+        chunk, shared, given = arguments
+        lane = Lane(program)
+        lane.load(chunk, shared)
+        lane.take(given)
+        lane.go()
+        self._note(arguments, began)
+        return program
+
+    def _lane(self, program: StepProgram, arguments: StepArguments) -> Lane:
+        return Lane(program)
+
+    def _note(self, arguments: StepArguments, began: float) -> None:
+        clients, took = len(arguments[0].total), seconds(time.perf_counter() - began)
+        self._notes.add(ExecutorNote(f"the local step of {clients} client{'s' * (clients > 1)} was {self.verb} in {took}"))
+
+
+def _methods_of(assignment: Assignment) -> tuple[int, ...]:
+    return tuple(map(id, assignment.program.methods))
+
+
+def key_of(assignment: Assignment, arguments: StepArguments) -> Any:
+    """The key of a program: the methods, and the structure and shapes of the arguments."""
+    leaves, tree = pytree.tree_flatten(arguments)
+    return _methods_of(assignment), tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
