@@ -104,8 +104,9 @@ def _sgd(
             velocity.extend(gradient.clone() for gradient in gradients)
         gradients = list(torch._foreach_add(gradients, velocity, alpha=group["momentum"])) if group["nesterov"] else velocity
     if isinstance(rate, Tensor):
-        rate, gradients = 1, [rate.to(gradient.dtype) * gradient for gradient in gradients]
-    torch._foreach_add_(params, gradients, alpha=-rate)
+        torch._foreach_sub_(params, [rate.to(gradient.dtype) * gradient for gradient in gradients])
+    else:
+        torch._foreach_add_(params, gradients, alpha=-rate)
 
 
 def optimizer_like(
@@ -174,7 +175,11 @@ class TensorOptimizer:
         if self._is_sgd:
             for names, group, rate in zip(self._groups, self._optimizer.param_groups, rates, strict=True):
                 values, slopes = ([tensors[name] for name in names] for tensors in (params, gradients))
-                _sgd(group, values, slopes, [state[name]["momentum_buffer"] for name in names if name in state], rate, step)
+                velocity = [state[name]["momentum_buffer"] for name in names if name in state]
+                _sgd(group, values, slopes, velocity, rate, step)
+                torch.autograd.graph.increment_version(
+                    velocity
+                )  # While torch records a program, operations on lists do not do this.
             return
         optimizer = self._on(params)
         with _as_if_compiled():
