@@ -98,7 +98,7 @@ class RemoteClients:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts, self.store = hosts, StatesInMemory()
-        self.executor = SimpleNamespace(name="remote", clients_at_once=1, compiled=False)
+        self.executor = SimpleNamespace(name="remote", clients_at_once=1, compiled=False, choice=None)
         calls: list[RollCall] = [host.ask("roll_call") for host in hosts]
         self._calls = calls
         self._home = {client: k for k, call in enumerate(calls) for client in call.sizes.nonzero().flatten().tolist()}

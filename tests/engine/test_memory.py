@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import flcog
 from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
-from flcog import assembly as setup
+from flcog import hosting
 from flcog.callbacks import SCAFFOLD
 from flcog.client.executor import Choice
 from flcog.core.allocations import peak_memory
@@ -139,7 +139,7 @@ def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a convolution its input, or the patches of nine pixels that are multiplied; of its rectifier the output."""
     jobs: list[Job] = []
-    monkeypatch.setattr(setup, "choose_executor", lambda job, *rest: jobs.append(job) or chooser.choose_executor(job, *rest))
+    monkeypatch.setattr(hosting, "choose_executor", lambda job, *rest: jobs.append(job) or chooser.choose_executor(job, *rest))
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
     make_trainer(None, precision="32-true", clients_per_round=1.0).prepare(flcog.Classifier(network), Pictures(4, batch_size=5))
     pixels, filters, rows = 28 * 28, 2, 5
