@@ -1,4 +1,4 @@
-"""A user's own ``training_step``, ``validation_step`` and ``test_step``: called as Lightning does, without a ``lightning.Trainer``."""
+"""Calls a module's own ``training_step``, ``validation_step`` and ``test_step`` as Lightning does, without a ``lightning.Trainer``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from flcog.core.trees import Tree
 
 
 def loss_of(module: nn.Module, result: Any) -> Tensor:
-    """The loss in what a ``training_step`` has returned."""
+    """The loss in the return value of a ``training_step``."""
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(result)[:80]
@@ -32,7 +32,7 @@ def call_step(module: Any, name: str, batch: tuple[Tree, Tree], index: int) -> A
 
 
 class _NoTrainer:
-    """Stands where a module looks for its ``lightning.Trainer``: epochs are rounds, and everything else is an error."""
+    """The ``trainer`` of a module: an epoch is a round, and all other attributes raise an error."""
 
     logger, loggers, global_rank, local_rank, is_global_zero, sanity_checking = None, (), 0, 0, True, False
 
@@ -40,7 +40,7 @@ class _NoTrainer:
         self.current_epoch = round
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for these, and do without
+        if name.startswith("__"):  # copy and pickle look for these, and need none of them.
             raise AttributeError(name)
         raise ValueError(
             f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
@@ -50,7 +50,7 @@ class _NoTrainer:
 
 @contextmanager
 def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
-    """Tells a module that trains itself which round it is, as ``self.current_epoch``, which otherwise would stay 0."""
+    """Inside, ``self.current_epoch`` of a module with its own ``training_step`` is the round; without this it would stay 0."""
     before, module.trainer = module._trainer, cast(Any, _NoTrainer(round))
     try:
         yield
@@ -60,7 +60,7 @@ def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
 
 @contextmanager
 def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> Iterator[None]:
-    """Hands what a module logs to a function: without a ``Trainer``, ``self.log`` has nowhere to go."""
+    """Inside, a module's ``self.log`` calls a function, because there is no ``Trainer`` to receive the values."""
 
     def one(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         log(name, value)
@@ -78,7 +78,7 @@ def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> It
 
 @contextmanager
 def names_logged(module: L.LightningModule) -> Iterator[dict[str, None]]:
-    """The names under which a module logs; values are let go of."""
+    """Collects the names that a module logs, without the values."""
     names: dict[str, None] = {}
     with logging_to(module, lambda name, value: names.setdefault(name)):
         yield names
@@ -86,14 +86,14 @@ def names_logged(module: L.LightningModule) -> Iterator[dict[str, None]]:
 
 @dataclass
 class Means:
-    """Means of what a module logs on a set, by the rows of each batch; a logged torchmetrics metric is computed at the end."""
+    """The means of values that a module logs, weighted by the rows of each batch. A logged torchmetrics metric is computed at the end."""
 
     sums: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Metric] = field(default_factory=dict)
 
     @contextmanager
     def of(self, module: L.LightningModule, rows: int) -> Iterator[None]:
-        """Take what the module logs on so many rows: of several values under one name the last, as the batch's."""
+        """Collect the values that the module logs for a batch of ``rows`` rows. The last value of each name counts."""
         logged: dict[str, float] = {}
 
         def log(name: str, value: Any) -> None:
@@ -110,7 +110,7 @@ class Means:
 
 
 def reset_metrics(module: nn.Module) -> None:
-    """Forget what the torchmetrics metrics of a module have seen."""
+    """Reset the torchmetrics metrics of a module."""
     for layer in module.modules():
         if isinstance(layer, Metric):
             layer.reset()

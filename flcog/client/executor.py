@@ -18,12 +18,12 @@ from flcog.wire.envelope import Envelope, Manifest
 
 
 class Result(NamedTuple):
-    """The results of some clients. Tensors have a leading client axis.
+    """The results of one or several clients. Tensors have a leading client axis.
 
     Args:
-        works: of the clients.
-        envelope: all that they send.
-        states: their new states, by method.
+        works: the clients' work.
+        envelope: all values that the clients send.
+        states: the clients' new states, in the order of the methods.
         manifest: a description of each envelope.
     """
 
@@ -34,11 +34,11 @@ class Result(NamedTuple):
 
 
 class Stopped(Exception):
-    """A client's training was given up, because another client failed or nobody waits for the result any more."""
+    """A client's training ended early, because another client failed or no caller waits for the result."""
 
 
 class Assignment(NamedTuple):
-    """What a process is to run of a round."""
+    """The part of a round that one process runs."""
 
     program: Program
     works: Sequence[ClientWork]
@@ -48,9 +48,9 @@ class Assignment(NamedTuple):
     seed: int
     round: int
     watch: Callable[[int, float], None] | None = None
-    """Called by the loop with each local step and its task loss."""
+    """The loop calls this function with each local step and its task loss."""
     stop: Event | None = None
-    """Once set, the loop gives up at its next step."""
+    """When this is set, training ends before the next local step."""
 
 
 class Choice(NamedTuple):
@@ -107,18 +107,18 @@ class Executor(Placement, Protocol):
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
-    """Give the optimiser's groups a round's learning rates."""
+    """Set the learning rates of the optimiser's groups for a round."""
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
 
 
 def seed_scratch(names: Sequence[str], assignment: Assignment, clients: Sequence[int]) -> dict[str, np.ndarray]:
-    """Dropout keys, [clients] each: noise is a function of (seed, assignment, client, layer)."""
+    """Dropout keys, [clients] for each layer: noise is a function of the seed, the round, the client and the layer."""
     return {name: fold_each(fold(assignment.seed, assignment.round, "dropout", name), clients).astype(np.int64) for name in names}
 
 
 def torch_seed(assignment: Assignment, client: int) -> int:
-    """What torch's global streams are seeded by before a client trains."""
+    """The seed of torch's global streams for a client's training."""
     return fold(assignment.seed, assignment.round, client, "torch") >> 1
 
 
@@ -127,10 +127,10 @@ def dropout_keys(model: ModelFunction) -> list[str]:
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:
-    """The order in which the loop runs clients: where several run side by side, none is left to the end to be waited for alone."""
+    """The order in which clients train. The longest start first, so that threads finish at about the same time."""
     return sorted(works, key=lambda work: -work.num_steps)
 
 
 def rows_per_pass(assignment: Assignment) -> int:
-    """Rows read at a time where a client's data is only looked at."""
+    """The number of rows to read at a time in a pass over a client's data without training."""
     return max(1, 4 * BLOCK_BYTES // max(1, assignment.reader.bytes_per_sample))

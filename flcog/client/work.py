@@ -1,4 +1,4 @@
-"""Batches of local training: each client's steps and the samples it reads, drawn for the whole cohort at once."""
+"""The batches of local training: each client's steps and samples, drawn for the whole cohort at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from flcog.reading import Reader, Request
 
 @dataclass
 class ClientWork:
-    """One client's part in a round.
+    """The work of one client in a round.
 
-    ``own`` are the client's training-set indices. ``order`` lists those it reads, in order; step t takes
-    ``order[starts[t] : starts[t] + sizes[t]]``. What methods keep of the client, and its randomness, are handed over when they are
-    asked for: until then they may be on their way to the device.
+    ``own`` are the indices of the client's training set. ``order`` lists the indices in reading order; step t reads
+    ``order[starts[t] : starts[t] + sizes[t]]``. ``hand_slots`` and ``hand_draws`` return the client's states and random numbers, which
+    may be copied to the device in the meantime.
     """
 
     client: int
@@ -37,12 +37,12 @@ class ClientWork:
 
     @property
     def slots(self) -> list[Slot]:
-        """What is kept of the client, by method, on the device."""
+        """The client's state for each method, on the device."""
         return self.hand_slots()
 
     @property
     def draws(self) -> list[Slot]:
-        """Its randomness of this round, by method, on the device."""
+        """The client's random numbers for each method, on the device."""
         return self.hand_draws()
 
 
@@ -55,7 +55,7 @@ def make_work(
     seed: int,
     round: int,
 ) -> list[ClientWork]:
-    """Every client's batches. The draws depend on (seed, round, client) only: not on the cohort, the executor or the process."""
+    """The batches of each client. Draws depend on the seed, the round and the client alone."""
     ids = np.asarray(clients, dtype=np.int64)
     partition = federation.partition
     starts_in_partition = partition.offsets[ids]
@@ -93,20 +93,20 @@ def make_work(
 
 
 BLOCK_BYTES = 8 * 2**20
-"""Batches are read this much at a time: one gather a block instead of one a step, small enough to stay near a CPU's cache."""
+"""The size of a block of samples that are read at once: a single gather serves several steps, and the block stays near a CPU's cache."""
 
 ACCELERATOR_BLOCK_BYTES = 256 * 2**20
-"""The same on an accelerator, where a gather, and the random numbers of augmented images, cost the same whatever their size."""
+"""The size of a block on an accelerator, where the time of a gather, and of augmenting images, hardly depends on its size."""
 
 
 def samples_per_block(reader: Reader) -> int:
-    """How many samples are read at once, if that is more than a batch."""
+    """The number of samples that are read at once; 0 for readers of whole batches."""
     block = BLOCK_BYTES if reader.device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
     return 0 if reader.whole_batches else block // max(1, reader.bytes_per_sample)
 
 
 def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
-    """One client's local batches, gathering many steps' samples at once and slicing."""
+    """The batches of one client. The samples of many steps are gathered at once and sliced."""
     starts, sizes, blocks = work.starts.tolist(), work.sizes.tolist(), list(_blocks(work, reader))
     loaded = reader.each(reader.federation.train, (_request(work, begin, end) for _, begin, end in blocks))
     for (steps, begin, _), (inputs, targets) in zip(blocks, loaded, strict=True):
@@ -116,14 +116,14 @@ def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
 
 
 def announce(work: ClientWork, reader: Reader) -> None:
-    """Tell the reader what the client will read first."""
+    """Tell the reader which samples the client reads first."""
     if reader.source is not None or reader.copies_ahead:
         _, begin, end = next(_blocks(work, reader))
         reader.expect(_request(work, begin, end))
 
 
 def _blocks(work: ClientWork, reader: Reader) -> Iterator[tuple[range, int, int]]:
-    """Steps that are read together, with where their samples begin and end in the client's order."""
+    """Blocks of steps that are read together, each with the begin and end of its samples in the client's order."""
     most = samples_per_block(reader)
     starts, sizes, step = work.starts.tolist(), work.sizes.tolist(), 0
     while step < work.num_steps:
@@ -140,10 +140,10 @@ def _request(work: ClientWork, begin: int, end: int) -> Request:
 def stacked_positions(
     works: Sequence[ClientWork], first: int, last: int, width: int | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Positions in each work's ``order`` of steps ``first`` to ``last``, padded: [K, steps, B], and the mask of real rows.
+    """The padded positions of steps ``first`` to ``last`` in each ``order``, [clients, steps, rows], and the mask of real rows.
 
-    Padding, and steps past a client's last, point at the client's first sample; the mask is None if there is none. B is ``width``, or
-    the largest batch.
+    Padding, and steps after a client's last, point at the client's first sample. The mask is None if all rows are real. There are
+    ``width`` rows, or as many as in the largest batch.
     """
     steps = range(first, last)
     width = width or max(int(work.sizes.max()) for work in works)

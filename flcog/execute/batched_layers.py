@@ -1,4 +1,4 @@
-"""How layers are computed whose batched form, of all clients at once, is slow in torch or fails."""
+"""Replaces layers that are slow in torch, or fail, when they are batched over clients."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,10 +14,10 @@ from flcog.execute.patches import ConvolutionsAsPatches
 
 
 class NormsInOneType(TorchFunctionMode):
-    """Inside, a batch norm of bfloat16 inputs with float32 weights and statistics computes in float32, and gives bfloat16.
+    """Inside, a batch norm of bfloat16 inputs with float32 weights and statistics computes in float32, and returns bfloat16.
 
-    Mixed precision has such norms. torch's own kernel computes them in float32, too, but under vmap, where it is called without
-    the weights, it takes both for bfloat16 and fails.
+    Mixed precision has such norms. torch's own kernel computes them in float32 too. But vmap calls it without the weights; it then
+    expects bfloat16 statistics and fails.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -30,7 +30,7 @@ class NormsInOneType(TorchFunctionMode):
 
 
 def batched_layers(model: ModelFunction, patches: bool) -> Callable[[], AbstractContextManager[Any]]:
-    """The context in which batched clients are computed.
+    """A context manager for the computations of batched clients.
 
     Args:
         model: the clients'.

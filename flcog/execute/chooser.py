@@ -131,7 +131,7 @@ class ChosenExecutor:
             yield from results
 
     def _run_and_time(self, threads: Threads, pace: Pace, assignment: Assignment) -> Generator[Result, None, None]:
-        """The results of threads, as many of which work as the pace asks for."""
+        """Run as many threads as the pace asks for, and report the time to it."""
         threads.working, began = pace.at_once, time.perf_counter()
         yield from threads.run(assignment)
         if assignment.works and not threads.has_drawn:

@@ -36,7 +36,7 @@ class CompiledSteps:
         programs: the run's compiled programs.
         clients: the number of clients in a chunk.
         rows: the number of rows in a batch.
-        layers: a context in which layers run that are slow or fail when they are batched.
+        layers: wraps layers that are slow or fail when they are batched.
         lanes: the number of lanes, which take turns.
     """
 
@@ -65,7 +65,7 @@ class CompiledSteps:
 
     @property
     def _num_rows(self) -> int | None:
-        """The number of rows to which batches are padded; None for models that feel padding."""
+        """The number of rows in a padded batch; None for models that feel padding."""
         return None if self._model.feels_padding else self._rows
 
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:

@@ -9,17 +9,17 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 OPTIONS: dict[str, Any] = {"constant_and_index_propagation": False}
-"""With it torch's compiler takes ``arange(n) * constant``, where keyed noise begins, for an address: a product of signed numbers in C++,
-which must not overflow, and this one does, on purpose. A C++ compiler that trusts it has written beyond the noise's end."""
+"""With this option torch's compiler treats ``arange(n) * constant``, the beginning of keyed noise, as an address: a product of signed C++
+numbers, which must not overflow. This product overflows on purpose, and a C++ compiler then wrote beyond the end of the noise."""
 
 
 def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
-    """``torch.compile`` of all operations of a function, which changes tensors that it is given.
+    """``torch.compile`` of a function that changes its arguments in place.
 
-    They are recorded once, on tensors without numbers, so that torch gets a list of operations and none of the Python around them:
-    methods, modules and their attributes, of which it would ask at every call whether they have changed. What is compiled changes
-    nothing but makes the tensors' new contents, which are copied afterwards: torch 2.11 may put an operation that changes a
-    parameter before another that reads it (https://github.com/pytorch/pytorch/pull/177816), and the gradient is wrong.
+    The operations are recorded once, on tensors without values. So torch compiles a list of operations without the Python around
+    them (methods, modules and their attributes), and need not check at every call whether this has changed. The compiled program
+    changes nothing: it returns the new contents of tensors, which are copied afterwards. torch 2.11 may move an operation that
+    changes a parameter before an operation that reads it (https://github.com/pytorch/pytorch/pull/177816), and the gradient is wrong.
     """
     changed: list[int] = []
 
@@ -41,5 +41,5 @@ def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Calla
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """All but torch's line, as its C++ compiler is looked for, that a machine with CUDA's toolkit has no GPU: the run is on its CPU."""
+    """False for torch's message that a machine with CUDA's toolkit has no GPU, which a run on the CPU need not know."""
     return not str(record.msg).startswith("No CUDA runtime is found")

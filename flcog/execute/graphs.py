@@ -1,4 +1,4 @@
-"""Local steps captured as CUDA graphs. A replayed step costs one launch, whatever its number of kernels."""
+"""Local steps captured as CUDA graphs. A replayed step costs one launch instead of a launch for each kernel."""
 
 import time
 from collections.abc import Callable
@@ -26,10 +26,10 @@ class CaptureDevice(Protocol):
         """A new stream."""
 
     def current(self) -> Any:
-        """The stream on which work is queued by default."""
+        """The default stream."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """A context in which work is queued on this stream."""
+        """A context manager that queues work on this stream."""
 
     def wait(self, waiting: Any, other: Any) -> None:
         """Let later work on one stream wait for all work on another. Python does not wait."""
@@ -115,7 +115,7 @@ class GraphLane(Lane):
         self._device.wait(self._device.current(), self._stream)
 
     def _on_stream(self, *trees: Any) -> AbstractContextManager[Any]:
-        """A context in which work is queued on the lane's stream, behind the present work of the current stream.
+        """A context manager that queues work on the lane's stream, behind the present work of the current stream.
 
         Args:
             trees: tensors of the current stream that the lane's stream reads.

@@ -1,4 +1,4 @@
-"""What the choice of an executor depends on, and what stands in the way of some."""
+"""The job of an executor: the facts that its choice depends on, and the obstacles to some choices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from flcog.settings import Compile
 
 @dataclass(frozen=True)
 class Job:
-    """What the choice depends on.
+    """The facts that the choice of an executor depends on.
 
     Args:
         model: the client's model, with its parameters on the device that trains.
-        optimizer: the module's own.
-        methods: of the run.
+        optimizer: the module's own optimiser.
+        methods: the run's methods.
         sample, targets: one input with its targets, [1, ...].
         batch_size: of a local step.
         largest_client: the most samples that a client has.
-        clients: how many one process trains in a round.
-        chunk_size: how many of them at a time, if the user says so.
-        memory: bytes that those in one batched program may take, if not.
-        compile: whether local steps are to be compiled, or captured as CUDA graphs.
-        reads_whole_batches: whether every batch is read by itself, so that batches may differ in shape.
-        unlike_batches: in what batches of the first clients differ, if they do.
-        draws_here: whether samples are read in this process, by code that draws from its random streams.
+        clients: the number of clients that one process trains in a round.
+        chunk_size: the number of clients at a time, if the user has set it.
+        memory: the bytes that a batched program may take, if the user has not set it.
+        compile: whether to compile local steps, or to capture them as CUDA graphs.
+        reads_whole_batches: whether each batch is read separately, so that batches may differ in shape.
+        unlike_batches: a difference between the first clients' batches, in words, if there is any.
+        draws_here: whether reading samples draws from the random streams of this process.
     """
 
     model: ModelFunction
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """Of a batch, unless it is an epoch's last."""
+        """The number of rows in a batch, unless it is the last of an epoch."""
         return min(self.batch_size, self.largest_client)
 
     @property
@@ -69,12 +69,12 @@ class Job:
 
     @cached_property
     def own_step(self) -> Traces:
-        """What the user's own ``training_step`` leaves behind."""
+        """The side effects of the module's own ``training_step``."""
         return traces(self.model, self.sample, self.targets)
 
 
 def obstacles_to_vmap(job: Job) -> str:
-    """Why clients cannot be one batched program, if they cannot."""
+    """The reasons why clients cannot be one batched program, or an empty string."""
     own_step = job.own_step.between_clients() if job.model.trains_itself else ""
     obstacles = [own_step] if own_step else []
     if type(job.optimizer) not in ELEMENTWISE:
@@ -85,7 +85,7 @@ def obstacles_to_vmap(job: Job) -> str:
 
 
 def obstacles_to_compiling(job: Job) -> str:
-    """Why a local step cannot be one program on tensors, if it cannot."""
+    """The reasons why a local step cannot be compiled, or an empty string."""
     obstacles = list(filter(None, [obstacles_to_vmap(job)]))
     if job.reads_whole_batches:
         obstacles.append("a collate_fn may give clients' batches different shapes")
@@ -95,7 +95,7 @@ def obstacles_to_compiling(job: Job) -> str:
 
 
 def obstacle_to_threads(job: Job) -> str:
-    """Why clients cannot run side by side in this process, if they cannot."""
+    """The reason why clients cannot run side by side in this process, or an empty string."""
     if not job.on_cpu:
         return f"threads share out the cores of a CPU; this run is on {job.device.type}"
     if job.draws_here:
@@ -106,9 +106,9 @@ def obstacle_to_threads(job: Job) -> str:
 
 
 def _draws(job: Job) -> str:
-    """That the model draws from torch's global stream, if it does."""
+    """A sentence that the model draws from torch's global stream, or an empty string."""
     try:
         draws = job.model.draws(job.sample)
-    except Exception:  # raised again, with its client and step, once a client trains
+    except Exception:  # The error comes again, with its client and step, when a client trains.
         return "its forward pass fails on two copies of a training sample"
     return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""

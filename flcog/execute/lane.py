@@ -1,4 +1,4 @@
-"""The tensors on which a program of local steps runs. They stay at the same addresses, so that the program can be captured."""
+"""The tensors of a program of local steps. They stay at the same addresses, so that the program can be captured."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class StepProgram(NamedTuple):
 
     Args:
         function: changes the tensors in place.
-        tree: the structure of the step's arguments, of which the tensors are the leaves.
+        tree: the structure of the step's arguments, whose leaves are the tensors.
         layouts: of the tensors.
     """
 
@@ -79,7 +79,7 @@ class Lane:
         _copy((self.chunk, self._shared), (chunk, shared))
 
     def take(self, given: StepTensors) -> bool:
-        """Copy a step's batches to the lane, if they have the shapes for which the program was made."""
+        """Copy a step's batches to the lane and return True, if they have the shapes that the program expects."""
         fits = [leaf.shape for leaf in pytree.tree_leaves(given)] == [leaf.shape for leaf in pytree.tree_leaves(self._given)]
         if fits:
             _copy(self._given, given)

@@ -63,7 +63,7 @@ class LocalStep:
     Args:
         program: the client side of the round; this class uses its methods and its model.
         optimizer: updates the parameters.
-        layers: a context in which layers run that are slow or fail when they are batched.
+        layers: wraps layers that are slow or fail when they are batched.
     """
 
     program: Program

@@ -1,44 +1,54 @@
-"""How much memory one batched program of clients may take."""
+"""The memory that a batched program of clients may take, and the memory that a client needs."""
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
+from flcog.apply import apply_of
 from flcog.core.processes import Processes
+from flcog.core.randomness import put_back, streams
 from flcog.core.text import human
+from flcog.core.trees import map_leaves
+from flcog.core.types import Batch
+from flcog.execute.job import Job
+from flcog.execute.patches import ConvolutionsAsPatches
 from flcog.method import MemoryNote, Notes
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
-"""Memory for one chunk's parameters, gradients, optimiser state and batch, on a CPU and on an accelerator that does not say what it has,
-where activations count too. On a CPU these are caches, of which each core has its own."""
+"""The memory for a chunk's parameters, gradients, optimiser state and batch: on a CPU (True), where it is the size of a core's cache,
+and on an accelerator that does not report its memory, where activations are included."""
 
 CHUNK_SHARE = 0.5
-"""The same as a share of a GPU's memory, or of a process's part of it: what a backward pass makes, and the further passes of some
-methods, need the rest."""
+"""The share of a GPU's memory, or of a process's part of it, for a chunk. Backward passes and the extra passes of some methods need the
+rest."""
 
 LITTLE = 1 / 8
-"""What may be taken of a GPU's memory and does not count. So runs of one configuration are alike, to the bit, on a GPU that nobody else
-uses: a driver's own needs, and small sets of data, differ by some MiB from one run to the next."""
+"""Used memory up to this share of a GPU is ignored, so that chunk sizes are reproducible on a GPU without other users: the memory of
+the driver and of small data sets differs by some MiB from run to run."""
 
 STEP = 2**30
-"""Bytes to which what is taken is rounded up, so that runs are mostly alike on a GPU where it counts, too."""
+"""Used memory is rounded up to a multiple of this number of bytes, so that chunk sizes are mostly reproducible beside other users."""
 
 
 def chunk_bytes(processes: Processes, notes: Notes) -> int:
-    """What a chunk may take, the same in every process.
+    """The memory that a chunk may take, which is the same in every process.
 
     Args:
-        processes: which of them share the device. Their data are on it already.
-        notes: where a note says that a GPU is in use otherwise.
+        processes: some of them may share the device. Their data are on it already.
+        notes: receives a note if other programs use the GPU.
     """
     device = processes.device
     if device.type != "cuda":
         return CHUNK_BYTES[True] if device.type == "cpu" else CHUNK_BYTES[False] // processes.per_device
-    processes.largest(0)  # until all have come, none asks what the others' data have left
+    processes.largest(0)  # Wait for the data of all processes before any process measures the free memory.
     free, total = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, from an earlier run, for the next
-    taken = _counted(total - free - kept, total)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, after an earlier run
+    taken = _counted(total - free - cached, total)
     if taken:
         notes.add(MemoryNote(f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left"))
     return -processes.largest(-int(CHUNK_SHARE * (total - taken)) // processes.per_device)
@@ -53,8 +63,8 @@ def back_off(executor: str, too_many: int, clients: int, make_room: Callable[[],
 
     Args:
         executor: the name of the executor.
-        too_many: the number of clients for which memory ran out.
-        clients: the number of clients that train at a time from here on.
+        too_many: the number of clients at a time until now.
+        clients: the new number of clients at a time.
         make_room: drops tensors that were made for more clients.
     """
     warnings.warn(
@@ -65,3 +75,38 @@ def back_off(executor: str, too_many: int, clients: int, make_room: Callable[[],
     make_room()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def activation_bytes(job: Job, patches: bool = False) -> int:
+    """The bytes that autograd stores in a forward pass over one client's batch, in addition to the model.
+
+    They are counted on two samples, so the count is the same in every run. If the pass fails, the count is 0, and the error comes
+    again when a client trains.
+
+    Args:
+        job: describes the model and its batches.
+        patches: whether convolutions are products of matrices, so that their patches are stored.
+    """
+    model, before = job.model, streams(job.device)
+    own = {_place(tensor) for tensor in (*model.params.values(), *model.constants.values())}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[_place(tensor)] = tensor.untyped_storage()  # kept, because another tensor might reuse its address
+        return tensor
+
+    batch = Batch(*(map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (job.sample, job.targets)))
+    buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
+    try:
+        hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
+            apply_of(model, buffers).loss(model.params, batch)
+    except Exception:
+        return 0
+    finally:
+        put_back(job.device, before)
+    return sum(storage.nbytes() for place, storage in kept.items() if place not in own) * job.rows // 2
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""Trains one client on the module's own parameters and optimiser: the oracle, with which all other trainers must agree."""
+"""Trains one client on the module's own parameters and optimiser: the oracle for all other trainers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def _with_axis(tree: Any) -> Any:
 
 
 def widened(value: Tensor) -> Tensor:
-    """In a precision fit for taking means: float32 at least."""
+    """The value in a precision for means: float32 at least."""
     return value.to(torch.promote_types(value.dtype, number_dtype()))
 
 
@@ -46,7 +46,7 @@ class OneClient:
     Args:
         model: the client's model.
         optimizer: the module's own optimiser.
-        seeds_torch: whether each client seeds torch's global streams, from which users' modules may draw.
+        seeds_torch: whether each client seeds torch's global streams, because users' modules may draw from them.
         own_steps: runs a module's own ``training_step``; threads share one.
     """
 
@@ -94,7 +94,7 @@ class OneClient:
             buffers[name].fill_(key)
         self.optimizer.state.clear()
         if self._seeds_torch:
-            # Users' modules may draw from the global stream (nn.Dropout): make that repeatable too.
+            # Users' modules may draw from the global stream (nn.Dropout), and their draws should be repeatable too.
             seed_streams(live[0].device, torch_seed(assignment, work.client))
         tensors = ClientTensors(
             work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
@@ -133,7 +133,7 @@ class OneClient:
         return Result([work], envelope, states, manifest)
 
     def _measure(self, assignment: Assignment, work: ClientWork, params: Params) -> list[Slot]:
-        """Means over the client's own samples of what methods measure."""
+        """The means of the methods' ``over_data`` over the client's own samples."""
         parts = []
         for first in range(0, work.num_samples, rows_per_pass(assignment)):
             indices = work.own[first : first + rows_per_pass(assignment)]
@@ -144,7 +144,7 @@ class OneClient:
         return pytree.tree_map(lambda *values: sum(values), *parts)
 
     def _owned(self, tree: Any) -> Any:
-        """Copy what is still the module's own memory (a kept model, for example): the next client overwrites it."""
+        """The tree, with copies of tensors that share the module's memory, which the next client overwrites."""
         return (
             copied_from(tree, (*self.model.params.values(), *self.model.buffers.values())) if pytree.tree_leaves(tree) else tree
         )

@@ -117,7 +117,7 @@ def optimizer_like(
     Args:
         optimizer: to be copied.
         counterparts: the other tensors, by the ``id`` of the parameters that they replace.
-        settings: replace those of the optimiser that has them.
+        settings: replace the optimiser's own settings of these names, if it has any.
     """
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
     accepted = inspect.signature(kind).parameters
@@ -133,7 +133,7 @@ class TensorOptimizer:
 
     Args:
         optimizer: the user's, which must be elementwise.
-        params: the parameters that it holds, by name.
+        params: its parameters, by name.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, params: Params) -> None:

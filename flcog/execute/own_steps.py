@@ -1,4 +1,4 @@
-"""A user's own ``training_step`` among many clients': what it gets around a client's training, and what it keeps between steps."""
+"""Runs a module's own ``training_step`` for many clients, and finds its side effects."""
 
 import threading
 import warnings
@@ -20,14 +20,14 @@ from flcog.own_steps import among_rounds, call_step, names_logged
 
 
 class OwnSteps:
-    """Gives a module's ``training_step`` its round number and somebody to log to; says once that what it logs is not kept."""
+    """Gives a module's ``training_step`` the round number and a logger. A warning says once that logged values are not kept."""
 
     def __init__(self) -> None:
         self._lock, self._warned = threading.Lock(), False
 
     @contextmanager
     def around(self, model: ModelFunction, round: int) -> Iterator[None]:
-        """A client's training, or that of a chunk of clients; nothing for modules without such a step."""
+        """A context manager for the training of one client or of a chunk; it does nothing for modules without such a step."""
         if not model.trains_itself:
             yield
             return
@@ -45,13 +45,13 @@ class OwnSteps:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a ``training_step`` leaves behind or needs beside its batch, which other clients would feel; empty where it is pure.
+    """The side effects of a ``training_step`` that leak between clients, in words; empty strings for a pure step.
 
     Args:
-        fails: that it cannot be tried.
-        keeps: attributes that it changes.
-        metrics: metrics of torchmetrics that it updates; no loss depends on these.
-        draws: that it draws from torch's global stream.
+        fails: the step fails on a trial batch.
+        keeps: the step changes attributes.
+        metrics: the step updates metrics of torchmetrics; no loss depends on these.
+        draws: the step draws from torch's global stream.
     """
 
     fails: str = ""
@@ -60,16 +60,16 @@ class Traces:
     draws: str = ""
 
     def between_threads(self) -> str:
-        """Why clients cannot run side by side on copies of the module, if they cannot."""
+        """The reason why clients cannot run side by side on copies of the module, or an empty string."""
         return self.fails or self.keeps or self.draws
 
     def between_clients(self) -> str:
-        """Why clients cannot be one batched program, if they cannot."""
+        """The reason why clients cannot be one batched program, or an empty string."""
         return self.between_threads() or self.metrics
 
 
 def traces(model: ModelFunction, inputs: Tree, targets: Tree) -> Traces:
-    """Tries a module's ``training_step`` on two batches, each of two copies of a sample, and looks what has changed.
+    """Try a module's ``training_step`` on two batches, each with two copies of a sample, and report all changes.
 
     Args:
         model: the client's model.
@@ -85,7 +85,7 @@ def traces(model: ModelFunction, inputs: Tree, targets: Tree) -> Traces:
             for index in range(2):
                 model.training(model.params, buffers, call_step, "training_step", batch, index)
         drawn = have_moved(device, stood)
-    except Exception:  # raised again, with its client and step, once a client trains
+    except Exception:  # The error comes again, with its client and step, when a client trains.
         return Traces(fails=f"{name} fails on two copies of a training sample")
     finally:
         put_back(device, stood)
@@ -105,7 +105,7 @@ def _is_of_metric(module: nn.Module, name: str) -> bool:
 
 
 def _kept(module: nn.Module) -> dict[str, Any]:
-    """All attributes of a module and its layers but parameters, buffers and layers, as values that can be compared."""
+    """All attributes of a module and its layers except parameters, buffers and layers, as values that can be compared."""
     return {
         f"{name}.{key}".removeprefix("."): _token(value, set())
         for name, layer in module.named_modules()
@@ -115,7 +115,7 @@ def _kept(module: nn.Module) -> dict[str, Any]:
 
 
 def _token(value: Any, seen: set[int]) -> Any:
-    """What tells whether a value has changed since: its content, or of what has none which object it is."""
+    """A value that changes when the given value changes: its content, or the identity of an object without content."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, Tensor | np.ndarray):

@@ -1,17 +1,17 @@
-"""How many clients run side by side: as many as there are threads for, or one, where short steps only wait for Python's lock."""
+"""Decides how many threads work: all, or one if steps are so short that threads wait for Python's lock."""
 
 SHORT_STEP = 0.003
-"""Seconds of a thread's work for a step up to which one client at a time is tried. 1.2 ms of LeNet's step are there whatever the batch,
-mostly Python: of 1.9 ms on 10 images, where threads win nothing on two cores, and of 5.8 ms on 64."""
+"""One client at a time is tried if a step takes at most this many seconds of a thread's time. LeNet's step has 1.2 ms of overhead, mostly
+Python: out of 1.9 ms on 10 images, where threads gain nothing on two cores, and out of 5.8 ms on 64 images."""
 
 
 class Pace:
-    """Measures a run's own rounds: the first, which warms up, and four that take turns, unless steps turn out to be long.
+    """Measures a run's own rounds: the first, which warms up, and four with all threads and one thread in turn.
 
-    For those who give the same numbers however many clients run side by side.
+    It settles early if steps are long. The number of threads changes no result.
 
     Args:
-        most: clients side by side.
+        most: the number of threads.
     """
 
     def __init__(self, most: int) -> None:
@@ -20,16 +20,16 @@ class Pace:
 
     @property
     def at_once(self) -> int:
-        """How many clients at a time the next round runs."""
+        """The number of clients at a time in the next round."""
         return self.settled or self._turns[len(self._times)]
 
     def took(self, seconds: float, work: float, steps: int) -> None:
-        """A round has been run so.
+        """Record the time of a round with ``at_once`` clients at a time.
 
         Args:
-            seconds: how long it took.
-            work: seconds that its threads worked for it, which those who wait for each other or for other programs do not.
-            steps: local steps of all its clients.
+            seconds: its duration.
+            work: the processor time of its threads, without the time that they waited.
+            steps: the local steps of all its clients.
         """
         if self.settled is not None:
             return

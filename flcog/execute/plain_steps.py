@@ -1,4 +1,4 @@
-"""The local steps of a chunk of stacked clients, one after another: the plain way, to which every other must be equal."""
+"""The local steps of a chunk of stacked clients, run as plain Python. Compiled steps must give the same results."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,48 +21,47 @@ from flcog.settings import Compile
 
 
 class Chunk(NamedTuple):
-    """Stacked clients: all tensors have a leading client axis."""
+    """Stacked clients: all tensors have a leading client axis. ``total`` is the sum of each client's task losses so far."""
 
     params: Params
     buffers: Params
     tensors: ClientTensors
     total: Tensor
-    """Sum of each client's task losses so far."""
 
 
 class Steps(Protocol):
-    """Trains stacked clients."""
+    """Runs the local steps of stacked clients."""
 
     @property
     def compiled(self) -> Compile:
-        """Whether it runs a compiled program."""
+        """Whether the steps are compiled, or captured as CUDA graphs."""
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
-        """Tell the reader of clients that come next."""
+        """Tell the reader which clients train next."""
 
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
-        """The clients that are to be stacked, among which, behind the others, may be some that only fill up."""
+        """The clients to stack: the given ones, and inactive clients behind them if the number of clients is fixed."""
 
     def reduce(self, clients: int) -> None:
-        """Told that from now on only so many clients are stacked, for want of memory."""
+        """Reduce the chunk size after memory ran out."""
 
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
-        """The clients after their last step; None where they must be stacked anew, as it has turned out that another way is needed.
+        """The clients after their last step; None if they must be stacked and run again, because compiling failed.
 
         Args:
             assignment: the round's.
             works: the clients; the first has the most steps.
-            chunk: the clients, padded, before their first step; it may be changed.
+            chunk: the padded clients before their first step. Its tensors may change.
         """
 
 
 class PlainSteps:
-    """As Python says, one operation after another.
+    """Runs one operation after another.
 
     Args:
         model: the client's model.
         optimizer: the module's own optimiser, whose settings are copied.
-        layers: the context in which they are computed.
+        layers: wraps layers that are slow or fail when they are batched.
     """
 
     compiled: Compile = False
@@ -82,7 +81,7 @@ class PlainSteps:
         return list(works)
 
     def reduce(self, clients: int) -> None:
-        """Any number of clients is run in the same way."""
+        """Nothing depends on the chunk size."""
 
     @torch.no_grad()
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk:
@@ -124,7 +123,7 @@ class PlainSteps:
 def gradient_of(
     program: Program, step: int | Tensor, params: Params, buffers: Params, tensors: ClientTensors, batch: Batch
 ) -> Gradient:
-    """One client's gradient for the optimiser, with the corrections of all methods."""
+    """The gradient that one client's optimiser receives, with the corrections of all methods."""
     contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
     base = program.pure_gradient(differentiate_pure, buffers, contexts)
     return program.gradient(base, params, batch, contexts, tensors.masks)

@@ -8,11 +8,11 @@ import torch
 
 from flcog.client.executor import Choice
 from flcog.core.trees import num_bytes
-from flcog.execute.activations import activation_bytes
 from flcog.execute.job import Job, obstacle_to_threads, obstacles_to_compiling, obstacles_to_vmap
+from flcog.execute.memory import activation_bytes
 
 SMALL_STEP = 5_000_000
-"""One client's multiply-adds per step up to which batching fully connected models took at most 0.6 of the loop's time on a CPU."""
+"""The most multiply-adds per step of one client: below, batched fully connected models took at most 0.6 of the loop's time on a CPU."""
 
 MOST_AT_ONCE = 8
 """The most clients that run side by side on a CPU. Up to a fifth of SimpleCNN's step on 64 images is Python, which runs on one thread
@@ -29,8 +29,8 @@ class Plan(NamedTuple):
     """The choices that may run the clients.
 
     Args:
-        choices: the only one, or those that are timed. The first of these is the loop with one client at a time, which runs anything.
-        note: says what was planned, and why.
+        choices: a single choice, or several that are timed. The first of several is the loop with one client.
+        note: the plan and its reason, for users.
         timed: whether the first round times the choices.
         tries_one: whether the first rounds show if one client at a time, on as many threads, is as fast.
         varies: whether another run of the same configuration might make another choice.
@@ -152,7 +152,7 @@ def _chunk(job: Job, patches: bool) -> int:
 
 
 def _evenly(job: Job, most: int) -> int:
-    """The chunk size for which all chunks are as equal as possible, if steps are compiled: a program needs a fixed number of clients.
+    """The chunk size that makes all chunks as equal as possible, if steps are compiled: a program needs a fixed number of clients.
 
     A chunk size from a checkpoint is taken as it is: after memory ran out it may be any number.
     """

@@ -1,4 +1,4 @@
-"""Many clients as one batched program: stacked parameters, one forward and backward pass, one optimiser step for all."""
+"""Trains stacked clients: one batched forward and backward pass, and one optimiser step for all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,7 +43,7 @@ class StackedClients:
         model: the client's model.
         optimizer: the module's own optimiser, whose settings are copied.
         steps: runs the local steps of a chunk.
-        layers: a context in which layers run that are slow or fail when they are batched.
+        layers: wraps layers that are slow or fail when they are batched.
         seeds_torch: whether each chunk seeds torch's global streams by its first client, as users' modules may draw from them.
         own_steps: runs a module's own ``training_step``; threads share one.
     """
@@ -94,7 +94,7 @@ class StackedClients:
 
     @torch.no_grad()
     def begin(self, assignment: Assignment, works: Sequence[ClientWork]) -> Chunk:
-        """Clients before their first step."""
+        """The stacked clients before their first step."""
         program, num_clients = assignment.program, len(works)
         set_rates(self.optimizer, assignment.rates)
         device = next(iter(program.global_params.values())).device
@@ -129,7 +129,7 @@ class StackedClients:
 
     @torch.no_grad()
     def end(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Result:
-        """What clients that have trained hand over."""
+        """The result of trained clients."""
         program, (params, buffers, tensors, total) = assignment.program, chunk
         manifests: list[Manifest] = []
 
@@ -147,7 +147,7 @@ class StackedClients:
         return Result(works, envelope._replace(measured={"loss": total / tensors.num_steps}), states, manifests[0])
 
     def _measure(self, assignment: Assignment, works: Sequence[ClientWork], params: Params, buffers: Params) -> list[Slot]:
-        """Means over each client's own samples of what methods measure, padded to the largest client."""
+        """The means of the methods' ``over_data`` over each client's own samples, padded to the largest client."""
         largest = max(work.num_samples for work in works)
         width = min(largest, max(1, rows_per_pass(assignment) // len(works)))
         num_samples = torch.tensor([work.num_samples for work in works], device=assignment.reader.device)

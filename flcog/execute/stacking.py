@@ -18,16 +18,15 @@ from flcog.reading import Reader
 def stacked_batches(
     works: Sequence[ClientWork], reader: Reader, num_rows: int | None = None
 ) -> Iterator[tuple[Tree, Tree, Tensor | None]]:
-    """Every step's inputs, targets and mask, reading several steps at a time.
+    """The inputs, targets and mask of each step. Several steps are read at a time.
 
-    Which rows belong to which step, and the masks, are worked out and moved to the device before the first step: an accelerator that
-    was handed a few numbers at each step would have to wait for them. Only a mask's shape is asked for at a step, and that is known
-    here, without asking the device.
+    The rows of all steps, and the masks, are computed and moved to the device before the first step, because an accelerator would
+    wait for numbers that arrive at each step. A step needs only the shape of its mask, which is known without the device.
 
     Args:
         works: the chunk's clients; the first has the most steps.
         reader: reads their samples.
-        num_rows: if given, every batch has so many, and a mask.
+        num_rows: if given, every batch has this number of rows, and a mask.
     """
     num_steps, width = works[0].num_steps, num_rows or _width(works)
     positions, mask = stacked_positions(works, 0, num_steps, width)
@@ -39,7 +38,7 @@ def stacked_batches(
     loaded = _stacked(reader, _requests(works, positions, reader, firsts))
     for first, (inputs, targets) in zip(firsts, loaded, strict=True):
         for step in range(first, min(num_steps, first + per_block)):
-            # Cut to the step's largest batch: where all clients' batches are shorter, BatchNorm must not feel padding.
+            # Cut to the step's largest batch: if all clients' batches are shorter, BatchNorm must not see padding.
             height = width if mask is None or num_rows else int(mask[:, step].sum(1).max())
             full = mask is None or (not num_rows and mask[:, step, :height].all())
             counts = None if full or masks is None else masks[:, step, :height].to(torch.get_default_dtype())
@@ -48,7 +47,7 @@ def stacked_batches(
 
 
 def announce_chunk(works: Sequence[ClientWork], reader: Reader, num_rows: int | None = None) -> None:
-    """Tell the reader what a chunk of clients will read first, where that is copied while another chunk trains."""
+    """Tell the reader which samples a chunk of clients reads first, if it copies them while another chunk trains."""
     if works and reader.copies_ahead and not reader.whole_batches:
         width = num_rows or _width(works)
         firsts = _firsts(works, reader, width)[:1]
@@ -62,14 +61,14 @@ def _width(works: Sequence[ClientWork]) -> int:
 
 
 def _firsts(works: Sequence[ClientWork], reader: Reader, width: int) -> range:
-    """The first of the steps that are read together."""
+    """The first step of each block of steps that are read together."""
     return range(0, works[0].num_steps, max(1, samples_per_block(reader) // (width * len(works))))
 
 
 def _requests(
     works: Sequence[ClientWork], positions: np.ndarray, reader: Reader, firsts: range
 ) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """What is read together, block by block: indices [clients, steps, rows], on the device where the set is stored there, and keys."""
+    """Each block's indices [clients, steps, rows], on the device if the set is stored there, and its keys."""
     lengths = np.array([len(work.order) for work in works])
     places = positions + (np.cumsum(lengths) - lengths)[:, None, None]
     indices = reader.placed(np.concatenate([work.order for work in works])[places])
@@ -81,7 +80,7 @@ def _requests(
 
 
 def _stacked(reader: Reader, requests: Iterator[tuple[Any, np.ndarray | None]]) -> Iterator[tuple[Tree, Tree]]:
-    """What is read for indices [K, steps, B], with these axes."""
+    """The inputs and targets for indices [clients, steps, rows], with these axes."""
     train = reader.federation.train
     if reader.whole_batches:
         for indices, keys in requests:
@@ -95,7 +94,7 @@ def _stacked(reader: Reader, requests: Iterator[tuple[Any, np.ndarray | None]]) 
 
 
 def _together(batches: list[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
-    """Batches that each client has read for itself, one after another."""
+    """One batch of batches that were read client by client."""
     if obstacle := unlike_shapes([inputs for inputs, _ in batches]):
         raise ValueError(f"{obstacle}: let collate_fn pad to one length, or use executor=loop")
     joined: tuple[Tree, Tree] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
@@ -103,6 +102,6 @@ def _together(batches: list[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
 
 
 def by_client(batch: tuple[Tree, Tree], shape: tuple[int, ...]) -> tuple[Tree, Tree]:
-    """Inputs and targets whose first axis is the clients', steps' and rows' again."""
+    """Inputs and targets with axes of clients, steps and rows in place of the first axis."""
     inputs, targets = (map_leaves(lambda leaf: leaf.unflatten(0, shape), part) for part in batch)
     return inputs, targets

@@ -1,4 +1,4 @@
-"""The placement on streams: the plain step of one client, captured once for each CUDA stream and replayed for client after client."""
+"""The placement on streams: the plain step of one client is captured once for each CUDA stream, and replayed for all clients."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -17,8 +17,8 @@ from flcog.settings import Compile
 class Streams:
     """Trains several clients at a time, each on a stream of its own.
 
-    The kernels are those of the plain loop, so no convolution is a grouped one. The GPU receives whole steps, and where the kernels
-    of one client leave it idle, those of another client run beside them.
+    The kernels are the plain loop's, without grouped convolutions. The GPU receives whole steps, and if the kernels of one client
+    leave it partly idle, the kernels of another client run beside them.
 
     Args:
         trainer: trains one client.

@@ -23,7 +23,7 @@ from flcog.execute.trainer import ClientTrainer
 from flcog.settings import Compile
 
 Make = Callable[[ModelFunction, torch.optim.Optimizer, bool, OwnSteps], ClientTrainer]
-"""Makes a trainer from a model, its optimiser, whether it seeds torch's global streams, and what runs a module's ``training_step``."""
+"""Makes a trainer from a model, its optimiser, whether to seed torch's global streams, and an OwnSteps that threads share."""
 
 
 class Threads:
@@ -52,7 +52,7 @@ class Threads:
         self._alone = Sequential(OneClient(model, optimizer, own_steps=own_steps))
         self._trainers, self._free = list[ClientTrainer](), SimpleQueue[ClientTrainer]()
         for _ in range(clients_at_once):
-            # Copied together, so that the parameters of the copied optimiser are those of the copied module.
+            # Copied together, so that the copied optimiser holds the copied module's parameters.
             module, copied = model.copy_of((model.module, optimizer))
             self._trainers.append(make(ModelFunction(module, model.autocast), copied, False, own_steps))
             self._free.put(self._trainers[-1])

@@ -21,7 +21,7 @@ class ClientTrainer(Protocol):
         """Whether local steps are compiled, or captured as CUDA graphs."""
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
-        """Split a round's clients into groups that may be stacked, each in the order in which its clients train."""
+        """Split a round's clients into groups that may be stacked, each sorted in training order."""
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
         """Tell the reader which clients train next, so that it can load their first samples meanwhile."""

@@ -12,7 +12,7 @@ from flcog.execute.plan import Plan, Times, compiled_choices
 from flcog.method import Notes
 
 BUDGET = 2.0
-"""Seconds after the very first step, after which no further choice is tried."""
+"""Further choices are tried for this many seconds after the very first step."""
 
 TRIAL_STEPS = 6
 """Local steps of a trial; the time of further steps is extrapolated."""

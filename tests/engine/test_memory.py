@@ -20,8 +20,8 @@ from flcog.client.executor import Choice
 from flcog.core.allocations import peak_memory
 from flcog.core.processes import Processes
 from flcog.execute import chooser, memory
-from flcog.execute.activations import activation_bytes
 from flcog.execute.job import Job
+from flcog.execute.memory import activation_bytes
 from flcog.execute.one_client import OneClient
 from flcog.execute.stacked_clients import StackedClients
 from flcog.method import ExecutorNote, MemoryNote, Notes
