@@ -23,6 +23,7 @@ from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
 from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
+from flcog.execute.trainer import Learner
 from flcog.method import Method, Notes
 from flcog.reading import Reader
 from flcog.settings import Settings
@@ -147,7 +148,7 @@ def make_runtime(
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
         evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits),
-        loop=Sequential(OneClient(function, optimizer)),
+        loop=Sequential(OneClient(Learner(function, optimizer))),
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Stopped
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
@@ -21,6 +19,7 @@ from flcog.execute.optimizer import TensorOptimizer
 from flcog.execute.plain_steps import Chunk, PlainSteps
 from flcog.execute.programs import Programs, key_of
 from flcog.execute.stacking import announce_chunk, stacked_batches
+from flcog.execute.trainer import Learner
 from flcog.settings import Compile
 
 
@@ -31,28 +30,16 @@ class CompiledSteps:
     uncompiled, and so do batches of models that feel padding. These rules depend only on the chunk, so a resumed run does the same.
 
     Args:
-        model: the client's model.
-        optimizer: the module's own optimiser.
+        learner: the model and the optimiser.
         programs: the run's compiled programs.
         clients: the number of clients in a chunk.
         rows: the number of rows in a batch.
-        layers: wraps layers that are slow or fail when they are batched.
         lanes: the number of lanes, which take turns.
     """
 
-    def __init__(
-        self,
-        model: ModelFunction,
-        optimizer: torch.optim.Optimizer,
-        programs: Programs,
-        clients: int,
-        rows: int,
-        layers: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        lanes: int = 1,
-    ) -> None:
-        self._model, self._programs, self._clients, self._rows = model, programs, clients, rows
-        self._optimizer, self._layers = TensorOptimizer(optimizer, model.params), layers
-        self._plain = PlainSteps(model, optimizer, layers)
+    def __init__(self, learner: Learner, programs: Programs, clients: int, rows: int, lanes: int = 1) -> None:
+        self._learner, self._programs, self._clients, self._rows = learner, programs, clients, rows
+        self._optimizer, self._plain = TensorOptimizer(learner.optimizer, learner.model.params), PlainSteps(learner)
         self._num_lanes, self._lanes, self._turn = lanes, dict[Any, list[Lane]](), 0
 
     @property
@@ -66,7 +53,7 @@ class CompiledSteps:
     @property
     def _num_rows(self) -> int | None:
         """The number of rows in a padded batch; None for models that feel padding."""
-        return None if self._model.feels_padding else self._rows
+        return None if self._learner.model.feels_padding else self._rows
 
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
         if not self.fits(assignment, works):
@@ -125,7 +112,7 @@ class CompiledSteps:
             torch.tensor(assignment.round, device=device),
         )
         tensors = ChunkTensors(*chunk, self._optimizer.fresh_state(chunk.params))
-        return LocalStep(bare, self._optimizer, self._layers), tensors, shared
+        return LocalStep(bare, self._optimizer, self._learner.layers), tensors, shared
 
     def _batches(self, assignment: Assignment, works: Sequence[ClientWork], device: torch.device) -> Iterator[StepTensors]:
         """The batches of all steps. Padding clients come last and never act."""
@@ -154,7 +141,7 @@ class CompiledSteps:
         if self._programs.fails(assignment) or 2 * len(works) < self._clients:
             return False
         rows = max(int(work.sizes.max()) for work in works)
-        return rows == self._rows == works[0].sizes[0] if self._model.feels_padding else 2 * rows >= self._rows
+        return rows == self._rows == works[0].sizes[0] if self._learner.model.feels_padding else 2 * rows >= self._rows
 
 
 def _tensors(broadcasts: Sequence[Slot], device: torch.device) -> list[Slot]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,30 +19,8 @@ WARM_UPS = 3
 """The number of steps before the capture. The first steps choose kernels and allocate memory, which a graph must not contain."""
 
 
-class CaptureDevice(Protocol):
-    """A device that captures work and replays it."""
-
-    def stream(self) -> Any:
-        """A new stream."""
-
-    def current(self) -> Any:
-        """The default stream."""
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """A context manager that queues work on this stream."""
-
-    def wait(self, waiting: Any, other: Any) -> None:
-        """Let later work on one stream wait for all work on another. Python does not wait."""
-
-    def lend(self, tensor: Tensor, stream: Any) -> None:
-        """Record that the stream uses the tensor, so that its memory is not reused before the stream's present work is done."""
-
-    def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
-        """Capture the work of a function, and return a function that replays it on the same memory."""
-
-
 class Cuda:
-    """CUDA graphs, by the rules of https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs."""
+    """Captures and replays work, by the rules of https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs."""
 
     def stream(self) -> Any:
         return torch.cuda.Stream()
@@ -51,16 +29,20 @@ class Cuda:
         return torch.cuda.current_stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """A context manager that queues work on this stream."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
 
     def wait(self, waiting: Any, other: Any) -> None:
+        """Let later work on one stream wait for the present work of another. Python does not wait."""
         waiting.wait_stream(other)
 
     def lend(self, tensor: Tensor, stream: Any) -> None:
+        """Record that the stream uses the tensor, so that its memory is not reused before the stream's present work is done."""
         tensor.record_stream(stream)
 
     def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
+        """Capture the work of a function, and return a function that replays it on the same memory."""
         self.wait(stream, self.current())
         try:
             with self.on(stream):
@@ -84,7 +66,7 @@ class GraphLane(Lane):
     the lane's stream until it has read them. Results get their memory on the current stream.
     """
 
-    def __init__(self, device: CaptureDevice, program: StepProgram, arguments: StepArguments) -> None:
+    def __init__(self, device: Cuda, program: StepProgram, arguments: StepArguments) -> None:
         super().__init__(program)
         self._device, self._stream = device, device.stream()
         chunk, shared, given = arguments
@@ -132,14 +114,13 @@ class Graphs(Programs):
     Args:
         notes: receives a note with the time that capturing took.
         compiles: whether steps are compiled before they are captured.
-        device: captures.
     """
 
     verb, kind = "captured", "graphs"
 
-    def __init__(self, notes: Notes, compiles: bool = True, device: CaptureDevice | None = None) -> None:
+    def __init__(self, notes: Notes, compiles: bool = True) -> None:
         super().__init__(notes)
-        self._compiles, self._device = compiles, device or Cuda()
+        self._compiles, self._device = compiles, Cuda()
 
     def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
         return super()._make(local_step, arguments) if self._compiles else StepProgram.of(local_step, arguments)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import (
     Assignment,
     Result,
@@ -25,7 +24,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
-from flcog.execute.own_steps import OwnSteps
+from flcog.execute.trainer import Learner
 from flcog.method import Gradient
 from flcog.settings import Compile
 
@@ -41,27 +40,13 @@ def widened(value: Tensor) -> Tensor:
 
 
 class OneClient:
-    """Trains one client on the module's own parameters with the module's own optimiser, in plain torch.
-
-    Args:
-        model: the client's model.
-        optimizer: the module's own optimiser.
-        seeds_torch: whether each client seeds torch's global streams, because users' modules may draw from them.
-        own_steps: runs a module's own ``training_step``; threads share one.
-    """
+    """Trains one client on the module's own parameters with the module's own optimiser, in plain torch."""
 
     compiled: Compile = False
 
-    def __init__(
-        self,
-        model: ModelFunction,
-        optimizer: torch.optim.Optimizer,
-        seeds_torch: bool = True,
-        own_steps: OwnSteps | None = None,
-    ) -> None:
-        self.model, self.optimizer, self._seeds_torch = model, optimizer, seeds_torch
-        self._dropout_keys = dropout_keys(model)
-        self._step, self.own_steps = 0, own_steps or OwnSteps()
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.model, self.optimizer = learner, learner.model, learner.optimizer
+        self._dropout_keys, self._step = dropout_keys(learner.model), 0
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
         return [longest_first(works)]
@@ -75,7 +60,7 @@ class OneClient:
         set_rates(self.optimizer, assignment.rates)
         keys = seed_scratch(self._dropout_keys, assignment, [work.client])
         try:
-            with self.own_steps.around(self.model, assignment.round):
+            with self.learner.own_steps.around(self.model, assignment.round):
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
         except Exception as error:
             error.add_note(
@@ -93,7 +78,7 @@ class OneClient:
         for name, key in scratch.items():
             buffers[name].fill_(key)
         self.optimizer.state.clear()
-        if self._seeds_torch:
+        if self.learner.seeds_torch:
             # Users' modules may draw from the global stream (nn.Dropout), and their draws should be repeatable too.
             seed_streams(live[0].device, torch_seed(assignment, work.client))
         tensors = ClientTensors(

@@ -18,19 +18,8 @@ Stepper = Callable[[list[Tensor]], None]
 State = dict[str, dict[str, Tensor]]
 """The optimiser's state for each parameter."""
 
-ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.ASGD,
-)
+_NAMES = "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD"
+ELEMENTWISE = tuple(getattr(torch.optim, name) for name in _NAMES)
 """Optimisers that treat every element separately, so that one on stacked parameters equals one per client."""
 
 READ_RATES = (torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop)

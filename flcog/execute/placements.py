@@ -2,7 +2,6 @@
 
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Choice, Placement
 from flcog.execute.batched import Batched
 from flcog.execute.batched_layers import batched_layers
@@ -10,14 +9,13 @@ from flcog.execute.compiled_steps import CompiledSteps
 from flcog.execute.graphs import Graphs
 from flcog.execute.job import Job
 from flcog.execute.one_client import OneClient
-from flcog.execute.own_steps import OwnSteps
-from flcog.execute.plain_steps import PlainSteps
+from flcog.execute.plain_steps import PlainSteps, Steps
 from flcog.execute.programs import Programs
 from flcog.execute.sequential import Sequential
 from flcog.execute.stacked_clients import StackedClients
 from flcog.execute.streams import Streams
 from flcog.execute.threads import Threads
-from flcog.execute.trainer import ClientTrainer
+from flcog.execute.trainer import ClientTrainer, Learner
 from flcog.method import Notes
 
 
@@ -29,32 +27,23 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
         choice: which placement and which steps.
         notes: receives a note with the time that compiling took.
     """
-    if choice.name != "loop":
-        return _batched(job, choice, notes)
-    if choice.compiled == "graphs":
-        graphs = Graphs(notes, compiles=False)
-        steps = CompiledSteps(job.model, job.optimizer, graphs, 1, job.rows, lanes=choice.clients_at_once)
-        return Streams(StackedClients(job.model, job.optimizer, steps), steps, choice.clients_at_once)
+    name, at_once, compiled = choice
+    if name != "loop":
+        learner = Learner(job.model, job.optimizer, batched_layers(job.model, name == "vmap-patches"))
+        programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
+        steps: Steps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
+        return Batched(StackedClients(learner, steps), at_once, name)
+    learner = Learner(job.model, job.optimizer)
+    if compiled == "graphs":
+        lanes = CompiledSteps(learner, Graphs(notes, compiles=False), 1, job.rows, at_once)
+        return Streams(StackedClients(learner, lanes), lanes, at_once)
     programs = Programs(notes)
 
-    def make(model: ModelFunction, optimizer: torch.optim.Optimizer, seeds_torch: bool, own_steps: OwnSteps) -> ClientTrainer:
-        if not choice.compiled:
-            return OneClient(model, optimizer, seeds_torch, own_steps)
-        steps = CompiledSteps(model, optimizer, programs, 1, job.rows)
-        return StackedClients(model, optimizer, steps, seeds_torch=seeds_torch, own_steps=own_steps)
+    def make(learner: Learner) -> ClientTrainer:
+        if not compiled:
+            return OneClient(learner)
+        return StackedClients(learner, CompiledSteps(learner, programs, 1, job.rows))
 
-    if choice.clients_at_once == 1:
-        return Sequential(make(job.model, job.optimizer, True, OwnSteps()))
-    threads_each = max(1, torch.get_num_threads() // choice.clients_at_once)
-    return Threads(job.model, job.optimizer, choice.clients_at_once, threads_each, make)
-
-
-def _batched(job: Job, choice: Choice, notes: Notes) -> Batched:
-    """A placement that trains chunks of stacked clients."""
-    layers, chunk = batched_layers(job.model, choice.name == "vmap-patches"), choice.clients_at_once
-    if choice.compiled:
-        programs = Graphs(notes) if choice.compiled == "graphs" else Programs(notes)
-        compiled = CompiledSteps(job.model, job.optimizer, programs, chunk, job.rows, layers)
-        return Batched(StackedClients(job.model, job.optimizer, compiled, layers), chunk, choice.name)
-    steps = PlainSteps(job.model, job.optimizer, layers)
-    return Batched(StackedClients(job.model, job.optimizer, steps, layers), chunk, choice.name)
+    if at_once == 1:
+        return Sequential(make(learner))
+    return Threads(learner, at_once, max(1, torch.get_num_threads() // at_once), make)

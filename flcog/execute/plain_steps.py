@@ -1,7 +1,6 @@
 """The local steps of a chunk of stacked clients, run as plain Python. Compiled steps must give the same results."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -9,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment
 from flcog.client.program import ClientTensors, Program, copied_from, differentiate_pure, with_states
 from flcog.client.work import ClientWork
 from flcog.core.types import Batch, Params
 from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, stacked_batches
+from flcog.execute.trainer import Learner
 from flcog.method import Gradient
 from flcog.settings import Compile
 
@@ -56,23 +55,12 @@ class Steps(Protocol):
 
 
 class PlainSteps:
-    """Runs one operation after another.
-
-    Args:
-        model: the client's model.
-        optimizer: the module's own optimiser, whose settings are copied.
-        layers: wraps layers that are slow or fail when they are batched.
-    """
+    """Runs one operation after another."""
 
     compiled: Compile = False
 
-    def __init__(
-        self,
-        model: ModelFunction,
-        optimizer: torch.optim.Optimizer,
-        layers: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        self._model, self._optimizer, self._layers = model, optimizer, layers
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
         announce_chunk(works, assignment.reader)
@@ -87,10 +75,10 @@ class PlainSteps:
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk:
         program, (params, buffers, tensors, total) = assignment.program, chunk
         del chunk  # The steps replace its tensors, whose memory should become free.
-        stacked = dict(zip(map(id, self._model.params.values()), params.values(), strict=True))
-        advance = stepper(optimizer_like(self._optimizer, stacked), list(params.values()))
+        stacked = dict(zip(map(id, self._learner.model.params.values()), params.values(), strict=True))
+        advance = stepper(optimizer_like(self._learner.optimizer, stacked), list(params.values()))
         alive_at = torch.arange(works[0].num_steps, device=total.device)[:, None] < tensors.num_steps
-        with self._layers():
+        with self._learner.layers():
             for step, given in enumerate(stacked_batches(works, assignment.reader)):
                 alive, batch = alive_at[step], Batch(*given)
                 ragged = works[-1].num_steps <= step

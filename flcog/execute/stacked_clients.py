@@ -1,7 +1,7 @@
 """Trains stacked clients: one batched forward and backward pass, and one optimiser step for all."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import (
     Assignment,
     Result,
@@ -27,9 +26,9 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
-from flcog.execute.own_steps import OwnSteps
 from flcog.execute.plain_steps import Chunk, Steps
 from flcog.execute.stacking import by_client
+from flcog.execute.trainer import Learner
 from flcog.settings import Compile
 from flcog.wire.envelope import Manifest
 
@@ -40,26 +39,13 @@ class StackedClients:
     An elementwise optimiser on stacked parameters equals one optimiser per client. A client that has finished is frozen.
 
     Args:
-        model: the client's model.
-        optimizer: the module's own optimiser, whose settings are copied.
+        learner: the model and the optimiser, whose settings are copied.
         steps: runs the local steps of a chunk.
-        layers: wraps layers that are slow or fail when they are batched.
-        seeds_torch: whether each chunk seeds torch's global streams by its first client, as users' modules may draw from them.
-        own_steps: runs a module's own ``training_step``; threads share one.
     """
 
-    def __init__(
-        self,
-        model: ModelFunction,
-        optimizer: torch.optim.Optimizer,
-        steps: Steps,
-        layers: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        seeds_torch: bool = True,
-        own_steps: OwnSteps | None = None,
-    ) -> None:
-        self.model, self.optimizer, self.steps, self._layers = model, optimizer, steps, layers
-        self._seeds_torch, self.own_steps = seeds_torch, own_steps or OwnSteps()
-        self._dropout_keys = dropout_keys(model)
+    def __init__(self, learner: Learner, steps: Steps) -> None:
+        self.learner, self.model, self.steps, self._layers = learner, learner.model, steps, learner.layers
+        self._dropout_keys = dropout_keys(learner.model)
 
     @property
     def compiled(self) -> Compile:
@@ -83,7 +69,7 @@ class StackedClients:
     def named(self, assignment: Assignment, works: Sequence[ClientWork]) -> Iterator[None]:
         """Add a note with the clients and the round to an error inside."""
         try:
-            with self.own_steps.around(self.model, assignment.round):
+            with self.learner.own_steps.around(self.model, assignment.round):
                 yield
         except Exception as error:
             clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
@@ -96,9 +82,9 @@ class StackedClients:
     def begin(self, assignment: Assignment, works: Sequence[ClientWork]) -> Chunk:
         """The stacked clients before their first step."""
         program, num_clients = assignment.program, len(works)
-        set_rates(self.optimizer, assignment.rates)
+        set_rates(self.learner.optimizer, assignment.rates)
         device = next(iter(program.global_params.values())).device
-        if self._seeds_torch:
+        if self.learner.seeds_torch:
             seed_streams(device, torch_seed(assignment, works[0].client))
         params = {name: _repeat(value, num_clients) for name, value in program.global_params.items()}
         buffers = {name: _repeat(self.model.buffers[name], num_clients) for name in self.model.buffers}

@@ -13,17 +13,12 @@ from queue import SimpleQueue
 
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Result, Stopped, longest_first
 from flcog.client.work import ClientWork
 from flcog.execute.one_client import OneClient
-from flcog.execute.own_steps import OwnSteps
 from flcog.execute.sequential import Sequential
-from flcog.execute.trainer import ClientTrainer
+from flcog.execute.trainer import ClientTrainer, Learner
 from flcog.settings import Compile
-
-Make = Callable[[ModelFunction, torch.optim.Optimizer, bool, OwnSteps], ClientTrainer]
-"""Makes a trainer from a model, its optimiser, whether to seed torch's global streams, and an OwnSteps that threads share."""
 
 
 class Threads:
@@ -36,8 +31,7 @@ class Threads:
     After such a draw the client is run again, and from there on clients run one at a time.
 
     Args:
-        model: the client's model.
-        optimizer: the module's own optimiser.
+        learner: the model and the optimiser.
         clients_at_once: the number of threads.
         threads_each: how many threads torch may use for each client.
         make: makes a thread's trainer.
@@ -46,16 +40,12 @@ class Threads:
     name = "loop"
 
     def __init__(
-        self, model: ModelFunction, optimizer: torch.optim.Optimizer, clients_at_once: int, threads_each: int, make: Make
+        self, learner: Learner, clients_at_once: int, threads_each: int, make: Callable[[Learner], ClientTrainer]
     ) -> None:
-        own_steps = OwnSteps()  # shared, so that its warning comes once
-        self._alone = Sequential(OneClient(model, optimizer, own_steps=own_steps))
-        self._trainers, self._free = list[ClientTrainer](), SimpleQueue[ClientTrainer]()
-        for _ in range(clients_at_once):
-            # Copied together, so that the copied optimiser holds the copied module's parameters.
-            module, copied = model.copy_of((model.module, optimizer))
-            self._trainers.append(make(ModelFunction(module, model.autocast), copied, False, own_steps))
-            self._free.put(self._trainers[-1])
+        self._alone = Sequential(OneClient(learner))
+        self._trainers, self._free = [make(learner.on_thread()) for _ in range(clients_at_once)], SimpleQueue[ClientTrainer]()
+        for trainer in self._trainers:
+            self._free.put(trainer)
         self._pool = ThreadPoolExecutor(clients_at_once, "client", torch.set_num_threads, (threads_each,))
         self._stop = threading.Event()
         self.clients_at_once = self.working = clients_at_once
@@ -122,7 +112,7 @@ class Threads:
         try:
             if self._stop.is_set():
                 raise Stopped
-            program = dataclasses.replace(assignment.program, model=trainer.model)
+            program = dataclasses.replace(assignment.program, model=trainer.learner.model)
             return trainer.train(assignment._replace(program=program, works=[work], stop=self._stop), [work])
         except BaseException:
             self._stop.set()

@@ -1,20 +1,50 @@
-"""The ClientTrainer protocol: it trains one client, or several that are stacked, and does not know which clients run elsewhere."""
+"""The ClientTrainer protocol, and the model and optimiser that every trainer needs."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
 
 from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
+from flcog.execute.own_steps import OwnSteps
 from flcog.settings import Compile
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A client's model and optimiser, and the way in which they run.
+
+    Args:
+        model: the client's model.
+        optimizer: the module's own optimiser.
+        layers: wraps layers that are slow or fail when they are batched.
+        seeds_torch: whether training seeds torch's global streams, because users' modules may draw from them.
+        own_steps: runs a module's own ``training_step``.
+    """
+
+    model: ModelFunction
+    optimizer: torch.optim.Optimizer
+    layers: Callable[[], AbstractContextManager[Any]] = nullcontext
+    seeds_torch: bool = True
+    own_steps: OwnSteps = field(default_factory=OwnSteps)
+
+    def on_thread(self) -> "Learner":
+        """A copy for a thread. All copies share one ``own_steps``, so that its warning comes once."""
+        # Copied together, so that the copied optimiser holds the copied module's parameters.
+        module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
+        return Learner(ModelFunction(module, self.model.autocast), optimizer, self.layers, False, self.own_steps)
 
 
 class ClientTrainer(Protocol):
     """Trains clients from the broadcast model to their results. A placement calls it for one group of clients after another."""
 
     @property
-    def model(self) -> ModelFunction:
-        """The client's model; on threads a copy of it."""
+    def learner(self) -> Learner:
+        """The model and optimiser; on threads a copy."""
 
     @property
     def compiled(self) -> Compile:
