@@ -193,11 +193,6 @@ class Session:
         executor = self.engine.clients.executor
         return {"executor": executor.name, "clients_at_once": executor.clients_at_once, "compile": executor.compiled}
 
-    @property
-    def _chosen(self) -> FastestExecutor | VmapOrLoop | None:
-        """The executor, if it made a choice that a resumed run must share."""
-        return self.engine.clients.executor if isinstance(self.engine.clients.executor, FastestExecutor | VmapOrLoop) else None
-
     def record_executor(self) -> None:
         """Write the executor's name if it was chosen in the last round."""
         if self._setting and self._setting | self._executor() != self._setting:
