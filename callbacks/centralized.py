@@ -19,10 +19,10 @@ class Centralized(Method):
 
         x <- x - lr grad F(x),   F = sum_k n_k / n F_k,   m local_steps times a round, or local_epochs m / N times over all samples
 
-    So it sees as many samples as the other arms of a table do, and what it costs is what they cost. Papers say little of the
-    budget of their lines: give more by ``trainer.rounds`` or ``trainer.local_steps``. Batch size and optimiser are the clients';
-    the optimiser starts anew each round, as theirs do, and the learning rate's schedule goes by rounds. Nothing is sent: 0 bytes.
-    What other methods exchange before round 1 is in the pool if they are listed before it (Fedssyn's synthetic data), and counted.
+    So it reads as many samples, and takes as long, as the other rows of a table. Papers rarely state the budget of this bound: raise
+    ``trainer.rounds`` or ``trainer.local_steps`` for a larger budget. Batch size and optimiser are the clients'. Like theirs, the
+    optimiser starts each round without momentum, and the learning rate's schedule counts rounds. Nothing is sent: 0 bytes.
+    The pool includes data that methods listed before it exchange before round 1 (Fedssyn's synthetic data), whose bytes count.
 
     Li et al., Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity, 2024,
     https://arxiv.org/abs/2306.13263, Figures 3 and 4, have such lines.

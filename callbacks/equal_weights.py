@@ -1,4 +1,4 @@
-"""EqualWeights: all clients of a round count alike, whatever their number of samples."""
+"""EqualWeights: all clients of a round have the same weight."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Secure aggregation by random masks that cancel: the server learns the sum of what clients hold, and nothing else."""
+"""Secure aggregation by random masks that cancel: the server learns the sum of the clients' counts, and nothing else."""
 
 import torch
 from torch import Generator, Tensor
@@ -8,13 +8,13 @@ MODULUS = 2**32
 
 
 def masked(counts: Tensor, rng: Generator) -> Tensor:
-    """What the clients send: their counts, plus the mask shared with the next client, less the one shared with the client before.
+    """The clients' messages: their counts, plus the mask shared with the next client, minus the mask shared with the previous client.
 
     Masks are uniform modulo 2^32, so each message alone is too, and all but one of them together are: they say nothing of the
     counts. Modulo 2^32 they add up to the sum of the counts. One client alone has nobody to share a mask with.
 
-    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) has the case of two clients. How clients agree on masks, and what becomes of
-    those of a client that drops out, is left to a protocol such as Bonawitz et al., CCS 2017.
+    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) has the case of two clients. A protocol such as Bonawitz et al., CCS 2017, lets
+    clients agree on masks, and removes the masks of clients that drop out. It is not part of this.
 
     Args:
         counts: whole numbers of at least 0 whose sums are below 2^32, [clients, ...].
@@ -29,5 +29,5 @@ def masked(counts: Tensor, rng: Generator) -> Tensor:
 
 
 def unmasked_sum(messages: Tensor) -> Tensor:
-    """What the server makes of the messages of all clients."""
+    """The sum of the clients' counts, from the messages of all clients."""
     return messages.sum(0) % MODULUS

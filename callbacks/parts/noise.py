@@ -17,7 +17,7 @@ def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int
 
     They are float32 at least; what a bfloat16 model reads is rounded by the caller.
 
-    What ``Method.draw`` returns must not grow with the number of steps, which it is not told, or with the model: so it draws a key.
+    The values that ``Method.draw`` returns must not grow with the number of steps or with the model, so it draws only a key.
 
     >>> uniform(torch.tensor(1), 0, (3,)).equal(uniform(torch.tensor(1), 0, (5,))[:3])
     True
