@@ -72,7 +72,7 @@ def host_clients(
         processes: the device on which clients train.
     """
     for method in methods:
-        if method.overrides("prepare_data"):
+        if method.reads_all_data:
             raise ValueError(
                 f"{method.name} reads the data of all clients before round 1, which clients in other processes keep: remove it"
             )

@@ -7,33 +7,38 @@ case itself, as two machines would from one configuration.
 import dataclasses
 import multiprocessing
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from harness import RecordingTrainer, make_trainer
+from harness import RecordingTrainer, TinyData, make_trainer
 from torch import Tensor
 
 from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
 from flcog.client.runtime import ClientRuntime
 from flcog.client.store import StatesInMemory
 from flcog.core.types import Params, Slot
+from flcog.data import FederatedDataModule
 from flcog.hosting import host_clients
 from flcog.method import Method
 from flcog.wire.packing import pack, unpack
 from flcog.wire.population import Population
 
 
-def make_runtime(in_force: ExitStack, case: str, methods: str, clients: Sequence[int]) -> ClientRuntime:
+def make_runtime(
+    in_force: ExitStack, case: str, methods: str, held_out: dict[str, float], clients: Sequence[int]
+) -> ClientRuntime:
     """The runtime of some clients of a case of the registry.
 
     Args:
         in_force: holds the precision of the case from now on.
         case: its name.
         methods: the name of a list of methods in ``contracts.test_remote.EXTRA``, which follow the case's own; empty for none.
+        held_out: arguments of the tiny data; empty for the case's own data.
         clients: whom it hosts.
     """
     from contracts.registry import CASES
@@ -43,17 +48,18 @@ def make_runtime(in_force: ExitStack, case: str, methods: str, clients: Sequence
     trainer = make_trainer(None, chosen.method, *EXTRA[methods], **chosen.options)
     in_force.close()
     in_force.enter_context(trainer.settings.in_force())
-    return host_clients(trainer.settings, trainer.methods, chosen.module(chosen.optimizer), chosen.data().only(clients))
+    data = TinyData(**held_out) if held_out else chosen.data()
+    return host_clients(trainer.settings, trainer.methods, chosen.module(chosen.optimizer), data.only(clients))
 
 
 def serve(connection: Connection) -> None:
-    """Answer the server's requests until it hangs up: names of functions with packed arguments, by which packed results come back."""
+    """Answer the server's requests: each is a packed pair of a function's name and its arguments, and the answer a packed result."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     runtime: Any = None
     in_force = ExitStack()
-    while (data := connection.recv_bytes()) != b"":
-        name, arguments = unpack(data)
+    while True:
+        name, arguments = unpack(connection.recv_bytes())
         try:
             if name == "make_runtime":
                 runtime, result = make_runtime(in_force, *arguments), None
@@ -89,7 +95,7 @@ class Host:
         return result
 
     def close(self) -> None:
-        self._connection.send_bytes(b"")
+        self._process.kill()  # an orderly end takes torch seconds
         self._process.join()
 
 
@@ -174,17 +180,31 @@ class RemoteClients:
             host.ask("restore", {client: states[client] for client in mine})
 
 
-def prepared(hosts: Sequence[Host], name: str, methods: Sequence[Method], extra: str = "") -> RecordingTrainer:
-    """A trainer of a case of the registry, whose clients live in the hosts: client k in host k modulo their number."""
+def prepared(
+    hosts: Sequence[Host],
+    name: str,
+    methods: Sequence[Method],
+    extra: str = "",
+    data: Callable[[], FederatedDataModule] | None = None,
+) -> RecordingTrainer:
+    """A trainer of a case of the registry, whose clients live in the hosts: client k in host k modulo their number.
+
+    Args:
+        hosts: the processes.
+        name: of the case.
+        methods: of the server.
+        extra: the name of the methods that follow the case's own at the clients.
+        data: a partial of ``TinyData`` in the place of the case's data.
+    """
     from contracts.registry import CASES
 
     case = CASES[name]
     trainer = make_trainer(None, *methods, **case.options)
-    data = case.data()
-    trainer.prepare(case.module(case.optimizer), data)
-    engine, count = trainer.run.engine, data.federation.num_clients
+    held_out = data.keywords if isinstance(data, partial) else {}
+    trainer.prepare(case.module(case.optimizer), (data or case.data)())
+    engine, count = trainer.run.engine, trainer.run.engine.num_clients
     for k, host in enumerate(hosts):
-        host.ask("make_runtime", name, extra, list(range(k, count, len(hosts))))
+        host.ask("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))
     clients = RemoteClients(hosts)
     roll_call = clients.roll_call()
     assert torch.equal(roll_call.sizes, engine.roll_call.sizes)

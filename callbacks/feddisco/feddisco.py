@@ -91,6 +91,10 @@ class FedDisco(Method):
         elif min(self.target, default=-1) < 0 or sum(self.target) <= 0 or (self.metric == "kl" and min(self.target) == 0):
             raise ValueError(f"FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got {self.target}")
 
+    @property
+    def reads_all_data(self) -> bool:
+        return self.target == "global"
+
     def prepare_data(self, federation: Federation, rng: Generator, workspace: Path | None) -> Exchange:
         if self.target != "global":
             return Exchange(federation)

@@ -94,6 +94,10 @@ class Fedssyn(Method):
         """Only generators need inputs that are one tensor; real samples are shared as they are."""
         return self.share not in ("real", "none")
 
+    @property
+    def reads_all_data(self) -> bool:
+        return self.share != "none"
+
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         if self.start_round or self.stop_round is not None:
             raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")

@@ -121,6 +121,11 @@ class Method(Callback):
         """Whether this method defines the hook."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
+    @property
+    def reads_all_data(self) -> bool:
+        """Whether ``prepare_data`` reads the data of all clients, which refuses the method if clients run in other processes."""
+        return self.overrides("prepare_data")
+
     def active(self, round: int) -> bool:
         return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
 

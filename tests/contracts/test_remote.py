@@ -1,22 +1,25 @@
 """Clients in two other processes, each with the data of its own clients alone, compute the same bits as clients in this process."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
-from harness import RecordingTrainer
+from harness import RecordingTrainer, TinyData
 from remote import Host, prepared
 
 from contracts.registry import CASES, client_states, run
+from contracts.test_user_methods import Median
 from flcog.callbacks import ClipUpdate, LowPrecision
 from flcog.method import Method, Params
+from flcog.wire.packing import pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 EXTRA: dict[str, Sequence[Method]] = {"": (), "stages": (ClipUpdate(norm=0.5), LowPrecision())}
 """Methods that follow a case's own, by name."""
 
-EXCHANGING = sorted(name for name, case in CASES.items() if case.method.overrides("prepare_data"))
+EXCHANGING = sorted(name for name, case in CASES.items() if case.method.reads_all_data)
 QUICK = ("SCAFFOLD", "FedDisco", "FedRep", "FlexLoRA", "FedCOG")
 
 
@@ -43,8 +46,12 @@ def assert_same(remote: RecordingTrainer, local: RecordingTrainer) -> None:
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+def one_of(kind: str) -> str:
+    return next(name for name in CASES if type(CASES[name].method).__name__ == kind)
+
+
 def cases() -> list[object]:
-    quick = {next(name for name in CASES if type(CASES[name].method).__name__ == kind) for kind in QUICK}
+    quick = set(map(one_of, QUICK))
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES if name not in EXCHANGING]
 
 
@@ -55,6 +62,48 @@ def test_clients_elsewhere_compute_the_same(hosts: list[Host], name: str) -> Non
     remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
     assert_same(remote, local)
     assert all(isinstance(row["train/loss"], float) for row in remote.rows)
+
+
+@pytest.mark.parametrize("kind", ["SCAFFOLD", "FedDisco", "FedCOG", "FedRep", "FFALoRA"])
+def test_stages_act_where_the_clients_are(hosts: list[Host], kind: str) -> None:
+    name, stages = one_of(kind), EXTRA["stages"]
+    local = run(CASES[name], CASES[name].method, *stages)
+    remote = prepared(hosts, name, [CASES[name].method, *stages], "stages")
+    remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
+    assert_same(remote, local)
+
+
+def test_a_users_aggregator_gets_all_replies_in_the_order_of_tasks(hosts: list[Host]) -> None:
+    name = one_of("SCAFFOLD")
+    local = run(CASES[name], CASES[name].method, Median())
+    remote = prepared(hosts, name, [CASES[name].method, Median()])
+    remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
+    assert_same(remote, local)
+
+
+@pytest.mark.parametrize("kind", ["Ditto", "FedRep", "FineTune", "Local"])
+def test_models_are_evaluated_where_the_clients_are(hosts: list[Host], kind: str) -> None:
+    name = one_of(kind)
+    data = partial(TinyData, client_test=0.3, client_val=0.2)
+    local = run(CASES[name], CASES[name].method, data=data(), rounds=1)
+    remote = prepared(hosts, name, [CASES[name].method], data=data)
+    remote.train_round()
+    assert remote.evaluate() == pytest.approx(local.evaluate(), nan_ok=True)
+
+
+def test_states_go_to_a_checkpoint_and_come_back(hosts: list[Host]) -> None:
+    name = one_of("SCAFFOLD")
+    remote = prepared(hosts, name, [CASES[name].method])
+    remote.train_round()
+    clients, before = remote.run.engine.clients, states_of(remote)
+    saved, server = unpack(pack(clients.snapshot())), remote.run.server.copy(1)
+    after = [remote.train_round(), states_of(remote)]
+    clients.restore(saved)
+    assert all(torch.equal(value, before[key]) for key, value in states_of(remote).items())
+    remote.run.server.params, remote.run.server.servers, remote.run.server.round = server.params, server.servers, 1
+    again = [remote.train_round(), states_of(remote)]
+    assert again[0]["train/loss"] == after[0]["train/loss"]
+    assert all(torch.equal(value, again[1][key]) for key, value in after[1].items())
 
 
 @pytest.mark.parametrize("name", EXCHANGING)

@@ -1,0 +1,129 @@
+"""ClipUpdate and LowPrecision beside methods that send all kinds of messages: under every executor, after a resume, on two processes.
+
+``test_remote.py`` has the same with clients in other processes, and a user's aggregator is in all of them.
+"""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import TESTS, RecordingTrainer, assert_close, distance, fit, make_trainer
+
+import flcog
+from contracts.registry import CASES, client_states, run
+from contracts.test_user_methods import Median
+from flcog.callbacks import ClipUpdate, LowPrecision
+from flcog.method import Method
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+NAMES = [
+    next(name for name in CASES if type(CASES[name].method).__name__ == kind)
+    for kind in ("SCAFFOLD", "FedDisco", "FedCOG", "FedRep", "FFALoRA")
+]
+PRECISION: dict[str, Any] = {"precision": "32-true"}  # in which 16 bits are half of the bytes
+BIT = 2.0**-8
+"""The relative distance of two neighbours in bfloat16: executors that round a float32 otherwise may differ by it."""
+
+
+def stages() -> list[Method]:
+    return [LowPrecision(), ClipUpdate(norm=0.3)]
+
+
+def staged(name: str, **options: Any) -> RecordingTrainer:
+    return run(CASES[name], *stages(), CASES[name].method, **(PRECISION | options))
+
+
+each = pytest.mark.parametrize("name", NAMES)
+
+
+@each
+def test_executors_agree(name: str) -> None:
+    loop, threads, vmap = staged(name), staged(name, chunk_size=2), staged(name, executor="vmap")
+    assert_close(threads.state, loop.state, 0)
+    assert_close(client_states(threads), client_states(loop), 0)
+    assert threads.rows == loop.rows
+    assert_close(vmap.state, loop.state, 3 * BIT)
+    assert [row["comm/up_bytes"] for row in vmap.rows] == [row["comm/up_bytes"] for row in loop.rows]
+    plain = run(CASES[name], CASES[name].method, **PRECISION)
+    assert distance(loop.state, plain.state) > 1e-5
+    assert loop.rows[-1]["comm/up_bytes"] < 0.6 * plain.rows[-1]["comm/up_bytes"]
+
+
+@pytest.mark.slow
+@each
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_compiled_steps_agree(name: str, executor: str) -> None:
+    compiled = staged(name, executor=executor, compile=True, rounds=2)
+    assert_close(compiled.state, staged(name, rounds=2).state, 3 * BIT)
+
+
+@each
+def test_resume_is_bitwise(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    setting = partial(fit, tmp_path, *stages(), case.method, data=case.data(), **(dict(case.options) | PRECISION))
+    whole = setting(module=case.module(case.optimizer), rounds=3)
+    half = setting(module=case.module(case.optimizer), rounds=1)
+    resumed = setting(module=case.module(case.optimizer), rounds=3, ckpt_path=str(half.run_dir))
+    assert_close(resumed.state, whole.state, 0)
+    assert_close(client_states(resumed), client_states(whole), 0)
+
+
+def on_processes(name: str, devices: int, path: str) -> None:
+    """The end of a case with stages, and of the same with a median that drops a bad client, written by the first process."""
+    torch.set_num_threads(1)
+    found = {}
+    for key, methods, options in (
+        ("stages", [*stages(), CASES[name].method], {}),
+        ("median", [Median()], {"clients_per_round": 5}),
+        ("dropped", [Median(), Spoils()], {"clients_per_round": 8, "on_bad_update": "drop"}),
+    ):
+        trainer = make_trainer(None, *methods, devices=devices, **(CASES[name].options | PRECISION | options))
+        trainer.prepare(CASES[name].module(CASES[name].optimizer), CASES[name].data())
+        rows = [trainer.train_round() for _ in range(2)]
+        figures = {column: value for column, value in rows[-1].items() if not column.startswith("time/")}
+        found[key] = {"rows": figures, "state": [value.double().flatten().tolist() for value in trainer.state.values()]}
+    if trainer.run.processes.is_first:
+        Path(path).write_text(json.dumps(found))
+
+
+class Spoils(Method):
+    """Client 3 sends NaN."""
+
+    def init_client(self, params: flcog.Params, buffers: flcog.Params, client: flcog.ClientView) -> flcog.Slot:
+        return {"bad": torch.tensor(torch.nan if client.id == 3 else 0.0)}
+
+    def finish_client(self, delta: flcog.Params, params: flcog.Params, ctx: flcog.Context) -> flcog.Upload:
+        return flcog.Upload({name: value + ctx.state["bad"] for name, value in delta.items()}, ctx.state)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from contracts.test_stages import on_processes
+on_processes(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+@each
+def test_two_processes_do_what_one_does(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(TESTS)))
+    ends = []
+    for devices in ("1", "2"):
+        end = tmp_path / f"{devices}.json"
+        done = subprocess.run([sys.executable, str(script), name, devices, str(end)], capture_output=True, timeout=300, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        ends.append(json.loads(end.read_text()))
+    for key in ends[0]:
+        one, two = ends[0][key], ends[1][key]
+        assert two["rows"] == pytest.approx(one["rows"], rel=1e-5)
+        for a, b in zip(one["state"], two["state"], strict=True):
+            assert b == pytest.approx(a, abs=2e-6, rel=BIT if key == "stages" else 1e-5)
+    assert ends[1]["dropped"]["rows"]["clients/dropped"] == 1
