@@ -66,9 +66,9 @@ def host_clients(
 
     Args:
         settings: of the training.
-        methods: in the order in which they act.
+        methods: in their order of action.
         model: the module that clients train. Its weights do not matter: the server sends them.
-        datamodule: the clients' data; ``datamodule.only(clients)`` holds nobody else's.
+        datamodule: the clients' data; ``datamodule.only(clients)`` contains no other data.
         processes: the device on which clients train.
     """
     for method in methods:
@@ -111,7 +111,7 @@ def make_runtime(
 
     Args:
         settings: of the training.
-        methods: in the order in which they act.
+        methods: in their order of action.
         client: the model that clients train, and its optimiser.
         data: the clients'.
         processes: the processes that share out the clients.

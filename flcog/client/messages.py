@@ -22,7 +22,7 @@ class Received(NamedTuple):
 
     Args:
         round: counted from 0.
-        seed: the run's, with which all of the clients' random numbers are keyed.
+        seed: the run's; it keys all random numbers of the clients.
         params, buffers: the global model.
         server: for each method that acts in this round, the part of its server state that clients receive.
         rates: the learning rates of the local optimiser's groups.
@@ -61,7 +61,7 @@ class ClientReply(NamedTuple):
 
     Args:
         clients: their numbers.
-        envelope: all that they send, encoded.
+        envelope: their envelopes, encoded.
         manifest: a description of each envelope.
         masked_bytes: for each client the bytes of the envelope that its masks leave out.
         faults: for clients whose new state holds a NaN or an infinity, the method that keeps it.
@@ -76,7 +76,9 @@ class ClientReply(NamedTuple):
 
 @message
 class RollCall(NamedTuple):
-    """The first message of a runtime to the server: whom it hosts, and the sizes of their data. Vectors go by client number.
+    """The first message of a runtime to the server: whom it hosts, and the sizes of their data.
+
+    Vectors have an entry for each client number.
 
     Args:
         sizes: of training sets, int64 [num_clients]; 0 for clients that live elsewhere.

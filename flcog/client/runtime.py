@@ -35,7 +35,7 @@ class ClientRuntime:
     """Does the work of the clients that it hosts. The server reaches it by messages only.
 
     Args:
-        methods: of the run, in the order in which they act.
+        methods: of the run, in their order of action.
         model: the clients' model, on its device.
         optimizer: the module's own.
         federation: the clients' data.
@@ -138,7 +138,7 @@ class ClientRuntime:
             received: the model as it is evaluated, and the part of the method's server state that clients receive.
             method: the name of the method that keeps the models.
             client: its number.
-            first: the global parameters, from which the state of a client that has none yet is made.
+            first: the global parameters. A client without a state makes its first state from them.
         """
         chosen = next(each for each in self.methods if each.name == method)
         models = PersonalModels(self.model, self.federation, self.batching, self.reader, self.evaluator, self.loop)
@@ -275,7 +275,7 @@ def _unsent(tasks: Sequence[ClientTask]) -> set[str]:
 
 
 def _masked_bytes(masks: Params, sizes: Mapping[str, int]) -> int:
-    """The bytes that masks leave out of what is sent, given the bytes of whole parameters."""
+    """The bytes that masks save, given the bytes of whole parameters."""
     return sum(sizes[name] * int((~mask).sum()) // mask.numel() for name, mask in masks.items() if name in sizes)
 
 

@@ -1,4 +1,4 @@
-"""Aggregation: weighted means and sums of what clients send, added up as their replies arrive."""
+"""Aggregation: weighted means and sums of the clients' envelopes, added up as replies arrive."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -17,7 +17,7 @@ from flcog.wire.soundness import is_sound, of_client, suspects
 
 
 class BadUpdate(ValueError):
-    """A NaN or an infinity in what a client sends or keeps, or in the model that the server makes of it."""
+    """A NaN or an infinity in a client's envelope or state, or in the new model."""
 
 
 class Sums(NamedTuple):
@@ -54,7 +54,7 @@ class Aggregate:
     After a client was dropped, the sums are not valid: the round is to be run again without that client.
 
     Args:
-        methods: those that act in the round.
+        methods: of the round.
         weights: the aggregation weight of each client.
         directions: whether to add up unit changes, for the cosine between clients' updates.
         on_bad_update: ``raise``, or ``drop`` the client.
@@ -84,7 +84,7 @@ class Aggregate:
         self._weights, self._directions, self._on_bad_update, self._device = weights, directions, on_bad_update, device
 
     def add(self, reply: ClientReply, received_buffers: Params, round: int) -> None:
-        """Add some clients, whose envelopes are decoded, if all that they send and keep is finite."""
+        """Add some clients, whose envelopes are decoded, if their envelopes and states are finite."""
         envelope, count = reply.envelope, len(reply.clients)
         loss = envelope.measured["loss"]
         norms = _norms(envelope.delta, count) if envelope.delta else torch.zeros_like(loss)
@@ -142,7 +142,7 @@ class Aggregate:
             _add(total, term, cast(Tensor | None, factor))
 
     def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool) -> None:
-        """Add up over the processes: all sums travel as one vector, whatever the methods.
+        """Add up over the processes: all sums travel as one vector.
 
         Args:
             processes: who adds up.
@@ -211,7 +211,7 @@ class Aggregate:
         return self._as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)
 
     def _as_sent(self, sums: Any, dtypes: Any, divisor: Tensor | None = None) -> Any:
-        """Means or sums in the precision of what clients sent: a count sent as float32 would lose digits in bfloat16."""
+        """Means or sums in the precision of the clients' values: a count sent as float32 would lose digits in bfloat16."""
 
         def sent(total: Tensor, dtype: torch.dtype) -> Tensor:
             return (total if divisor is None else total / divisor).to(dtype).to(self._device)

@@ -28,21 +28,21 @@ class Engine:
     """All that rounds are made with and do not change.
 
     Args:
-        settings: what the user asked of the training.
-        methods: of the run, in the order in which they act.
+        settings: the user's options of the training.
+        methods: of the run, in their order of action.
         model: the client's model, on its device.
         optimizer: the module's own.
         base_rates: the learning rates of its groups, before any schedule.
         roll_call: the clients, and the sizes of their data.
         central: the sets that the server itself holds, by name: ``val`` and ``test``.
         reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
-        exchanges: what these results of ``prepare_data`` are, by the methods' names.
+        exchanges: the results of ``prepare_data``, by the methods' names.
         batching: how a client's samples become steps.
         reader: turns sample indices into tensors.
         evaluator: measures models.
         clients: the clients, which do their work when they are sent tasks.
         processes: who shares the clients out.
-        data_name: what kind of data module the data came from.
+        data_name: the class of the data module.
         notes: choices made on the user's behalf, for the run's summary.
     """
 

@@ -12,7 +12,7 @@ from flcog.server.state import ServerState
 
 
 def evaluated_params(engine: Engine, server: ServerState) -> Params:
-    """Where the global model is evaluated: the server's parameters, or what methods put in their place."""
+    """Where the global model is evaluated: the server's parameters, or the parameters that methods put in their place."""
     params = server.params
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
@@ -23,7 +23,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
 def evaluate(engine: Engine, server: ServerState) -> dict[str, float]:
     """The global model on the central sets, and its spread over the clients' own held-out parts.
 
-    Without a central validation set, what clients hold out for validation is one together. Where clients have their own models
+    Without a central validation set, the clients' validation parts together serve as one. Where clients have their own models
     only, the central sets' figures are means over these.
     """
     params, roll_call, central = evaluated_params(engine, server), engine.roll_call, engine.central

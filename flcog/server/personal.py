@@ -42,7 +42,7 @@ def evaluate_personal(
 
 
 def only_personal(engine: Engine, server: ServerState) -> Method | None:
-    """The method whose personal models are all there is, since nothing is sent to make a global one of."""
+    """The method whose personal models are the only ones, because clients send nothing for a global model."""
     acting = engine.active(max(0, server.round - 1))
     return next((method for method in acting if not method.communicates and method.overrides("personal")), None)
 
@@ -53,7 +53,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
     Args:
         engine, server: the run as it stands.
         method: which keeps the models.
-        params: the global model's, for what it does with them.
+        params: the global model's, which the method may use.
         samples: the set.
     """
     totals: dict[str, float] = {}
@@ -80,7 +80,7 @@ def _received(engine: Engine, server: ServerState, method: Method, params: Param
 
 
 def _is_mine(engine: Engine, client: int) -> bool:
-    """Whether this process has the client's state; one that has none yet is dealt to some process."""
+    """Whether this process has the client's state. A client without a state belongs to the process of its number."""
     if engine.processes.count == 1:
         return True
     return engine.clients.store.owner.get(client, client % engine.processes.count) == engine.processes.rank

@@ -1,4 +1,4 @@
-"""The server's side of a reply: ask this process's clients, decode what they send, add it up, and count its bytes."""
+"""The server's side of a reply: ask this process's clients, decode their envelopes, add them up, and count their bytes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -44,7 +44,7 @@ def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Ite
     """The replies in the order of the tasks, those with most steps first, so that sums do not depend on the order of arrival.
 
     Args:
-        replies: as they arrive. Each is kept until all that come before it have arrived.
+        replies: as they arrive. A reply waits here until all earlier ones have arrived.
         tasks: one for each client that replies.
     """
     due = dict.fromkeys(task.client for task in sorted(tasks, key=lambda task: -task.num_steps))
@@ -84,7 +84,7 @@ def decoded(reply: ClientReply, encoders: Sequence[Stage]) -> ClientReply:
 def account(
     ledger: Ledger, methods: Sequence[Method], received: Received, asked: Sequence[ClientTask], aggregate: Aggregate
 ) -> None:
-    """Count the bytes sent down to all clients that were asked, and up by those that were not dropped."""
+    """Count the bytes sent down to all clients with a task, and up by the clients that were not dropped."""
     for method in methods:
         size = sum(map(num_bytes, pytree.tree_leaves(received.server[method.name])))
         ledger.add(method.name, down=len(asked) * size)
@@ -97,6 +97,6 @@ def account(
 
 
 def _unsent_bytes(received: Received, masks: Mapping[str, Tensor]) -> int:
-    """The bytes of the model that a client with these masks does not receive. In the first round all are told where to start."""
+    """The bytes of the model that a client with these masks does not receive. In the first round every client receives the whole model."""
     masked = {name: mask for name, mask in masks.items() if mask.ndim or received.round}
     return sum(received.params[name].nbytes * int((~mask).sum()) // mask.numel() for name, mask in masked.items())

@@ -1,1 +1,1 @@
-"""Messages between clients and server: what an envelope holds, the stages it passes, its bytes, and the ledger that counts them."""
+"""Messages between clients and server: envelopes, their bytes, facts about the population, and the ledger that counts bytes."""

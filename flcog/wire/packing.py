@@ -109,7 +109,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _describe(value: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
-    """The value in JSON. An object with one key stands for each value that JSON lacks; the key names the kind of value."""
+    """The value in JSON. A value that JSON lacks becomes an object with one key, which names the kind of value."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
