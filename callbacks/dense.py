@@ -42,7 +42,7 @@ class DENSE(Method):
                                - adv mean(1[teacher and student differ] KL(teacher(x) || student(x)))
         student:   min  T^2 KL(p(teacher(x) / T) || p(student(x) / T))  over all x made so far, once an epoch
 
-    with y uniform and mu, sigma^2 the statistics of client k's BatchNorm layer. Made for a single round (``run.settings.rounds: 1``)
+    with y uniform and mu, sigma^2 the statistics of client k's BatchNorm layer. Made for a single round (``trainer.rounds: 1``)
     of long local training; further rounds do the same again. The server sees single clients' models. The student starts from
     the clients' mean, so that methods listed before still count (the authors' starts anew), and keeps the clients' mean BatchNorm
     statistics. Costs epochs * (generator_steps + epochs / 2) passes through every client's model.

@@ -113,7 +113,7 @@ def methods() -> Iterator[str]:
 
 
 def _formula(latex: str) -> str:
-    """MathML, in which bars on both sides of a norm are equally tall."""
+    """A formula as MathML, with equally tall bars on both sides of a norm."""
     return re.sub(r"<mo[^>]*>(&#x0?2225;|&#x0?2016;|∥|‖)</mo>", r'<mo stretchy="false">\1</mo>', convert(latex, display="block"))
 
 
@@ -200,7 +200,7 @@ def _uses(rows: Any, path: Path, name: str) -> bool:
 
 
 def _measured(name: str) -> str:
-    """What was measured of the method's rows: the runs of ``results/``, beside what the paper has."""
+    """The measured scores of the method's rows (``results/``) beside the published ones."""
     lines = []
     for path in sorted((ROOT / "results").glob("*.csv")):
         table = read_table(ROOT / "configs/tables" / path.name.replace(".csv", ".yaml"))
@@ -248,7 +248,7 @@ def _command(command: Any) -> str:
 
 
 def _help(command: Any) -> str:
-    """What ``--help`` prints."""
+    """The output of ``--help``."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         command.run(["--help"])

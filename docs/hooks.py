@@ -1,4 +1,4 @@
-"""What mkdocs calls: docstrings name classes and functions in Sphinx' way, of which the site keeps the name."""
+"""mkdocs calls this hook to shorten Sphinx' references to classes and functions in docstrings to their names."""
 
 import re
 from typing import Any

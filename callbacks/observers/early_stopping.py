@@ -14,7 +14,7 @@ class EarlyStopping(Callback):
         monitor: the metric, as ``metrics.csv`` names it. By default the task's main one (accuracy, macro-AP or mse), on the
             validation set where there is one and else on the test set.
         mode: whether it should grow (max) or fall (min). By default losses and errors should fall, all others grow.
-        patience: evaluations in a row without improvement (not rounds: see ``run.settings.eval_every``) after which the run ends.
+        patience: evaluations in a row without improvement (``trainer.eval_every`` rounds apart) after which the run ends.
         min_delta: by how much more than this a value must be better to count as an improvement.
         threshold: a value that is good enough: the run ends at the first evaluation that reaches it. None for none.
 

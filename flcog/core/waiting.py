@@ -1,4 +1,4 @@
-"""How much other programs slowed a run down: the share of its time in which its threads waited for a core."""
+"""How much other programs slowed a run down: the share of its time that its threads waited for a core."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -27,7 +27,7 @@ STYLES = ("-", "--", ":", "-.")
 GREY = "#c4c4c4"
 PANELS_A_LINE = 3
 MOST_SPAN = 3.0
-"""Panels share a vertical axis if it is at most so many times as long as the shortest of their own."""
+"""Panels share a vertical axis if it is at most this many times as long as the shortest panel's own axis."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Panel:
 
     @property
     def values(self) -> list[float]:
-        """All that was measured, without infinities."""
+        """All measured values, without infinities."""
         seeds = [seed for arms in (self.arms, self.grey) for series in arms.values() for seed in series]
         return [value for seed in seeds for _, value in seed if math.isfinite(value)]
 
@@ -68,7 +68,7 @@ class Panel:
 def curves_figure(settings: Mapping[str, Mapping[str, Series]], metrics: Mapping[str, str], confidence: float) -> Figure:
     """Means over seeds as lines, with confidence intervals as bands.
 
-    The arms of a single setting have a panel each, in which the others are grey, so that bands do not cover each other. Several
+    The arms of a single setting have a panel each, with the others in grey, so that bands do not cover each other. Several
     settings have a panel each, or more panels if a setting has more arms than there are colours.
 
     Args:
@@ -164,7 +164,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
 
 
 def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, shared: bool) -> str:
-    """What lines and bands are, and whether the vertical axes differ."""
+    """The meaning of lines and bands, and whether the vertical axes differ."""
     counts = sorted({len(series) for arms in settings.values() for series in arms.values() if series})
     if not counts:
         return ""

@@ -30,7 +30,7 @@ class Filling:
         table: its content.
         done: the number of cells that have finished with exactly the table's settings.
         total: the number of all cells.
-        added: additional arguments with which other cells have finished.
+        added: additional arguments of other finished cells.
         outdated: the number of cells that finished before the table was changed.
         verdicts: on the published figures.
     """

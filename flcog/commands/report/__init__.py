@@ -1,1 +1,1 @@
-"""The command ``flcog report``: what one or several runs did, as one page that needs nothing else."""
+"""The command ``flcog report``: one self-contained page about one or several runs."""

@@ -55,7 +55,7 @@ class Series:
 
     @property
     def drawn(self) -> list[Point]:
-        """Its finite points, thinned to those that a screen can show."""
+        """Its finite points, thinned to as many as a screen can show."""
         finite = [point for point in self.points if all(map(math.isfinite, point))]
         step = -(-len(finite) // MOST_POINTS)
         return [*finite[:: max(1, step)], *(finite[-1:] if step > 1 else [])]
@@ -87,7 +87,7 @@ class Axis:
 
 def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], note: str = "", keys: bool = True) -> str:
     """A figure with a heading, a legend (if ``keys``), lines and a table of the numbers; empty text if no series has a finite point."""
-    shown = sorted((one for one in series if one.drawn), key=lambda one: one.style is not None)  # grey lines lie below the others
+    shown = sorted((one for one in series if one.drawn), key=lambda one: one.style is not None)  # grey lines are drawn first
     if not shown:
         return ""
     frame = Frame(x, y, shown)

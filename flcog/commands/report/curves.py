@@ -40,7 +40,7 @@ def _lines(groups: Sequence[Group], series: Sequence[Series]) -> list[Series]:
 
 
 def _quiet(groups: Sequence[Group]) -> bool:
-    """Whether there are so many bands that they would cover each other."""
+    """Whether there are too many bands to draw, because they would cover each other."""
     return sum(group.style is not None for group in groups) > MOST_BANDS
 
 
@@ -81,9 +81,7 @@ def bytes_sent(groups: Sequence[Group]) -> str:
     for score in dict.fromkeys(group.runs[0].main for group in groups):
         if score is not None:
             series = [_score_for_bytes(group, score) for group in groups if group.runs[0].main == score]
-            charts.append(
-                line_chart(f"{score} for what was sent up", Axis("sent up", "bytes"), axis_of(score), series, keys=False)
-            )
+            charts.append(line_chart(f"{score} by bytes sent up", Axis("sent up", "bytes"), axis_of(score), series, keys=False))
     return grid(charts)
 
 
@@ -107,7 +105,7 @@ def _running_sum(run: RunFiles, column: str) -> list[Point]:
 
 
 def others(groups: Sequence[Group]) -> str:
-    """Every further column: times, drift, and what methods log. Closed until the reader opens it if there are several groups."""
+    """Every further column: times, drift, and columns of methods. Closed until the reader opens it if there are several groups."""
     shown = {name for run in _runs(groups) for name in (run.main, run.chooser)} | {"round"}
     shown |= {f"{column}{end}" for column in _spread_columns(groups) for end in SPREAD}
     left = [

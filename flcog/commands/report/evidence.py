@@ -30,7 +30,7 @@ def partitions(groups: Sequence[Group]) -> str:
 
 
 def _partition(members: Sequence[tuple[str, RunFiles]], named: bool) -> str:
-    """A split's chart, if one of its runs drew it, and its numbers."""
+    """A split's numbers, and its chart if any of its runs drew it."""
     seeds = dict.fromkeys(str(run.setting.get("seed", "unknown")) for _, run in members)
     names = dict.fromkeys(name for name, _ in members)
     of = f"<h3>{html.escape(', '.join(names))}, seed {html.escape(', '.join(seeds))}</h3>" if named else ""
@@ -41,7 +41,7 @@ def _partition(members: Sequence[tuple[str, RunFiles]], named: bool) -> str:
 
 
 def pictures(groups: Sequence[Group]) -> str:
-    """What methods drew, such as the images that they generated: of each group's first run, and the other runs' on demand."""
+    """Pictures that methods drew, such as generated images: of each group's first run, and the other runs' on demand."""
     first = grid([figure for group in groups for figure in _figures(group.runs[0], group.name)])
     rest = [
         figure
@@ -77,7 +77,7 @@ def picture(path: Path, text: str) -> str:
 
 
 def configuration(groups: Sequence[Group]) -> str:
-    """The settings in which the groups differ, and on demand every run's whole configuration."""
+    """The groups' different settings, and on demand every run's whole configuration."""
     flats = [flat(group.runs[0].config) for group in groups]
     keys = dict.fromkeys(key for one in flats for key in one)
     differ = [key for key in keys if len({str(one.get(key, "not set")) for one in flats}) > 1]

@@ -16,10 +16,10 @@ from flcog.commands.report.run_files import RunFiles
 from flcog.core.arguments import flat
 
 VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|ckpt_path)$")
-"""Settings in which the runs of a group may differ."""
+"""Settings that may differ within a group."""
 
 SAME = ("methods", "model", "num_parameters", "data", "num_clients", "acting_rounds")
-"""Entries of run.yaml in which the runs of a group agree."""
+"""Entries of run.yaml that are the same within a group."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _names(groups: Sequence[Sequence[RunFiles]]) -> list[str]:
 
 
 def _distinct(run: RunFiles, runs: Sequence[RunFiles]) -> list[str]:
-    """The settings in which runs of the same methods differ, as ``lr=0.1``; methods' own are in the methods' names."""
+    """The different settings of runs with the same methods, as ``lr=0.1``; methods' own are in the methods' names."""
     alike = [flat(other.config) for other in runs if shown_methods(other) == shown_methods(run)]
     own = flat(run.config)
     keys = [key for key in own if not VARIES.search(key) and len({str(other.get(key)) for other in alike}) > 1]
@@ -134,7 +134,7 @@ def without_defaults(text: str) -> str:
 
 @cache
 def _defaults(name: str) -> dict[str | None, str]:
-    """The default settings of one of flcog's own methods, as code; classes from other packages are not imported."""
+    """The default settings of a method of flcog, as code; classes from other packages are not imported."""
     if name not in flcog.callbacks.__all__:
         return {}
     parameters = inspect.signature(getattr(flcog.callbacks, name)).parameters.values()
