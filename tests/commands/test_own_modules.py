@@ -21,9 +21,9 @@ SECTION = (ROOT / "docs/your-method.md").read_text()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The README's method and its YAML, as a reader would write them down."""
     for file, language in (("my_module.py", "python"), ("crowd.yaml", "yaml")):
-        block = re.search(rf"```{language}\n(.*?)```", SECTION, re.S)
-        assert block and file in SECTION
-        (tmp_path / file).write_text(block[1])
+        blocks = re.findall(rf"```{language}\n(.*?)```", SECTION, re.S)
+        assert file in SECTION
+        (tmp_path / file).write_text(next(block for block in blocks if "FollowTheCrowd" in block))
     # Neither is what Python means by these names.
     for name in ("random", "torch", "yaml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not the one that was meant')")
