@@ -1,4 +1,4 @@
-"""Fills a table: what is finished here or in another table is taken, rounds that arms share are trained once, the rest is run."""
+"""Fills a table: takes finished runs, also from other tables, trains shared rounds once, and starts the remaining runs."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from flcog.core.output import never_failing
 
 @never_failing()
 def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Callable[[], Rows]) -> list[Cell]:
-    """Run what is not finished, telling what each came to; returns what failed.
+    """Train the unfinished runs and print the result of each. Returns the failed cells.
 
     Args:
-        runs: the table's.
-        jobs: how many side by side.
-        root: below which other tables may have finished the same runs.
+        runs: the cells of the table.
+        jobs: the number of runs at a time.
+        root: the folder of all tables, where the same runs may be finished.
         trunks: whether runs may branch from others.
-        filled: the table as it stands.
+        filled: returns the table with the results so far.
     """
     for cell in runs:
         cell.files.claim(cell.arguments)
@@ -52,7 +52,7 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
 
 
 def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[dict[str, Path], dict[str, int]]:
-    """Take what other tables have finished, and find the rounds that runs share.
+    """Take finished runs of other tables, and find shared rounds.
 
     Returns all finished runs, by identity, and how many rounds each cell's run has.
     """

@@ -16,16 +16,15 @@ SPLIT_SEED = "data.partition_seed"
 """The option that draws the split of the data over the clients."""
 
 Summary = Literal["best", "last", "mean", "val"]
-"""What stands for a run: its best evaluation, its last, the mean of its last ones, or the one that the validation set chooses."""
+"""The score of a run: its best evaluation, the last, the mean of the last few, or the evaluation in the best round by validation."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a row, a column or the whole table adds to a run: files given by ``-c``, and options with their values.
+    """Configuration of a row, a column or the whole table: files for ``-c``, and options with their values.
 
-    A row may have further options in single columns, such as a step size that was tuned for each setting. A column may show a metric of
-    its own of a setting whose runs several columns show, and compare another score of a run than the table's other columns, or
-    that of its first rounds.
+    A row may have further options in single columns, such as a step size that was tuned for each setting. Several columns may show the
+    runs of one setting, each with its own metric, its own summary, or the score after fewer rounds.
     """
 
     configs: tuple[Path, ...] = ()
@@ -39,25 +38,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is to be filled.
+    """A table to fill.
 
     Args:
-        title: what it shows.
-        common: what all runs share.
+        title: its title.
+        common: the configuration of all runs.
         rows: arms, by name. Times are shown relative to the first.
         columns: settings, by name.
         seeds: every arm is run with each, in each setting.
         metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
-        last: the mean is taken over so many of a run's last evaluations.
-        published: a paper's figures, by row and column, to stand beside ours.
+        last: the number of last evaluations in the mean.
+        published: a paper's figures by row and column, shown beside ours.
         against: for each row the one it is compared with, seed by seed. A row that stands against itself is compared with none.
         varies_split: whether a seed draws the split too; else all seeds share one.
-        confidence: with which probability an interval holds the true difference, 0.95 for a 95 % interval.
+        confidence: of the intervals, such as 0.95 for 95 %.
         summary: which of a run's scores is compared, with the other arms and with the paper, where a column has no other.
         over_rounds: whether the mean of the last evaluations shows its deviation over them, not over seeds.
-        average: the name of a further column, the mean over all settings; none where it is empty.
+        average: the name of a further column, the mean over all settings; empty for no such column.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
-        deviations: what is not as in the paper, a sentence each.
+        deviations: differences from the paper, one sentence each.
         trunks: whether arms that are the same until a round train the rounds before it once; not where times are compared.
     """
 
@@ -103,15 +102,15 @@ class Cell:
     extra: Sequence[str] = ()
     """What of its command line is not the table's."""
     common_arguments: Sequence[str] = ()
-    """Its command line without the command, seeds and folder: what it shares with other seeds."""
+    """Its command line without the command, seeds and folder, which is equal for all seeds."""
     varies_split: bool = False
     """Whether its seed draws the split too."""
     identity: str = ""
-    """What it shares with all runs of the same numbers; empty where that is not known."""
+    """Equal for all runs with the same results; empty if unknown."""
     trunk: "Trunk | None" = None
     """The run whose first rounds are its own."""
     keep_options: Sequence[str] = ()
-    """Options by which it keeps the checkpoints from which others branch."""
+    """Options that make it keep checkpoints for runs that branch from it."""
     carried: Sequence[Any] = ()
     """Methods that only gather in its run, for others that branch from it: their class paths with their arguments."""
 
@@ -199,7 +198,7 @@ def _check_split_seed(table: Table, extra: Sequence[str]) -> None:
 
 
 def _check_apart(runs: Sequence[Cell]) -> None:
-    """Complain of names that differ only in what a folder's name cannot have."""
+    """Refuse names that differ only in characters that folder names cannot contain."""
     seen: dict[Path, Cell] = {}
     for cell in runs:
         other = seen.setdefault(cell.folder, cell)
@@ -218,7 +217,7 @@ def _word(value: Any) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Names one after another, as a shell takes those that have blanks or commas in them."""
+    """Names separated by commas. Names with blanks or commas are quoted for a shell."""
     return ", ".join(name if re.fullmatch(r"[\w.+=-]+", name) else f'"{name}"' for name in names)
 
 

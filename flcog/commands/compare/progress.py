@@ -1,4 +1,4 @@
-"""How much of a comparison remains: runs, rounds and time, and on a terminal the table as it fills."""
+"""Shows the remaining runs, rounds and time of a comparison, and on a terminal also the table so far."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ Rows = tuple[list[str], list[list[str]]]
 
 
 class Progress:
-    """Tells what remains whenever a run ends; on a terminal the table and what remains stand below, and are kept up to date.
+    """Prints the remaining work at the end of each run. On a terminal the table and the remaining work are updated continuously.
 
     Args:
         runs: all cells of the table.
-        todo: those that are not finished.
-        rounds: how many a cell's run has in all, by its name, where that is known.
-        in_hand: the cells that are being trained.
-        filled: the table as it stands.
+        todo: the unfinished cells.
+        rounds: the total number of rounds by cell name, if known.
+        in_hand: returns the cells that are being trained.
+        filled: returns the table with the results so far.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Progress:
     ) -> None:
         self._runs, self._rounds, self._in_hand, self._filled = runs, rounds, in_hand, filled
         self._before = {cell.name: _rounds_before(cell) for cell in todo}
-        """The rounds that were done, or are another run's."""
+        """Rounds that were done before, or come from another run."""
         self._ended: set[str] = set()
         self._began = time.monotonic()
         self._table: RenderableType = Text("")
@@ -54,7 +54,7 @@ class Progress:
         self._live.stop()
 
     def tell(self, cell: Cell, outcome: str, took: float) -> None:
-        """Say how a run has ended after so many seconds, and what remains."""
+        """Print the outcome of a run, its time in seconds, and the remaining work."""
         self._ended.add(cell.name)
         count = len(self._runs) - len(self._before) + len(self._ended)
         rest = "" if self._on_terminal or len(self._ended) == len(self._before) else f"; {self._remaining()}"
@@ -88,7 +88,7 @@ class Progress:
 
 
 def _rounds_before(cell: Cell) -> int:
-    """How many of its rounds are done, or will be another run's."""
+    """The number of its rounds that are done, or come from another run."""
     if cell.begun:
         return len(cell.history())
     return cell.trunk.round if cell.trunk else 0

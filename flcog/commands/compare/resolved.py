@@ -1,4 +1,4 @@
-"""What a cell's run will be, known before it is started: its command line resolved to a full configuration, in this process."""
+"""Resolves a cell's command line to a full configuration in this process, before its run is started."""
 
 import contextlib
 import copy
@@ -16,13 +16,13 @@ from flcog.commands.compare.plan import SPLIT_SEED, Cell
 Config = Mapping[str, Any]
 
 WHERE_IT_LIES = ("default_root_dir", "logger", "resume_changed")
-"""Options of the trainer that decide no number."""
+"""Options of the trainer without influence on the results."""
 WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "Summary")
-"""Callbacks that add nothing to the rows."""
+"""Callbacks that add no columns to the rows."""
 
 
 class _Reader(CommandCLI):
-    """Reads a command line, and makes nothing of what it says."""
+    """Parses a command line without instantiating anything."""
 
     def instantiate_classes(self) -> None:
         self._dump_config()
@@ -32,7 +32,7 @@ class _Reader(CommandCLI):
 
 
 def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
-    """The cells' configurations, by their names; without those that would be refused, which their run will say."""
+    """The cells' configurations by name. Cells with an invalid command line are left out; their runs will report the error."""
     read: dict[tuple[str, ...], Config | None] = {}
     found = {}
     for cell in cells:
@@ -68,7 +68,7 @@ def _with_seed(config: Config, cell: Cell) -> Config:
 
 
 def callbacks_of(config: Config) -> list[Any]:
-    """The callbacks that may have a part in the rows: their class paths with their arguments."""
+    """The callbacks that may change the rows: their class paths with their arguments."""
     return [part for part in config["trainer"].get("callbacks") or () if class_of(part) not in WATCHES]
 
 
@@ -86,9 +86,9 @@ def without_place(config: Config, callbacks: Sequence[Any]) -> str:
 def identity(config: Config) -> str:
     """Twenty hex digits that two runs share whose configuration, seed and version of flcog are the same.
 
-    Where a run lies, its trackers and what only watches it count for nothing. All else does: executor, precision, accelerator and number
-    of processes too, with which last digits may change. So they may with the number of threads, which ``--jobs`` decides and
-    which is not looked at.
+    The run's folder, its trackers and its observers do not count. Everything else does, including executor, precision, accelerator and
+    the number of processes, because they can change last digits. The number of threads, which ``--jobs`` sets, can do so as well, but is
+    ignored.
     """
     text = without_place(config, callbacks_of(config))
     return hashlib.sha256(f"{flcog.__version__} {text}".encode()).hexdigest()[:20]

@@ -1,4 +1,4 @@
-"""Trains the runs of a table as processes, some side by side, and goes on with those that were interrupted."""
+"""Trains the runs of a table as processes, several at a time, and resumes interrupted runs."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from flcog.core.child_processes import started_by_us
 from flcog.run.writer_lock import ADVICE, BUSY, WriterLock
 
 LOOK_EVERY = 1.0
-"""Seconds between looks at whether a run can begin that waits for another's rounds."""
+"""Seconds between two checks whether a run that waits for another's rounds can begin."""
 
 
 class Runner:
-    """Runs cells as processes of their own, some side by side; what a killed comparison had begun goes on from its last round.
+    """Runs each cell as a process, several at a time. A run that was interrupted is resumed from its last round.
 
     Args:
-        jobs: how many at a time; they share the cores.
+        jobs: the number of processes at a time, which share the cores.
         known: finished runs by their identities, which are not run again.
     """
 
@@ -40,7 +40,7 @@ class Runner:
         self._terminals = signals.terminals()
 
     def run(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
-        """Yields each cell when it is through, with its seconds; what went wrong is its ``error``."""
+        """Yield each cell at its end, with its seconds. A failed cell has an ``error``."""
         pool, waiting, running = ThreadPoolExecutor(self.jobs), list(todo), self._running
         try:
             while running or (waiting and not self._stopped):
@@ -64,7 +64,7 @@ class Runner:
         return list(self._running.values())
 
     def stop(self, number: int, _: FrameType | None) -> None:
-        """Answer a signal: begin no more runs, and hand it on to those in hand, which know how to end; the fourth Ctrl-C kills them."""
+        """Handle a signal: start no more runs, and pass it on to the current runs, which save and stop. The fourth Ctrl-C kills them."""
         self.signal, self._stopped = number, True
         self._interrupts += number == signal.SIGINT
         if number == signal.SIGHUP:
@@ -123,12 +123,12 @@ class Runner:
 
 
 def _can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
-    """Whether the run that it branches from has come far enough, or never will, as it is none of those ``ahead``."""
+    """Whether the run that it branches from has the shared rounds, or can no longer get them because it is not ``ahead``."""
     return cell.trunk is None or cell.begun or cell.trunk.run is not None or cell.trunk.cell not in ahead
 
 
 def _beginning(cell: Cell) -> list[str]:
-    """Where it begins: where it was, where it branches from another, or at round 1."""
+    """Options for its first round: resume, branch from another run, or start at round 1."""
     if cell.begun:
         return ["--ckpt_path", "last"]
     trunk = cell.trunk.run if cell.trunk else None

@@ -1,4 +1,4 @@
-"""With which settings a cell was run: the table's own, those that the command added, and whether the table has changed since."""
+"""The settings of a cell's run: from the table, from the command line, and whether the table has changed since."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ NO_SETTING = (
     "--trainer.processes_per_device",
     "--data.data_dir",
 )
-"""Options that say where and on what a run works, not what it does."""
+"""Options for the folders and devices of a run, which do not change its results."""
 
 
 def _settings(arguments: Sequence[str]) -> list[Option]:

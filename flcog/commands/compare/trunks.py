@@ -1,7 +1,7 @@
-"""Arms that are the same until a round share the rounds before it: one of them trains these, the others branch from it.
+"""Arms with equal rounds up to some round share them: one arm, the trunk, trains these rounds, and the others branch from it.
 
-A method may wait for its first round and gather meanwhile what it will need, as MOON does clients' last models. Its arm finds that in the
-run that it branches from: that run carries the method, listed with a start after its last round.
+A method may collect state before its first round, as MOON collects clients' last models. If such an arm branches, its trunk must collect
+that state too. So the trunk carries the method, with a start after the trunk's last round.
 """
 
 import functools
@@ -20,7 +20,7 @@ from flcog.run.branching import damage_of_trunk, methods_until
 
 
 class Listed(NamedTuple):
-    """A method, and what the configuration says of it."""
+    """A method and its entry in the configuration."""
 
     method: Method
     part: Config
@@ -28,14 +28,14 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class Arm:
-    """A cell and what it is.
+    """A cell with its methods.
 
     Args:
-        cell: which.
+        cell: the cell.
         config: its configuration.
-        methods: in the order in which they act.
-        rest: all else of the configuration, as text.
-        carried: methods that only gather in its run, for arms that branch from it.
+        methods: its methods, which act in this order.
+        rest: the other parts of the configuration, as text.
+        carried: methods that only collect state in its run, for arms that branch from it.
     """
 
     cell: Cell
@@ -45,20 +45,20 @@ class Arm:
     carried: list[Listed] = field(default_factory=list)
 
     def until(self, round: int) -> tuple[str, Mapping[str, Any]]:
-        """What acts in the rounds before this one, and what the methods that wait for it gather meanwhile."""
+        """The methods that act before this round, as text, and the methods that only collect state meanwhile."""
         found = _until([*self.methods, *self.carried], round)
         acting = {name: part for name, part in found.items() if not part["waits"]}
         return json.dumps(acting, default=str), {name: part for name, part in found.items() if part["waits"]}
 
     def waiting(self, name: str) -> Listed:
-        """One of its methods as it gathers in another run, where it never acts."""
+        """One of its methods, as another run carries it without ever using it."""
         method, part = next(listed for listed in (*self.methods, *self.carried) if listed.method.name == name)
         never = {"start_round": self.config["trainer"]["rounds"], "stop_round": None}
         return Listed(replace(method, **never), {**part, "init_args": {**(part.get("init_args") or {}), **never}})
 
 
 def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
-    """Decide which cells branch from which; returns how many rounds need not be trained twice.
+    """Choose a trunk for each cell that can branch. Returns the number of rounds that are not trained twice.
 
     Args:
         cells: of a table.
@@ -88,11 +88,11 @@ def _start(part: Config) -> int:
 
 
 def _arm(cell: Cell, config: Config) -> Arm | None:
-    """None where its callbacks cannot be made, which its run will say."""
+    """The arm; None if its callbacks cannot be constructed, which its run will report."""
     parts, earlier = callbacks_of(config), cell.files.source.carried if cell.begun or cell.finished else []
     try:
         made, carried = _made(parts), _made(earlier)
-    except Exception:  # whatever a constructor raises
+    except Exception:  # constructors may raise anything
         return None
     listed = [Listed(callback, part) for callback, part in zip(made, parts, strict=True) if isinstance(callback, Method)]
     observers = [part for part, callback in zip(parts, made, strict=True) if not isinstance(callback, Method)]
@@ -112,10 +112,10 @@ def _until(listed: Sequence[Listed], round: int) -> dict[str, dict[str, Any]]:
 
 
 def _share(arms: Sequence[Arm], round: int) -> None:
-    """Let these arms, which are the same until this round, branch from as few of them as may be."""
+    """Let these arms, which are equal up to this round, branch from as few trunks as possible."""
     waiting = [arm for arm in arms if not (arm.cell.finished or arm.cell.begun or arm.cell.trunk)]
     while trunks := [(arm, *found) for arm in arms if (found := _followers(arm, waiting, round))[0]]:
-        # Of those from which most can branch one that has that round's checkpoint, else one that carries little.
+        # Prefer many followers, then a checkpoint that exists already, then few carried methods.
         trunk, followers, carried = max(trunks, key=lambda it: (len(it[1]), _keeps(it[0].cell, round), -len(it[2])))
         trunk.carried[:] = carried
         for arm in followers:
@@ -124,7 +124,7 @@ def _share(arms: Sequence[Arm], round: int) -> None:
 
 
 def _followers(trunk: Arm, waiting: Sequence[Arm], round: int) -> tuple[list[Arm], list[Listed]]:
-    """Those who find with this one all that their methods need, and what it carries for that."""
+    """The arms that can branch from this trunk, and the methods that the trunk must carry for them."""
     followers, carried = [], list(trunk.carried)
     if _can_be_trunk(trunk.cell, round):
         anew = not trunk.cell.finished and not trunk.cell.begun
@@ -139,7 +139,7 @@ def _followers(trunk: Arm, waiting: Sequence[Arm], round: int) -> tuple[list[Arm
 
 
 def _lacking(arm: Arm, listed: Sequence[Listed], round: int) -> list[Listed] | None:
-    """What a run with these methods has to carry for this arm; None where it cannot."""
+    """The methods that a run with ``listed`` must carry for this arm; None if it cannot."""
     needs, has = arm.until(round)[1], _until(listed, round)
     more = [arm.waiting(name) for name in needs if has.get(name) != needs[name]]
     together = [*listed, *more]
@@ -152,7 +152,7 @@ def _lacking(arm: Arm, listed: Sequence[Listed], round: int) -> list[Listed] | N
 
 
 def _leads(trunk: Arm, arm: Arm) -> bool:
-    """Whether one branches from the other, directly or not."""
+    """Whether the trunk itself branches from the arm, directly or through others."""
     cell: Cell | None = trunk.cell
     while cell is not None:
         if cell is arm.cell:
@@ -180,7 +180,7 @@ def _is_whole(run: Path, round: int) -> bool:
 
 
 def _keep_options(arm: Arm, rounds: Sequence[int]) -> list[str]:
-    """What makes a run keep its checkpoints of these rounds."""
+    """Options that make a run keep the checkpoints of these rounds."""
     if not rounds:
         return []
     listed = [part for part in arm.config["trainer"].get("callbacks") or () if class_of(part) == "Checkpoint"]
