@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flcog.run.directory import LAST, kept_checkpoint
 from flcog.run.metrics_rows import Row, read_rows
+from flcog.run.record import read_record
 from flcog.run.round_order import fault_in
 
 
@@ -49,10 +48,9 @@ class SavedRun:
     def description(self) -> Mapping[str, Any]:
         """The content of ``run.yaml``; empty if the file is missing or damaged."""
         try:
-            content = yaml.safe_load((self.directory / "run.yaml").read_text(encoding="utf-8"))
-        except (OSError, UnicodeError, yaml.YAMLError):
+            return read_record(self.directory)
+        except ValueError:
             return {}
-        return content if isinstance(content, dict) else {}
 
     def keeps(self, round: int) -> bool:
         """Whether it keeps the checkpoint of a round, so that other runs can branch there."""

@@ -272,7 +272,9 @@ def test_what_was_refused_at_its_start_may_be_put_right(tmp_path: Path) -> None:
     wrong.files.claim(wrong.arguments)
     (wrong.folder / "output.txt").write_text("flcog: error: a whole number is wanted")
     right.files.claim(right.arguments)
-    assert yaml.safe_load((right.folder / "arguments.yaml").read_text()) == right.arguments
+    arguments = right.folder / "arguments.yaml"
+    assert yaml.safe_load(arguments.read_text()) == right.arguments
+    assert arguments.stat().st_mode & 0o777 == 0o600, "a table's options may contain secrets"
     fake_run(right, [0.5])
     right.files.claim(right.arguments)
     (again, *_) = cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds=7"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
+from flcog.core.files import OWNER_ONLY, clear_errors, make_folder, replacing, write_yaml
 from flcog.run.saved_run import SavedRun
 
 OUT_REMEDY = "free space or choose another --out"
@@ -122,7 +122,7 @@ class CellFolder:
             make_folder(self.path)
             if (self.path / SAME_RUN).is_file() and settings_of(self._earlier_arguments()) != now:
                 (self.path / SAME_RUN).unlink(missing_ok=True)  # the table has changed since
-        write_yaml(given, list(arguments), OUT_REMEDY)
+        write_yaml(given, list(arguments), OUT_REMEDY, OWNER_ONLY)  # a table's options may contain secrets
 
     def _move_damaged(self) -> None:
         run = self.own_run
