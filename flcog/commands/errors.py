@@ -2,6 +2,7 @@
 meant."""
 
 import argparse
+import difflib
 import inspect
 import re
 import sys
@@ -154,9 +155,10 @@ def _near(parser: Any, name: str, dashes: str = "") -> str:
     """Guess a command's option: first in the same group, then without the group, then among all options."""
     options = [*_options(parser), *(f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters)]
     group = [option for option in options if option.startswith(f"{name.split('.')[0]}.")] if "." in name else []
-    lacking = [option for option in options if option.split(".")[-1] == name]
+    by_last = {option.split(".")[-1]: option for option in reversed(options)}
+    lacking = difflib.get_close_matches(name, by_last, n=1, cutoff=0.8)
     if not group and lacking:
-        return f" Did you mean {dashes + lacking[0]!r}?"
+        return f" Did you mean {dashes + by_last[lacking[0]]!r}?"
     return guess(dashes + name, (dashes + option for option in group or options))
 
 
