@@ -18,7 +18,7 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 @functools.cache
 def keep_allocations() -> bool:
-    """Let glibc keep freed memory for reuse, once per process. Elsewhere this does nothing and returns False.
+    """Make glibc keep freed memory for reuse, once per process. Without glibc this does nothing and returns False.
 
     A local step frees and allocates a few MiB of activations. `flcog bench` shows the gain.
     """

@@ -1,4 +1,4 @@
-"""The arguments that objects were constructed with, as numbers and strings by dotted names, for checkpoints to hold and compare."""
+"""The constructor arguments of objects, as numbers and strings under dotted names, which checkpoints store and compare."""
 
 import functools
 import hashlib
@@ -20,7 +20,7 @@ LARGE = 2**20
 
 
 def constructor_arguments(thing: object) -> dict[str, Any]:
-    """An object's constructor arguments, as far as it keeps them as attributes of the same names."""
+    """An object's constructor arguments, if it has attributes of the same names."""
     kept: Mapping[str, Any] = getattr(thing, "__dict__", {})
     names = [name for cls in type(thing).__mro__ if "__init__" in vars(cls) for name in _parameters(cls)]
     return {name: kept[name] for name in names if name in kept} | dict(getattr(thing, "hparams", {}))
@@ -29,12 +29,12 @@ def constructor_arguments(thing: object) -> dict[str, Any]:
 def _parameters(cls: type) -> list[str]:
     try:
         return list(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
-    except ValueError:  # a class written in C may not say
+    except ValueError:  # a class written in C may have no signature
         return []
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value in numbers, strings, lists and dicts; an object's class has the key ""."""
+    """Convert a value to numbers, strings, lists and dicts. The key "" contains an object's class."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
@@ -74,7 +74,7 @@ def flat(value: Any, leave_out: Collection[str] = (), name: str = "") -> dict[st
 
 
 def digest(value: Tensor | np.ndarray) -> str:
-    """Sixteen hex digits that fix an array's values."""
+    """A hash of an array's values, as sixteen hex digits."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     content = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()

@@ -1,4 +1,4 @@
-"""Range checks of settings, with the same error sentences for every method, model and data set.
+"""Range checks of settings, with the same error messages for every method, model and data set.
 
 A check takes the object whose settings it checks (None for a plain function), then names of its attributes, or the values as
 keywords if the object does not have them yet. None means a default and passes. ``hint`` follows the value in the message and
@@ -22,7 +22,7 @@ def at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: f
 
 
 def all_at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: Sequence[float] | None) -> None:
-    """Refuse sequences that are empty or hold a value below ``least``."""
+    """Refuse empty sequences, and sequences with a value below ``least``."""
     wanted = f"be one or more numbers of at least {least}"
     _check(lambda value: len(value) > 0 and all(item >= least for item in value), wanted, owner, fields, values, hint)
 

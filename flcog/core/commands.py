@@ -1,4 +1,4 @@
-"""A subcommand of ``flcog``: its name and where its function is. Families of methods list their own."""
+"""Subcommands of ``flcog``: a name and the place of a function. Families of methods list their own subcommands."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand with options of its own, which neither builds a model nor loads data from a config.
+    """A subcommand with its own options, which neither builds a model nor loads data from a config.
 
     Args:
         name: the subcommand's name.
@@ -53,5 +53,5 @@ class TrainerCommand(Command):
 
 
 def parser_of(name: str, run: Callable[..., Any], **options: Any) -> argparse.ArgumentParser:
-    """A parser for the options of a command, with its name, and its function's docstring as help."""
+    """A parser for a command's options, with its function's docstring as help."""
     return _Parser(prog=f"flcog {name}", description=inspect.getdoc(run), **options)

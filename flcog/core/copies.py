@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 MOST_UNDER_WAY = 64 * 2**20
-"""Bytes beyond which no further copy is begun ahead."""
+"""The total size in bytes of the copies that may be started ahead of time."""
 
 
 class Lane(Protocol):
@@ -29,7 +29,7 @@ class Lane(Protocol):
 
 
 class CudaLane:
-    """A second stream of a GPU, fed from pinned memory: copies from other memory would hold up the CPU.
+    """A second CUDA stream that copies from pinned memory, because copies from other memory block the CPU.
 
     Args:
         device: the GPU.
@@ -55,7 +55,7 @@ class CudaLane:
 
 
 def lane_of(device: torch.device) -> Lane | None:
-    """A device's second queue, if it has one."""
+    """A device's second queue, or None."""
     return CudaLane(device) if device.type == "cuda" else None
 
 
@@ -76,7 +76,7 @@ def pins(device: torch.device) -> bool:
 
 
 class Arriving:
-    """A tree of tensors on its way to the device.
+    """A tree of tensors that is being copied to the device.
 
     Args:
         tree: the tensors to copy.

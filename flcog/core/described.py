@@ -8,7 +8,7 @@ class Described:
     """Shows the topics of ``_described`` as text, and as a table in a notebook."""
 
     def _described(self) -> Iterable[tuple[str, str]]:
-        """Topics, each with its text."""
+        """Yield pairs of a topic and its text."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

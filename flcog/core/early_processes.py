@@ -1,7 +1,7 @@
 """Starts the other processes of a run while the first process still imports torch, so that all of them import at the same time.
 
-An early process imports what the command needs and waits. When the first process launches the run, it sends its environment and
-arguments, and the early process runs the command. If it is not needed, or if the first process ends, it ends silently.
+An early process imports the command's modules and waits. When the first process launches the run, it sends its environment and
+arguments, and the early process runs the command. It ends silently if it is not needed or if the first process ends.
 """
 
 import importlib
@@ -24,18 +24,18 @@ OPTION = re.compile(r"(?:^|[\s.])(devices|processes_per_device)\s*[:=\s]\s*['\"]
 class _Waiting(NamedTuple):
     process: subprocess.Popen[Any]
     pipe: int
-    """The end to write the run's environment and arguments to."""
+    """The pipe that receives the run's environment and arguments from the first process."""
 
 
 _waiting: list[_Waiting] = []
 
 
 def prepare(words: Sequence[str], imported: str, run: str) -> None:
-    """Start as many processes as the command line and its config files ask for, beside this one.
+    """Start the other processes that the command line and its config files ask for.
 
     Args:
         words: the command line.
-        imported: the module that an early process imports at once.
+        imported: the module that an early process imports immediately.
         run: the function without arguments that it calls later, as "module:function".
     """
     if any(name in os.environ for name in STARTED_BY_OTHERS):
@@ -49,7 +49,7 @@ def prepare(words: Sequence[str], imported: str, run: str) -> None:
 
 
 def number_of_processes(words: Sequence[str]) -> int:
-    """The product of ``devices`` and ``processes_per_device``, where numbers are given; the last of several counts, as in a run."""
+    """The product of ``devices`` and ``processes_per_device`` if they are numbers. The last value of an option counts."""
     files = [Path(word.split("=", 1)[-1]) for word in words if word.endswith((".yaml", ".yml"))]
     texts = [file.read_text(errors="replace") for file in files if file.is_file()]
     found = {name: int(number) for text in (*texts, " ".join(words)) for name, number in OPTION.findall(text)}
@@ -57,7 +57,7 @@ def number_of_processes(words: Sequence[str]) -> int:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> subprocess.Popen[Any]:
-    """Run this program in a process that waits, or in a new one, as ``subprocess.Popen`` does."""
+    """Run this program in a waiting process, or in a new process as ``subprocess.Popen`` does."""
     while _waiting and cwd is None:
         process, pipe = _waiting.pop()
         with os.fdopen(pipe, "w") as message:
@@ -68,7 +68,7 @@ def start(command: Sequence[str], env: Mapping[str, str], cwd: str | None = None
 
 
 def dismiss() -> None:
-    """End the processes that still wait."""
+    """End the processes that are still waiting."""
     while _waiting:
         process, pipe = _waiting.pop()
         os.close(pipe)
@@ -77,7 +77,7 @@ def dismiss() -> None:
 
 
 def wait(pipe: int, imported: str, run: str) -> None:
-    """Be an early process: see :func:`prepare`."""
+    """Run as an early process: see :func:`prepare`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     importlib.import_module(imported)
     with os.fdopen(pipe) as message:

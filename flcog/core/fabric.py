@@ -1,4 +1,4 @@
-"""Lightning Fabric: made from a trainer's arguments, and its processes started."""
+"""Make Lightning's Fabric from the trainer's arguments, and start its processes."""
 
 import logging
 import os
@@ -19,10 +19,10 @@ MOST_PER_CORE = 4
 
 
 class SharedDevices(DDPStrategy):
-    """Several processes on each device. They talk through gloo, since NCCL refuses two of them on one GPU.
+    """Several processes on each device. They communicate through gloo, since NCCL refuses two processes on one GPU.
 
     Args:
-        processes_per_device: how many.
+        processes_per_device: the number of processes on each device.
     """
 
     def __init__(self, processes_per_device: int) -> None:
@@ -43,7 +43,7 @@ class SharedDevices(DDPStrategy):
 
 
 def device_of(local_rank: int, devices: Sequence[torch.device]) -> torch.device:
-    """Where a machine's process computes: devices are dealt in turn, so that a round of few clients uses all of them."""
+    """The device of a local process. Neighbouring ranks get different devices, so that a round of few clients uses all of them."""
     return devices[local_rank % len(devices)]
 
 
@@ -56,7 +56,7 @@ def make_fabric(
     callbacks: list[Any],
     processes_per_device: int = 1,
 ) -> Fabric:
-    """Fabric with processes that stay independent: nothing is wrapped in DDP, only sums and the server's step travel."""
+    """Make a Fabric of independent processes: no model is wrapped in DDP, and only sums and the server's step are communicated."""
     if processes_per_device < 1:
         raise ValueError(f"processes_per_device must be at least 1; got {processes_per_device}")
     if processes_per_device > 1 and strategy == "single_device":
@@ -73,7 +73,7 @@ def make_fabric(
             precision=precision,
             callbacks=callbacks,
         )
-    # TypeError: devices of the wrong kind; ModuleNotFoundError: an accelerator's own package.
+    # TypeError: devices of the wrong type; ModuleNotFoundError: the accelerator's package is missing.
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ModuleNotFoundError) as error:
         raise ValueError(
             f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
@@ -89,11 +89,11 @@ def make_fabric(
 
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
-    """Start the processes, which share out this machine's cores."""
+    """Start the processes, each with an equal share of this machine's cores."""
     rank_zero.log.addFilter(_is_news)
     lost_processes.launch(fabric, num_nodes, processes_per_device(fabric))
     if fabric.world_size > 1:
-        # Processes that each take every core slow one another down a hundredfold.
+        # Processes that each use every core slow each other down a hundredfold.
         here = int(os.environ.get("LOCAL_WORLD_SIZE", fabric.world_size // num_nodes))
         torch.set_num_threads(max(1, num_cores() // max(1, here)))
 
@@ -114,5 +114,5 @@ def processes_per_device(fabric: Fabric) -> int:
 
 
 def num_cores() -> int:
-    """The cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

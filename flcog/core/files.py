@@ -1,4 +1,4 @@
-"""Atomic writes of files: after a kill, a power cut or a full disk a file is the old one or the new one, never half."""
+"""Atomic writes of files: after a kill, a power cut or a full disk, a file has its old or its new content, never half."""
 
 import csv
 import os
@@ -46,11 +46,11 @@ def replacing(
     """
     path = Path(path)
     with clear_errors(path, remedy):
-        if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        if path.exists() and not path.is_file():  # write to a device or a pipe instead of replacing it
             with _open(path, mode) as file:
                 yield file
             return
-        path = Path(os.path.realpath(path))  # a link stays one
+        path = Path(os.path.realpath(path))  # replace a link's target, not the link
         make_folder(path.parent)
         aside = _aside(path)
         try:
@@ -87,7 +87,7 @@ def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, path: Path, remedy: str = REMEDY) -> None:
-    """Give a file that was filled over a long time its name, once all of it lies on the disk."""
+    """Flush a finished file to the disk, then rename it to ``path``."""
     with clear_errors(path, remedy):
         _flush(finished)
         os.replace(finished, path)
@@ -95,7 +95,7 @@ def put_in_place(finished: Path, path: Path, remedy: str = REMEDY) -> None:
 
 
 def append(path: Path, text: str, remedy: str = REMEDY) -> None:
-    """Add to a file and flush it to the disk; where that fails the file is as long as it was."""
+    """Append to a file and flush it to the disk. If that fails, the file is cut to its former length."""
     with clear_errors(path, remedy), path.open("ab") as file:
         size = file.tell()
         try:
@@ -108,7 +108,7 @@ def append(path: Path, text: str, remedy: str = REMEDY) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, so that they outlive a power cut as the files in them do."""
+    """Make a folder and its parents, and flush them to the disk, so that they survive a power cut."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -127,7 +127,7 @@ def write_table(
 
 
 def write_figure(path: str | Path, figure: Any, dpi: int = 150, remedy: str = REMEDY, **options: Any) -> None:
-    """A matplotlib figure, in the format that the file's name ends with (.png where it ends with none)."""
+    """Write a matplotlib figure in the format of the file's extension (.png without an extension)."""
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
     form, known = path.suffix.lstrip(".").lower(), sorted(figure.canvas.get_supported_filetypes())
@@ -138,7 +138,7 @@ def write_figure(path: str | Path, figure: Any, dpi: int = 150, remedy: str = RE
 
 
 def _aside(path: Path) -> Path:
-    # The process's number, because two of them may write the same file, each the whole of it.
+    # The process number keeps two processes apart that write the same file.
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
@@ -152,7 +152,7 @@ def _flush(path: Path) -> None:
 
 
 def _flush_folder(path: Path) -> None:
-    # Some file systems and Windows cannot flush a folder: there a name is as safe as they make it.
+    # Windows and some file systems cannot flush a folder.
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

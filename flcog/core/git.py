@@ -1,4 +1,4 @@
-"""The git commit that a result was made with, read without running any program that the repository's configuration names."""
+"""Read the git commit for a result's record, without running programs that the repository's configuration names."""
 
 import os
 import subprocess
@@ -36,11 +36,11 @@ def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
             "GIT_OPTIONAL_LOCKS": "0",
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_ATTR_NOSYSTEM": "1",
-            "HOME": folder,  # where git looks for the user's configuration, whose filters a stranger's .gitattributes may call
+            "HOME": folder,  # hides the user's configuration: a stranger's .gitattributes could call its filters
             "XDG_CONFIG_HOME": folder,
         }
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        # Not every file system says whether a file may be executed, which only the repository's configuration would know.
+        # Some file systems do not store whether a file is executable, so ignore that bit.
         status = ("-c", "core.fileMode=false", "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
         return bool(_git(*status, env=kept | environment).strip())
 

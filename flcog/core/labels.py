@@ -1,6 +1,6 @@
-"""Checks of labels and targets: in range, of the right shape, finite.
+"""Check that labels and targets are in range, finite and of the right shape.
 
-Without them training ends in an index error far from the file that holds the bad label.
+Without these checks, training ends in an index error far from the file with the bad label.
 """
 
 import numpy as np
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def require_labels(labels: np.ndarray | Tensor, num_classes: int, where: str) -> None:
-    """Raise an error that names the first label which is no whole number from 0 to below ``num_classes``.
+    """Raise an error that names the first label that is not a whole number from 0 to below ``num_classes``.
 
     Args:
         labels: one per sample.

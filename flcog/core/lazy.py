@@ -1,4 +1,4 @@
-"""Packages that import their names when these are first asked for, so that ``import flcog`` and short commands need no torch."""
+"""Packages that import a name at its first use, so that ``import flcog`` and short commands do not import torch."""
 
 import ast
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``, for the names that its ``__init__`` imports under ``TYPE_CHECKING``.
+    """Make a package's ``__getattr__`` and ``__dir__``, for the names that its ``__init__`` imports under ``TYPE_CHECKING``.
 
     There type checkers and editors find them, and this function where they come from: no second list of names is needed.
     """
@@ -52,7 +52,7 @@ def source_of(module: str) -> str:
 
 
 def definition(place: str) -> Any:
-    """The syntax tree of a class or a function, given as "module:Class.function", whose module is not imported."""
+    """The syntax tree of a class or a function, given as "module:Class.function". The module is not imported."""
     module, names = place.split(":")
     node: Any = ast.parse(source_of(module))
     for name in names.split("."):

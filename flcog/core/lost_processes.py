@@ -29,7 +29,7 @@ WITHOUT_A_WORD = 69
 
 
 class ProcessDied(ValueError):
-    """Another process of this run is gone."""
+    """Another process of this run has died."""
 
 
 class Death(NamedTuple):
@@ -40,7 +40,7 @@ class Death(NamedTuple):
 
     @property
     def has_said_why(self) -> bool:
-        """Python ends with 1 after a traceback, ``flcog`` with 2 after its line, and both with 130 after Ctrl-C."""
+        """Whether the exit code implies a message: 1 follows Python's traceback, 2 flcog's error line, and 130 Ctrl-C."""
         return self.code in (1, 2, 130)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The metric that judges a run, and whether lower is better."""
+"""Choose the metric that judges a run, and decide whether lower is better."""
 
 import difflib
 import re
@@ -44,7 +44,7 @@ def lower_is_better(name: str) -> bool:
 
 
 class Monitor:
-    """A figure that an observer watches at evaluations.
+    """A metric that an observer watches at evaluations.
 
     Args:
         name: the figure's column in ``metrics.csv``. None means the main metric.

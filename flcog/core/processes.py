@@ -19,10 +19,10 @@ class Processes:
     """This process's place among a run's processes. With a single process, every method returns its argument at no cost.
 
     Args:
-        rank: this process's number, from 0; the first one prints and writes.
-        count: how many there are.
-        device: where this one computes.
-        per_device: how many compute on that device, and share its memory.
+        rank: this process's number, from 0. The first process prints and writes.
+        count: the number of processes.
+        device: the device of this process.
+        per_device: the number of processes that share this device and its memory.
     """
 
     rank: int = 0
@@ -36,7 +36,7 @@ class Processes:
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes, in the tensor's own place."""
+        """Sum a tensor over the processes, in place."""
         if self.count > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
@@ -71,7 +71,7 @@ class Processes:
         return here
 
     def _packed(self, value: Any) -> Any:
-        """For the way to other processes."""
+        """The value as it is sent to other processes."""
         return pytree.tree_map_only(
             Tensor, lambda tensor: _FromGPU(tensor.cpu()) if tensor.device.type == self.device.type else tensor, value
         )
@@ -80,7 +80,7 @@ class Processes:
         return sent.tensor.to(self.device)
 
     def share_first(self, tree: Any) -> Any:
-        """The first process's tensors for everybody: one message for each type of number."""
+        """Send the first process's tensors to all processes, in one message for each dtype."""
         if self.count == 1:
             return tree
         leaves, spec = pytree.tree_flatten(tree)
@@ -94,7 +94,7 @@ class Processes:
         return pytree.tree_unflatten(received, spec)
 
     def overwrite(self, tensors: Any) -> None:
-        """Overwrite tensors, in place, by the first process's."""
+        """Overwrite tensors in place with the first process's tensors."""
         if self.count > 1:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor, 0)

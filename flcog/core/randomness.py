@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
-# The constants of splitmix64, as the signed integers that int64 arrays and tensors hold.
+# The constants of splitmix64, as signed 64-bit integers for int64 arrays and tensors.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
@@ -25,7 +25,7 @@ Words = TypeVar("Words", int, np.ndarray, Tensor)
 
 
 def mix(z: Words) -> Words:
-    """The finaliser of splitmix64, which spreads a key over all of its 64 bits.
+    """The finaliser of splitmix64: each bit of the key changes all 64 bits of the result.
 
     Products of arrays and tensors wrap around, as they should. For a Python integer only the lowest 64 bits of the result count.
 
@@ -43,7 +43,7 @@ def _shift_right(z: Words, bits: int) -> Words:
 
 
 def fold(*words: int | str) -> int:
-    """One 64-bit key from integers and names, e.g. ``fold(seed, round, client, "order")``."""
+    """Make one 64-bit key from integers and names, for example ``fold(seed, round, client, "order")``."""
     key = 0
     for word in words:
         value = zlib.crc32(word.encode()) if isinstance(word, str) else int(word)
@@ -52,13 +52,13 @@ def fold(*words: int | str) -> int:
 
 
 def fold_each(key: int, values: Sequence[int] | np.ndarray) -> np.ndarray:
-    """``fold`` with one more word, for many words at once: uint64 keys of the same length as ``values``."""
+    """Fold each value into a key, at once for many values: uint64 keys of the same length as ``values``."""
     words = np.asarray(values, dtype=np.int64).astype(np.uint64)
     return hash64(words + np.uint64((key + GOLDEN) & _MASK))
 
 
 def hash64(z: np.ndarray) -> np.ndarray:
-    """:func:`mix` for keys that are kept as uint64 arrays."""
+    """:func:`mix` for uint64 arrays of keys."""
     return mix(z.view(np.int64)).view(np.uint64)
 
 
@@ -68,7 +68,7 @@ def uniform(keys: np.ndarray) -> np.ndarray:
 
 
 def make_rng(*words: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """torch's random number generator, seeded by these words, where tensors are drawn (noise images, new parameters)."""
+    """A torch generator seeded by these words, for drawing tensors such as noise images or new parameters."""
     return torch.Generator(device).manual_seed(fold(*words) & (2**63 - 1))
 
 
@@ -84,7 +84,7 @@ def sample_without_replacement(population: int, count: int, key: int) -> list[in
 
 
 def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffled passes over each client's samples, for many clients at once.
+    """Draw shuffled passes over each client's samples, for many clients at once.
 
     Client k reads ``num_epochs[k]`` independent permutations of ``range(num_samples[k])``, one after another. Returns the
     positions of all clients in one array and the offsets that separate the clients.

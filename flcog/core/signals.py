@@ -1,4 +1,4 @@
-"""Signals that end a run between two rounds, so that it is saved whole and can go on.
+"""Handle signals that end a run between two rounds, so that the run is saved completely and can be resumed.
 
 After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. It drops the round after a second Ctrl-C, SIGTERM, which a
 scheduler sends seconds before it kills, and SIGXCPU, the limit on CPU time: the run then has the state that it had after the
@@ -27,7 +27,7 @@ Handlers = dict[signal.Signals, Any]
 
 
 class RunStopped(SystemExit):
-    """Leaves ``fit`` after a signal, with the state of a whole round; uncaught it ends the process with status 75."""
+    """Leaves ``fit`` after a signal, with the state of a complete round. Uncaught, it ends the process with status 75."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -117,7 +117,7 @@ class StopSignals:
 
     def _handle_in_rounds(self) -> None:
         if self._droppable and self._drop:
-            self._droppable = False  # dropping it takes a while, and must not itself be dropped
+            self._droppable = False  # dropping takes a while and must not be interrupted
             raise RoundDropped
         if self._interrupts > (1 if self._shared else 2):
             raise KeyboardInterrupt
@@ -150,7 +150,7 @@ def available() -> list[signal.Signals]:
 
 
 def name(number: int) -> str:
-    """The signal's name for users: Ctrl-C, or as in SIGTERM."""
+    """The signal's name for users, such as Ctrl-C or SIGTERM."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 

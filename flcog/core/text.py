@@ -1,18 +1,18 @@
-"""Durations, sizes, figures and tables as text for people."""
+"""Format durations, sizes, figures and tables as text."""
 
 from collections.abc import Iterable
 from typing import Any
 
 
 def seconds(value: float) -> str:
-    """A short time with its unit: 0.0213 is "21 ms", 0.213 "0.21 s"."""
+    """Format a short time with its unit: 0.0213 is "21 ms", 0.213 "0.21 s"."""
     if value < 0.1:
         return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
 
 
 def human(num_bytes: float) -> str:
-    """Bytes for people: 1536 is "1.5 KiB"."""
+    """Format a size in bytes: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -21,7 +21,7 @@ def human(num_bytes: float) -> str:
 
 
 def clock(value: float) -> str:
-    """A long time as a clock shows it: 75 is "1:15", 3675 "1:01:15", 100000 "1 d 3:46:40"."""
+    """Format a long time like a clock: 75 is "1:15", 3675 "1:01:15", 100000 "1 d 3:46:40"."""
     minutes, second = divmod(round(value), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -29,7 +29,7 @@ def clock(value: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A metric's value: 0.87324 is "0.8732", 20140009472.0 "2.014e+10"."""
+    """Format a metric's value: 0.87324 is "0.8732", 20140009472.0 "2.014e+10"."""
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
@@ -40,7 +40,7 @@ def first_paragraph(documented: Any) -> str:
 
 
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table in Markdown; a truth is "yes" or nothing."""
+    """Format a table in Markdown. True becomes "yes", and False an empty cell."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join([*lines, *("| " + " | ".join(map(cell_text, row)) + " |" for row in rows)])
 

@@ -24,7 +24,7 @@ def defer() -> None:
 
 
 class _Finder:
-    """Python asks it first where a module lies."""
+    """The first finder that Python asks for a module's file."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -36,7 +36,7 @@ class _Finder:
 
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
-        """Run the package's own statements. Its imports of metrics wait until somebody uses a name."""
+        """Run the package's own statements, and delay its imports of metrics until a name is used."""
         statements = ast.parse(self.get_data(self.path)).body
         waiting = [statement for statement in statements if _can_wait(statement)]
         try:
@@ -66,14 +66,14 @@ class _Loader(SourceFileLoader):
             return vars(module)[name]
 
         vars(module).update(__getattr__=__getattr__, __dir__=lambda: sorted({*vars(module), *places}))
-        importlib.import_module("torchmetrics.utilities")  # whose modules import each other in a circle that must begin here
+        importlib.import_module("torchmetrics.utilities")  # its modules import each other in a circle that must begin here
 
     def _run(self, statements: list[ast.stmt], module: ModuleType) -> None:
         exec(compile(ast.Module(statements, []), self.path, "exec"), vars(module))
 
 
 def _can_wait(statement: ast.stmt) -> bool:
-    """Whether it imports metrics, or scipy, which the metrics on sound import again."""
+    """Whether the statement imports metrics, or scipy, which the audio metrics import again."""
     modules = [
         name
         for node in ast.walk(statement)

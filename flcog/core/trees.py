@@ -1,4 +1,4 @@
-"""Inputs and targets: a tensor, or a dict, tuple or list of such trees, whose tensors all have the samples as their first axis."""
+"""Trees of inputs or targets: a tensor, or a dict, tuple or list of trees. The first axis of every tensor is the samples."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Tree = Any
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The tree with ``function`` of each leaf. One tensor, the usual case, costs nothing more than the call.
+    """Apply ``function`` to each leaf of a tree. A single tensor, the usual case, costs only the call.
 
     >>> map_leaves(len, {"words": torch.zeros(3, 7), "mask": torch.zeros(3)})
     {'words': 3, 'mask': 3}
@@ -31,7 +31,7 @@ def first_leaf(tree: Tree) -> Any:
 
 
 def rows(tree: Tree, which: Any) -> Tree:
-    """Some samples' rows, by a slice or by indices."""
+    """The rows of some samples, selected by a slice or by indices."""
     return tree[which] if isinstance(tree, Tensor) else pytree.tree_map(lambda leaf: leaf[which], tree)
 
 
@@ -44,7 +44,7 @@ def num_bytes(tree: Tree) -> int:
 
 
 def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
-    """The tree with its floating-point tensors in this dtype; whole numbers (token ids, masks) stay as they are."""
+    """Convert the floating-point tensors of a tree to this dtype. Integers (token ids, masks) stay as they are."""
     return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
@@ -59,7 +59,7 @@ def unlike_shapes(trees: Sequence[Tree]) -> str:
 
 
 def call(network: Callable[..., Any], inputs: Tree) -> Any:
-    """``network(inputs)``; or, where they are a dict whose names are the parameters of the network's forward, ``network(**inputs)``.
+    """Call ``network(inputs)``, or ``network(**inputs)`` if the inputs are a dict of the parameters of the network's forward.
 
     >>> call(lambda words, mask=None: words, {"words": 1})
     1
@@ -82,7 +82,7 @@ def _function_of(network: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=256)
 def _by_name(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
-    """Whether inputs of these names are passed by name."""
+    """Whether inputs with these names are passed as keywords."""
     kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items() if name != "self"}
     if inspect.Parameter.VAR_KEYWORD in kinds.values():
         return True

@@ -14,7 +14,7 @@ Slot = Any
 
 
 class Batch(NamedTuple):
-    """One local step's samples. ``mask`` is None where every row counts, else [B] with 0 for padding (unequal clients under vmap)."""
+    """The samples of one local step. ``mask`` is None if every row counts, else [B] with 0 for padding under vmap."""
 
     inputs: Tree
     targets: Tree

@@ -5,21 +5,21 @@ from contextlib import suppress
 from pathlib import Path
 
 COLUMN = "time/waiting_share"
-"""The column of metrics.csv."""
+"""The name of the column in metrics.csv."""
 
 DISTURBED = 0.1
-"""Times of a run that waited more than this share are marked in tables."""
+"""Tables mark the times of runs that waited for more than this share."""
 
 
 class CoreWaiting:
-    """Reads from Linux how long this process's threads have computed, and how long they were ready to but had to wait for a core."""
+    """Reads from Linux how long this process's threads have computed, and how long they have waited for a core."""
 
     def __init__(self, folder: Path = Path("/proc/self/task")) -> None:
         self.folder = folder
         self.seen = self._read()
 
     def column(self) -> dict[str, float]:
-        """The share of waiting since this object was made, from 0 to 1; empty on systems that do not tell."""
+        """The share of waiting since this object was made, from 0 to 1; empty on systems that do not measure it."""
         pairs = [(now, self.seen.get(thread, (0, 0))) for thread, now in self._read().items()]
         computed, waited = (sum(max(0, now[i] - then[i]) for now, then in pairs) for i in (0, 1))
         return {COLUMN: waited / (computed + waited)} if computed > 0 else {}
@@ -36,7 +36,7 @@ class CoreWaiting:
 
 
 def share_of_waiting(rows: Sequence[Mapping[str, float]]) -> float:
-    """The share over all rounds of a run that were timed; 0 if it was not measured."""
+    """The share of waiting over all timed rounds of a run; 0 if it was not measured."""
     timed = [(row["time/round"], row[COLUMN]) for row in rows if COLUMN in row and "time/round" in row]
     total = sum(time for time, _ in timed)
     return sum(time * share for time, share in timed) / total if total > 0 else 0.0
