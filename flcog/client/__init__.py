@@ -1,1 +1,1 @@
-"""The data holders' side of a round: tasks come in, and replies go out; data and state stay here."""
+"""The clients' side of a round: it receives tasks and sends replies, while the clients' data and state stay here."""

@@ -1,7 +1,7 @@
-"""Lightning's hooks in federated training: which of a user's are called, which are refused, and which never fire.
+"""Lightning's hooks in federated training: some are called, some are refused, and the others never fire.
 
-There is no ``lightning.Trainer`` here, so most of its hooks never fire. A hook without which the training would be another one is
-refused; any other is named in a warning, so that nobody waits for it.
+There is no ``lightning.Trainer`` here, so most of its hooks never fire. If a user's hook would change the training, the module is
+refused. A warning names all other hooks that never fire.
 """
 
 import warnings
@@ -21,23 +21,23 @@ EPOCH_HOOKS = (
     *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end"),
     *("on_validation_start", "on_validation_end", "teardown"),
 )
-"""Hooks that ``fit`` calls once in a run or once in a round, as an epoch is a round."""
+"""Hooks that ``fit`` calls once in a run or once in a round, because an epoch is a round."""
 
 CALLED_BY_FIT = {*EPOCH_HOOKS, "configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"}
 
 CALLED_TO_EVALUATE = {kind: {f"{kind}_step", f"on_{kind}_epoch_start", f"on_{kind}_epoch_end"} for kind in ("validation", "test")}
-"""The hooks that are called on modules with such a step of their own."""
+"""Hooks that are called on modules that define such a step themselves."""
 
 CALLED_ON_DATA = {"prepare_data", "setup"}
 
 REFUSED = {
     "optimizer_step": "the optimiser of configure_optimizers takes the steps",
-    "backward": "gradients are those of the loss that training_step returns; change the loss, or correct gradients in a flcog.Method",
+    "backward": "flcog differentiates the loss that training_step returns; change the loss, or correct gradients in a flcog.Method",
     "configure_gradient_clipping": "list a method among trainer.callbacks that corrects gradients (flcog.Method.correct_gradient)",
     "on_before_batch_transfer": "change inputs in the data module's preprocess() or augment()",
     "on_after_batch_transfer": "change inputs in the data module's preprocess() or augment()",
 }
-"""Hooks that would change the training, with what to write instead."""
+"""Hooks that would change the training, each with an alternative for the error message."""
 
 TOOLS = {
     *("print", "all_gather", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer"),
@@ -45,22 +45,22 @@ TOOLS = {
     *("load_from_checkpoint", "from_datasets", "save_hyperparameters", "remove_ignored_hparams"),
     *("to", "type", "cpu", "cuda", "double", "float", "half"),
 }
-"""Public methods that users call themselves, and that Lightning does not call: no hooks."""
+"""Public methods that are not hooks, because users call them and Lightning does not."""
 
 
 def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: bool) -> None:
-    """Refuse user-written hooks that would have changed the training, and warn of all others that are never called.
+    """Refuse the user's hooks that would have changed the training, and warn about other hooks that are never called.
 
     Args:
         model: the client's module, or a bare network, which has no hooks.
         data: the data modules of the run.
-        warn: whether this process is the one that warns.
+        warn: whether this process prints the warning.
     """
     _check_kinds(model, data)
     if lightning_base(model, "LightningModule") and not model.automatic_optimization:
         raise ValueError(
             f"{type(model).__name__} has automatic_optimization = False, and clients are trained by the loss that training_step "
-            "returns: return it and let configure_optimizers' optimiser step, or write what differs as a flcog.Method"
+            "returns: return it and let configure_optimizers' optimiser step, or write the difference as a flcog.Method"
         )
     idle = []
     modules: list[L.LightningModule | L.LightningDataModule] = [*data]
@@ -75,7 +75,7 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
     if idle and warn:
         warnings.warn(
             f"these hooks of Lightning's are never called in federated training: {', '.join(idle)} (flcog.Callback and flcog.Method "
-            "have hooks of their own; docs/lightning.md lists what is called)",
+            "have hooks of their own; docs/lightning.md lists the hooks that are called)",
             stacklevel=2,
         )
 
@@ -88,7 +88,7 @@ def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
         )
     if lightning_base(model, "LightningModule") and not isinstance(model, ClientModule) and not trains_itself(model):
         raise ValueError(
-            f"{type(model).__name__} has no training_step: write one that returns the loss, or use a flcog.ClientModule"
+            f"{type(model).__name__} has no training_step: add a training_step that returns the loss, or use a flcog.ClientModule"
         )
     for module in data:
         if not isinstance(module, FederatedDataModule):
@@ -99,7 +99,7 @@ def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
 
 
 def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str]:
-    """The hooks of Lightning's that the user's class, or object, has in the place of ours or of Lightning's."""
+    """Lightning's hooks that the user's class or object overrides."""
     base = lightning_base(module, "LightningModule")
     known = (FederatedDataModule,) if base is None else (base, ClientModule)
     return [
@@ -110,7 +110,7 @@ def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str
 
 
 def lightning_hooks(base: type) -> list[str]:
-    """Every public method that Lightning gives a module and may call on it."""
+    """Every public method of Lightning's base class that Lightning may call."""
     own = [vars(cls) for cls in base.__mro__ if is_lightnings(cls)]
     names = {name for members in own for name, value in members.items() if callable(value) and not name.startswith("_")}
     return sorted(name for name in names - TOOLS if "predict" not in name)

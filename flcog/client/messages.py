@@ -1,4 +1,4 @@
-"""The messages between server and clients: a task down, a reply up. They contain tensors and primitives only."""
+"""The messages between server and clients: tasks and replies. They contain only tensors and primitive values."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -43,10 +43,10 @@ class ClientTask(NamedTuple):
     """The work of one client in a round, beside the broadcast.
 
     Args:
-        client: its number.
-        num_steps: local steps.
-        weight: its aggregation weight.
-        masks: the parts of parameters that the client shares with the server, where these are not whole.
+        client: the client's number.
+        num_steps: the number of local steps.
+        weight: the client's aggregation weight.
+        masks: the parts of parameters that the client shares with the server, if it does not share whole parameters.
     """
 
     client: int
@@ -63,8 +63,8 @@ class ClientReply(NamedTuple):
         clients: their numbers.
         envelope: their envelopes, encoded.
         manifest: a description of each envelope.
-        masked_bytes: for each client the bytes of the envelope that its masks leave out.
-        faults: for clients whose new state holds a NaN or an infinity, the method that keeps it.
+        masked_bytes: the bytes of each client's envelope that its masks remove.
+        faults: for each client with a NaN or an infinity in its new state, the method that keeps the state.
     """
 
     clients: Sequence[int]
@@ -81,12 +81,12 @@ class RollCall(NamedTuple):
     Vectors have an entry for each client number.
 
     Args:
-        sizes: of training sets, int64 [num_clients]; 0 for clients that live elsewhere.
-        val, test: of the parts that clients hold out, in the same way; None if clients hold out nothing.
-        asked: the number of clients before methods put some of them together.
+        sizes: the size of each client's training set, int64 [num_clients]; 0 for clients on other runtimes.
+        val, test: the sizes of the held-out parts, in the same form; None if clients hold out nothing.
+        asked: the number of clients before methods merged some of them.
         task: the kind of label.
-        num_classes: labels, or bins of a regression's target.
-        bin_edges: the edges of these bins, if they were agreed before.
+        num_classes: the number of labels, or of bins of a regression's target.
+        bin_edges: the edges of these bins, if the clients have agreed on them.
     """
 
     sizes: Tensor
@@ -108,8 +108,8 @@ class Scores(NamedTuple):
     """The scores of a model on the parts that clients hold out.
 
     Args:
-        clients: the mean score of each client, float64 [num_clients]; NaN for clients without a part, or that live elsewhere.
-        figures: the loss and the metrics on all parts together, if the server asked for them.
+        clients: the mean score of each client, float64 [num_clients]; NaN for clients without a part or on other runtimes.
+        figures: the loss and the metrics on the union of all parts, if the server asked for them.
     """
 
     clients: Tensor
@@ -117,12 +117,12 @@ class Scores(NamedTuple):
 
 
 class Clients(Protocol):
-    """The clients as the server reaches them, wherever they run. Arguments and results of all functions can be packed."""
+    """The server's interface to the clients, which may run in other processes. All arguments and results are serialisable."""
 
     store: ClientStore
-    """Their states between rounds, if they run in this process; else the server's copy for checkpoints."""
+    """The clients' states between rounds, if they run in this process; else the server's copy for checkpoints."""
     executor: Any
-    """Trains them: a :class:`flcog.client.executor.Executor`, with a name and a number of clients at once."""
+    """The :class:`flcog.client.executor.Executor` that trains the clients."""
 
     @property
     def here(self) -> Any:
@@ -154,14 +154,14 @@ class Clients(Protocol):
         Args:
             params, buffers: the model's.
             split: the parts.
-            figures: whether loss and metrics on all parts together are wanted, in the place of each client's score.
+            figures: whether to return loss and metrics on the union of all parts instead of each client's score.
             classes: the model's scores on the classes of a test set. Each client weights them by its label counts.
         """
 
     def personal_scores(
         self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
-        """The scores of clients' own models on the clients' data. ``first`` are the global parameters, for clients without a state."""
+        """The scores of clients' own models on their data. Clients without a state start from ``first``, the global parameters."""
 
     def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
         """A client's own parameters and buffers."""
@@ -170,4 +170,4 @@ class Clients(Protocol):
         """The states of all clients that have one, for a checkpoint."""
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
-        """Replace all states, after a checkpoint was read."""
+        """Replace all states by the states of a checkpoint."""

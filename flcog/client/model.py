@@ -1,4 +1,4 @@
-"""The model that clients train: the user's module with what methods add to it, and its optimiser."""
+"""The model that clients train: the user's module, the layers that methods add, and the optimiser."""
 
 import inspect
 import warnings
@@ -25,7 +25,7 @@ from flcog.settings import Settings
 
 
 class ClientModel(NamedTuple):
-    """What each client trains, and with which optimiser.
+    """The model and the optimiser of each client.
 
     Args:
         function: the model, on its device.
@@ -39,7 +39,7 @@ class ClientModel(NamedTuple):
 
     @property
     def tensors(self) -> Params:
-        """Parameters and shared buffers, by name: what a checkpoint holds of the model."""
+        """Parameters and shared buffers by name, as checkpoints store them."""
         return self.function.params | {name: self.function.buffers[name] for name in self.function.shared_buffers}
 
 
@@ -51,14 +51,14 @@ def make_client_model(
     processes: Processes,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> ClientModel:
-    """The model as the run begins with it, alike in all processes.
+    """Make the initial model of a run, identical in all processes.
 
     Args:
-        settings: what the user asked of the training.
-        methods: in the order in which they act.
+        settings: the user's settings of the training.
+        methods: the run's methods in their order.
         model: the user's module, or a bare network.
         datamodule: the user's data, prepared and set up.
-        processes: who shares the clients out.
+        processes: the processes of the run.
         autocast: the context of forward passes in mixed precision.
     """
     client, choice = _as_client(model, datamodule)
@@ -68,7 +68,7 @@ def make_client_model(
 
 
 def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.LightningModule, list[Note]]:
-    """A bare network as a client that learns the data's task, and a note that says how."""
+    """Wrap a bare network in a module for the data's task, and write a note about the choice."""
     if lightning_base(model, "LightningModule"):
         return cast(L.LightningModule, model), []
     client = as_client(model, datamodule.federation.task)
@@ -84,7 +84,7 @@ def _with_methods(
     datamodule: FederatedDataModule,
     processes: Processes,
 ) -> tuple[L.LightningModule, list[Note]]:
-    """The module with what methods add to it, on the device and alike in all processes; and notes on the list of methods."""
+    """Let all methods change the module, move it to the device, and make it identical in all processes."""
     dtype, device = DTYPES[settings.precision], processes.device
     if dtype == torch.float64 and float64_device(device) != device:
         raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
@@ -118,7 +118,7 @@ def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> No
 def _with_method(
     settings: Settings, method: Method, model: L.LightningModule, federation: Federation, processes: Processes
 ) -> L.LightningModule:
-    """The module with what one method adds to it."""
+    """Let one method change the module."""
     if federation.task not in method.tasks:
         raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
     if method.needs_adapters and next(adapters(model), None) is None:
@@ -132,7 +132,7 @@ def _with_method(
         raise ValueError(
             f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
         )
-    # New layers draw the same weights whatever the run's precision, as the model's own did before the run.
+    # The initial weights of new layers do not depend on the run's precision, as the model's own weights do not.
     with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
         return method.configure_model(model)
 
@@ -145,7 +145,7 @@ def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """An optimiser with what is not torch's own choice: ``SGD(lr=0.05, momentum=0.9)``."""
+    """Describe an optimiser by its settings that differ from torch's defaults: ``SGD(lr=0.05, momentum=0.9)``."""
     usual = inspect.signature(type(optimizer)).parameters
     options = {
         name: value
@@ -157,7 +157,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
-    """The optimiser of ``configure_optimizers``, in any of the forms Lightning allows that hold one."""
+    """The optimiser from ``configure_optimizers``, which may return it in any of Lightning's forms for a single optimiser."""
     configured: Any = model.configure_optimizers()
     if isinstance(configured, dict):
         configured = (configured["optimizer"], configured.get("lr_scheduler"))
@@ -167,7 +167,7 @@ def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
     if isinstance(configured, list | tuple) and len(configured) == 1:
         configured = configured[0]
     if scheduler:
-        warnings.warn("configure_optimizers' scheduler is ignored: clients start anew each round; use lr_schedule", stacklevel=2)
+        warnings.warn("configure_optimizers' scheduler is ignored: clients restart in each round; use lr_schedule", stacklevel=2)
     if not isinstance(configured, torch.optim.Optimizer):
         raise ValueError(
             f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}"

@@ -1,4 +1,4 @@
-"""Checks before round 1 that a model has enough outputs for the labels, without which training ends in an index error."""
+"""Check before round 1 that a model has enough outputs for the labels, since training would end in an index error."""
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from flcog.data import Federation
 
 @torch.no_grad()
 def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
-    """Refuse a model with fewer outputs than the training, validation or test set's labels take.
+    """Refuse a model with fewer outputs than the labels of the training, validation or test set need.
 
     Args:
         model: the client's model, with its parameters on the device that trains.
-        sample: one input as the model takes it, [1, ...].
-        federation: the sets.
+        sample: one input of the model, [1, ...].
+        federation: the data sets.
     """
     module = model.module
     if not isinstance(module, ClientModule) or not _loss_is_known(type(module)):
@@ -33,7 +33,7 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
         with seeded(0, first_leaf(sample).device):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
             outputs = model.frozen(model.params, buffers, forward, sample)
-    except Exception:  # raised again, with its client and step, once a client trains
+    except Exception:  # training raises it again, with the client and the step
         return
     for part, samples in federation.sets.items():
         if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
@@ -44,5 +44,5 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
 
 
 def _loss_is_known(cls: type) -> bool:
-    """Whether the loss is of the class that says what outputs it takes: a user's own may take others."""
+    """Whether the loss is flcog's own, since a user's loss may need a different number of outputs."""
     return next("outputs_short_of" in vars(base) for base in cls.__mro__ if "per_example_loss" in vars(base))

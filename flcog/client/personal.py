@@ -1,4 +1,4 @@
-"""Clients' own models, where a method keeps such models: made and measured where the client's data are."""
+"""Personal models of clients, for methods that keep them. They are made where the client's data are."""
 
 from typing import NamedTuple
 
@@ -17,14 +17,14 @@ from flcog.reading import Reader
 
 
 class PersonalModels(NamedTuple):
-    """Makes clients' own models.
+    """Makes the personal models of clients.
 
     Args:
         model: the clients' model.
         federation: their data.
         batching: how a client's samples become steps.
         reader: turns sample indices into tensors.
-        evaluator: takes BatchNorm's statistics.
+        evaluator: measures BatchNorm's statistics.
         loop: fine-tunes one client at a time.
     """
 
@@ -36,16 +36,16 @@ class PersonalModels(NamedTuple):
     loop: Placement
 
     def work(self, received: Received, client: int, steps: int = 1) -> ClientWork:
-        """The samples of a client's local steps, which training does not read in this order."""
+        """The work of a client, with samples in a different order than training reads them."""
         seed = fold(received.seed, "personal")
         return make_work(self.federation, self.batching, [client], [steps], [1.0], seed, received.round)[0]
 
     def make(self, received: Received, method: Method, work: ClientWork) -> tuple[Params, Params]:
-        """One client's own parameters and buffers, after the steps of fine-tuning that the method asks for.
+        """Make one client's own parameters and buffers, with the fine-tuning that the method asks for.
 
         Args:
             received: the model as it is evaluated, and the part of the method's server state that clients receive.
-            method: which keeps the models.
+            method: the method that keeps the models.
             work: the client, with its state and random numbers.
         """
         buffers = received.buffers

@@ -32,12 +32,12 @@ from flcog.wire.soundness import floats, is_sound, of_client, suspects
 
 @dataclass
 class ClientRuntime:
-    """Does the work of the clients that it hosts. The server reaches it by messages only.
+    """Does the work of the clients that it hosts. The server communicates with it only by messages.
 
     Args:
         methods: of the run, in their order of action.
         model: the clients' model, on its device.
-        optimizer: the module's own.
+        optimizer: the module's optimiser.
         federation: the clients' data.
         exchanges: the results of ``prepare_data``, by method.
         batching: how a client's samples become steps.
@@ -66,7 +66,7 @@ class ClientRuntime:
         self.population = self.roll_call().population
         self._provisional: dict[int, dict[str, Slot]] = {}
         self._initial: dict[int, dict[str, Slot]] = {}
-        """The states of clients that were met in this round and have not trained yet."""
+        """The states of clients that joined in this round and have not trained yet."""
 
     @property
     def here(self) -> "ClientRuntime":
@@ -84,7 +84,7 @@ class ClientRuntime:
         )
 
     def view(self, client: int, round: int) -> ClientView:
-        """A client as plain-Python hooks see it."""
+        """A client's view for the hooks that are plain Python."""
         offsets = self.federation.partition.offsets
         size = int(offsets[client + 1] - offsets[client])
         return ClientView(client, size, round, self.population, self.exchanges, self.federation)
@@ -186,7 +186,7 @@ class ClientRuntime:
         return first_contact(method, *received, self.view(client, round)).state
 
     def assign(self, received: Received, tasks: Sequence[ClientTask]) -> Assignment:
-        """The tasks with the clients' data, states and random numbers, as an executor takes them."""
+        """Combine the tasks with the clients' data, states and random numbers, for an executor."""
         methods = [method for method in self.methods if method.name in received.server]
         works = make_work(
             self.federation,
@@ -217,7 +217,7 @@ class ClientRuntime:
     def prepare(
         self, works: Sequence[ClientWork], methods: Sequence[Method], params: Params, buffers: Params, round: int
     ) -> None:
-        """Give the clients their states, which are made when first needed, and this round's random numbers."""
+        """Add the clients' states, which are made at first need, and this round's random numbers to their work."""
         counted = any(method.needs_label_counts for method in methods)
         if not counted and not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
             for work in works:
@@ -246,14 +246,14 @@ class ClientRuntime:
             work.hand_slots, work.hand_draws = hand_states, hand_draws
 
     def _on_device(self, trees: list[list[Slot]]) -> list[Callable[[], list[Slot]]]:
-        """A function for each tree that returns it on the device, where it may arrive only when it is needed."""
+        """A function for each tree that returns it on the device. The copy may finish only when it is needed."""
         lane, device = self.reader.lane, self.reader.device
         if lane is None and device.type != "cpu":
             trees = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), trees)
         return handed_over(trees, lane)
 
     def _reply(self, result: Result, methods: Sequence[str]) -> ClientReply:
-        """Keep the new states, provisionally, and hand on the rest."""
+        """Keep the new states provisionally, and put the rest in a reply."""
         clients = [work.client for work in result.works]
         for k, client in enumerate(clients):
             states = zip(methods, of_client(result.states, k), strict=True)
@@ -280,7 +280,7 @@ def _masked_bytes(masks: Params, sizes: Mapping[str, int]) -> int:
 
 
 def _faults(clients: Sequence[int], methods: Sequence[str], states: Sequence[Slot]) -> dict[int, str]:
-    """For clients whose state is not all finite, the method that keeps it."""
+    """The clients with a NaN or an infinity in their state, and the method that keeps it."""
     if not floats(states):
         return {}
     suspected = suspects(states, len(clients)).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""The store of clients' states between rounds, which whoever hosts clients provides."""
+"""The store of clients' states between rounds, which the host of the clients provides."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,17 +10,17 @@ class ClientStore(Protocol):
     """The states of clients between their rounds."""
 
     owner: dict[int, int]
-    """The process on which each stateful client lives; the same on every process."""
+    """The process that keeps each stateful client. All processes have the same copy of this map."""
 
     @property
     def clients(self) -> list[int]:
-        """The clients that have a state, in their order."""
+        """The clients with a state, in order."""
 
     def get(self, client: int) -> dict[str, Slot]:
-        """A client's states by method, empty if it has none yet."""
+        """A client's states by method; empty if it has no state yet."""
 
     def fetch(self, clients: Sequence[int]) -> None:
-        """Read these clients' states into memory: they are about to be asked for."""
+        """Read these clients' states into memory before they are used."""
 
     def put(self, client: int, states: dict[str, Slot]) -> None:
         """Keep a client's new states."""
@@ -41,7 +41,7 @@ class StatesInMemory:
         return self._states.get(client, {})
 
     def fetch(self, clients: Sequence[int]) -> None:
-        """All are in memory."""
+        """Do nothing, because all states are in memory."""
 
     def put(self, client: int, states: dict[str, Slot]) -> None:
         self._states[client] = states

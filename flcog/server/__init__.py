@@ -1,1 +1,1 @@
-"""The server: plans each round, sends tasks to clients, combines their replies, and steps the global model."""
+"""The server: it plans each round, sends tasks to clients, combines their replies, and updates the global model."""

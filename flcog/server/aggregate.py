@@ -24,14 +24,14 @@ class Sums(NamedTuple):
     """Sums over the clients of a round, each in the shape of one client's value.
 
     Args:
-        delta, buffers: changes of the parameters and of the shared buffers, times the clients' weights.
-        means: messages times the clients' weights, by method.
-        totals: messages as they are, by method.
-        directions: changes of the model divided by their lengths.
+        delta, buffers: the changes of the parameters and of the shared buffers, times the clients' weights.
+        means: the messages times the clients' weights, by method.
+        totals: the messages without weights, by method.
+        directions: the changes of the model divided by their norms.
         weight: the clients' weights.
-        loss: task losses times the clients' weights.
-        clients: their number.
-        norm: the lengths of their changes.
+        loss: the task losses times the clients' weights.
+        clients: the number of clients.
+        norm: the norms of the changes.
     """
 
     delta: Params
@@ -46,19 +46,19 @@ class Sums(NamedTuple):
 
 
 class Aggregate:
-    """The running aggregate of a round: sums over its clients, and never a list of all, unless a method asks for single uploads.
+    """The running sums of a round over its clients. Single uploads are kept only if a method asks for them.
 
-    Sums are kept in float64, so that their order, and hence the number of processes, shows only in the last bit of a float32. They are
-    kept on the clients' device or, if that has no float64, on the CPU.
+    Sums are kept in float64, so that the order of addition, and hence the number of processes, changes at most the last bit of a
+    float32. They are kept on the clients' device or, if that has no float64, on the CPU.
 
-    After a client was dropped, the sums are not valid: the round is to be run again without that client.
+    After a client was dropped, the sums are invalid: run the round again without that client.
 
     Args:
         methods: of the round.
         weights: the aggregation weight of each client.
-        directions: whether to add up unit changes, for the cosine between clients' updates.
-        on_bad_update: ``raise``, or ``drop`` the client.
-        device: the clients'.
+        directions: whether to add up normalised changes, for the cosine between clients' updates.
+        on_bad_update: ``raise`` an error or ``drop`` the client.
+        device: the clients' device.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Aggregate:
         device: torch.device,
     ) -> None:
         self.sums: Sums | None = None
-        """None until a client was added."""
+        """None before the first client."""
         self._dtypes: Sums | None = None
         self.individual: dict[str, list[ClientUpload]] = {method.name: [] for method in methods if method.individual_uploads}
         self.dropped: list[int] = []
         self.up_bytes: dict[str, int] = {"model": 0} | {method.name: 0 for method in methods}
         """Bytes that the clients sent, by sender."""
         self.plain_bytes = 0
-        """The same, all together, had no stage encoded them."""
+        """The total bytes without any encoding."""
         self._rule: Aggregator | None = next((method for method in methods if isinstance(method, Aggregator)), None)
         self._values: Any = None
-        """The values that the rule has gathered, where one replaces the weighted mean."""
+        """The values of the aggregation rule that replaces the weighted mean, if there is one."""
         self._weights, self._directions, self._on_bad_update, self._device = weights, directions, on_bad_update, device
 
     def add(self, reply: ClientReply, received_buffers: Params, round: int) -> None:
@@ -93,7 +93,7 @@ class Aggregate:
             client, where = next(iter(bad.items()))
             raise BadUpdate(
                 f"the update of client {client} in round {round + 1} is NaN or infinite{where}: lower the learning rate or clip "
-                "gradients (`flcog methods` lists what does), or set trainer.on_bad_update=drop to go on without such clients"
+                "gradients (`flcog methods` lists methods that do), or set trainer.on_bad_update=drop to go on without such clients"
             )
         self.dropped += bad
         if self.dropped:
@@ -112,7 +112,7 @@ class Aggregate:
             clients=torch.ones_like(weights),
             norm=norms,
         )
-        terms = pytree.tree_map(lambda term: term.to(home), terms)  # numbers that methods send lie on the CPU
+        terms = pytree.tree_map(lambda term: term.to(home), terms)  # methods may send numbers on the CPU
         self._accumulate(terms, weights, 1 / terms.norm.double().clamp(min=1e-30))
         if self._rule is not None:
             values = {"delta": envelope.delta, "buffers": changes}
@@ -145,9 +145,9 @@ class Aggregate:
         """Add up over the processes: all sums travel as one vector.
 
         Args:
-            processes: who adds up.
+            processes: the processes of the run.
             cohort: the clients of the round.
-            somebody_idle: whether some process had no client, and so does not know which sums there are.
+            somebody_idle: whether some process had no client and therefore does not know the shapes of the sums.
         """
         if processes.count == 1:
             return
@@ -174,7 +174,7 @@ class Aggregate:
             self.individual = {name: [upload for part in gathered for upload in part[name]] for name in self.individual}
 
     def _learn_shapes(self, processes: Processes) -> None:
-        """A process without a client learns from another which sums there are, and makes them zeros."""
+        """In a process without clients, get the shapes of the sums from another process, and fill the sums with zeros."""
         shapes = None if self.sums is None else pytree.tree_map(lambda t: tuple(t.shape), self.sums)
         known = next((pair for pair in processes.gather((shapes, self._dtypes)) if pair[0] is not None), None)
         if self.sums is None and known is not None:
@@ -184,11 +184,11 @@ class Aggregate:
 
     @property
     def weight(self) -> float:
-        """The weights of the clients that count, added up."""
+        """The sum of the weights of all clients that were not dropped."""
         return 0.0 if self.sums is None else float(self.sums.weight)
 
     def delta(self) -> Params:
-        """The weighted mean of the changes, for all parameters whose changes were sent; weights are renormalised over the clients."""
+        """The weighted mean of the changes of each parameter that clients sent. Weights are normalised over the clients."""
         return self._mean("delta")
 
     def buffers(self) -> Params:
@@ -219,7 +219,7 @@ class Aggregate:
         return pytree.tree_map(sent, sums, dtypes) if sums else {}
 
     def figures(self) -> dict[str, float]:
-        """The round's own figures: training loss and drift."""
+        """The figures of the round: training loss and drift."""
         sums = self.sums
         if sums is None:
             return {}
@@ -239,7 +239,7 @@ class Aggregate:
 def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
     """Add each client's terms, times its factor, to the sums."""
     values = pytree.tree_leaves(terms)
-    # Read once: an accelerator is waited for.
+    # Read the value once, because reading waits for the accelerator.
     alone = float(factors[0]) if factors is not None and any(len(value) == 1 for value in values) else 1.0
     for total, value in zip(pytree.tree_leaves(totals), values, strict=True):
         if len(value) == 1:
@@ -247,14 +247,14 @@ def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
         elif factors is None:
             total.add_(value.sum(0, dtype=torch.float64))
         else:
-            # Weights are shares: as integers they would be 0, as bfloat16 0.4% off.
+            # Weights are shares: as integers they would be 0, and as bfloat16 they would have errors of 0.4%.
             value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
             total.add_(_weighted(factors.to(value.dtype), value))
 
 
 def _weighted(factors: Tensor, values: Tensor) -> Tensor:
-    """The sum of values [K, ...], each times its factor [K]. Away from the CPU this is no product of matrices: GPUs may round what
-    goes into one to 11 binary digits, where the user allows that for training (``torch.set_float32_matmul_precision``)."""
+    """The sum of values [K, ...], each times its factor [K]. On accelerators this is not computed as a product of matrices, because
+    GPUs may round its factors to 11 binary digits if the user allows that for training (``torch.set_float32_matmul_precision``)."""
     if values.device.type == "cpu":
         return torch.tensordot(factors, values, 1)
     return (factors.view(-1, *[1] * (values.ndim - 1)) * values).sum(0, dtype=torch.float64)
@@ -265,7 +265,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _dtype_of_mean(value: Tensor) -> torch.dtype:
-    """The type of a mean or sum of such values: the run's precision, or theirs if higher; for integers float32 at least."""
+    """The dtype of a mean or a sum of such values: the run's precision, or the values' if higher; for integers at least float32."""
     return torch.promote_types(value.dtype, torch.get_default_dtype()) if value.is_floating_point() else number_dtype()
 
 
@@ -276,7 +276,7 @@ def _norms(delta: Params, num_clients: int) -> Tensor:
 
 
 def _bad(reply: ClientReply, norms: Tensor) -> dict[int, str]:
-    """The clients with a NaN or infinite value, each with where it stands."""
+    """The clients with a NaN or infinite value, each with the place of the value."""
     envelope, count = reply.envelope, len(reply.clients)
     rest = [envelope.measured["loss"], envelope.buffers, envelope.mean, envelope.sum]
     suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
@@ -287,7 +287,7 @@ def _bad(reply: ClientReply, norms: Tensor) -> dict[int, str]:
 
 
 def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
-    """The place of one client's first bad value; None if only a sum of good ones was too large."""
+    """The place of one client's first bad value; None if all values are finite and only a sum overflowed."""
     parts: list[tuple[str, Any]] = [("", [norms, envelope.measured["loss"]]), (" (in the model's buffers)", envelope.buffers)]
     for name in envelope.mean:
         parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))

@@ -1,4 +1,4 @@
-"""The engine: everything that a run's rounds use and do not change."""
+"""The engine: everything that the rounds of a run use and never change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from flcog.wire.population import Population
 
 @dataclass(frozen=True)
 class Engine:
-    """All that rounds are made with and do not change.
+    """The constant parts of a run.
 
     Args:
         settings: the user's options of the training.
         methods: of the run, in their order of action.
         model: the client's model, on its device.
-        optimizer: the module's own.
-        base_rates: the learning rates of its groups, before any schedule.
+        optimizer: the module's optimiser.
+        base_rates: the learning rates of the optimiser's groups, before any schedule.
         roll_call: the clients, and the sizes of their data.
         central: the sets that the server itself holds, by name: ``val`` and ``test``.
         reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def federation(self) -> Federation:
-        """The data of all clients, for observers and commands that study a simulation. Nothing in the server reads it."""
+        """The data of all clients, for observers and commands that study a simulation. The server never reads it."""
         if self.clients.here is None:
             raise ValueError(
                 "the clients run in other processes and keep their data: remove callbacks and commands that read all data"
@@ -92,11 +92,11 @@ class Engine:
         return federation
 
     def active(self, round: int) -> list[Method]:
-        """The methods that act in a round, counted from 0."""
+        """The active methods of a round, counted from 0."""
         return [method for method in self.methods if method.active(round)]
 
     def view(self, client: int, round: int) -> ClientView:
-        """A client as ``plan`` sees it: its number and the size of its training set."""
+        """A client's view for ``plan``: its number and the size of its training set."""
         return ClientView(client, int(self.roll_call.sizes[client]), round, self.population)
 
     def rates(self, round: int) -> list[float]:
@@ -107,17 +107,17 @@ class Engine:
         return [rate * factor for rate in self.base_rates]
 
     def optimisation(self, round: int) -> Optimisation:
-        """The local optimiser as methods know it in a round."""
+        """The settings of the local optimiser in a round, for methods."""
         group = self.optimizer.param_groups[0]
         return Optimisation(self.rates(round)[0], group.get("momentum", 0.0), group.get("weight_decay", 0.0))
 
     @torch.no_grad()
     def hand_over(self, server: ServerState) -> None:
-        """Load the global model into the user's module, which until now holds the last client's."""
+        """Load the global model into the user's module, which contains the last client's model."""
         for name, value in (server.params | server.buffers).items():
             (self.model.params.get(name, self.model.buffers.get(name))).copy_(value)  # type: ignore[union-attr]
 
     def to_device(self, tree: Any) -> Any:
-        """A tree with its tensors where the run computes."""
+        """Move the tensors of a tree to the run's device."""
         device = self.processes.device
         return tree if device.type == "cpu" else pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), tree)

@@ -1,4 +1,4 @@
-"""The figures of an evaluation: the global model on the central sets, its spread over clients, and the clients' own models."""
+"""Evaluate the global model on the central sets and on the clients' data, and evaluate the clients' own models."""
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
 
 
 def evaluate(engine: Engine, server: ServerState) -> dict[str, float]:
-    """The global model on the central sets, and its spread over the clients' own held-out parts.
+    """Evaluate the global model on the central sets, and its spread over the clients' held-out parts.
 
     Without a central validation set, the clients' validation parts together serve as one. Where clients have their own models
     only, the central sets' figures are means over these.

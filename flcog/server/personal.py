@@ -1,4 +1,4 @@
-"""The figures of clients' own models, where a method keeps such models."""
+"""Evaluate personal models of clients, for methods that keep them."""
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from flcog.server.state import ServerState
 def evaluate_personal(
     engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split
 ) -> dict[str, float]:
-    """How the scores of the clients' own models are spread; nothing if no method keeps such models.
+    """The spread of the scores of the clients' own models; empty if no method keeps such models.
 
     Args:
-        engine, server: the run as it stands.
-        params: where the global model is evaluated.
-        sizes: of each client's held-out part; None for the test set, whose classes each client weights by its label counts.
-        split: the set, which gives the figures their names.
+        engine, server: the run.
+        params: the parameters of the global model for the evaluation.
+        sizes: the size of each client's held-out part; None for the test set, whose classes each client weights by its label counts.
+        split: the set, which is part of the figures' names.
     """
     method = next((method for method in engine.methods if method.overrides("personal")), None)
     if method is None:
@@ -48,7 +48,7 @@ def only_personal(engine: Engine, server: ServerState) -> Method | None:
 
 
 def mean_over_clients(engine: Engine, server: ServerState, method: Method, params: Params, samples: Samples) -> dict[str, float]:
-    """The figures of every client's own model on a central set, their mean over the clients.
+    """Evaluate every client's own model on a central set, and return the mean of each figure over the clients.
 
     Args:
         engine, server: the run as it stands.
@@ -59,7 +59,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
     totals: dict[str, float] = {}
     received = _received(engine, server, method, params)
     for client in range(engine.num_clients):
-        # All processes measure each model, which its owner sends to the others.
+        # The owner of a model sends it to the other processes, and all of them measure it.
         model = (server.params, server.buffers)
         if _is_mine(engine, client):
             model = engine.clients.personal_model(received, method.name, client, server.params)
@@ -73,7 +73,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
 
 
 def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Received:
-    """The model as it is evaluated, with the local optimiser of the last round."""
+    """The broadcast of the evaluated model, with the local optimiser of the last round."""
     last = max(0, server.round - 1)
     broadcasts = {method.name: method.broadcast(server.servers[method.name])}
     return Received(server.round, engine.seed, params, server.buffers, broadcasts, engine.rates(last), engine.optimisation(last))

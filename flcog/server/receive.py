@@ -25,7 +25,7 @@ def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[Clie
         round: the round, with its methods and plans.
         received: the broadcast.
         tasks: of all clients of the round.
-        directions: whether to add up unit changes, for the cosine between clients' updates.
+        directions: whether to add up normalised changes, for the cosine between clients' updates.
     """
     shares = share_out(engine, round.plans)
     encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
@@ -33,7 +33,7 @@ def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[Clie
     aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, engine.processes.device)
     mine = [tasks[i] for i in shares[engine.processes.rank]]
     with closing(engine.clients.train(received, mine)) as replies:
-        # Executors in this process have an order of their own, which is always the same.
+        # Executors in this process return clients in an order that is always the same.
         for reply in replies if engine.clients.here is not None else in_order(replies, mine):
             aggregate.add(decoded(reply, encoders), received.buffers, received.round)
     aggregate.reduce(engine.processes, list(weights), somebody_idle=not all(shares))
@@ -41,7 +41,7 @@ def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[Clie
 
 
 def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Iterator[ClientReply]:
-    """The replies in the order of the tasks, those with most steps first, so that sums do not depend on the order of arrival.
+    """Sort the replies by their tasks, longest first, so that sums do not depend on the order of arrival.
 
     Args:
         replies: as they arrive. A reply waits here until all earlier ones have arrived.
@@ -63,13 +63,13 @@ def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Ite
 
 
 def decoded(reply: ClientReply, encoders: Sequence[Stage]) -> ClientReply:
-    """The reply as it was before the stages that encode.
+    """Undo the encoding of a reply.
 
     Args:
         reply: of one or more clients.
-        encoders: the last to encode comes first.
+        encoders: the stages that encode, in reverse order.
     """
-    if not encoders or reply.manifest.fields is None:  # clients that send nothing encode nothing
+    if not encoders or reply.manifest.fields is None:  # an empty reply is not encoded
         return reply
     measured = reply.envelope.measured
 

@@ -1,4 +1,4 @@
-"""A round of training, as the server sees it: select, plan, ask, train, receive, combine, step."""
+"""A round of training on the server: select clients, plan, send tasks, train, receive replies, combine them, and step."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ TakeStep = Callable[..., tuple[Params, Slot, Params]]
 """Takes one method's server step, with the arguments of :func:`take_server_step`."""
 
 OnSelected = Callable[[Sequence[int]], None]
-"""Called with the clients of a round as soon as they are known."""
+"""Called with the clients of a round once they are selected."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Round:
 
     Args:
         number: counted from 0.
-        methods: those that act in it.
+        methods: the active methods.
         selection: the sampled clients.
         plans: the clients that take part, with their numbers of local steps.
         cohort: the same clients with their aggregation weights.
@@ -45,7 +45,7 @@ class Round:
     cohort: Cohort
 
     def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
-        """The same round, had these clients stayed away."""
+        """Plan the same round without these clients."""
         plans = {client: steps for client, steps in self.plans.items() if client not in clients}
         return replace(self, plans=plans, cohort=weigh(engine, server, self.methods, plans, self.cohort.metrics))
 
@@ -53,15 +53,15 @@ class Round:
 def advance(
     engine: Engine, server: ServerState, directions: bool = False, on_selected: OnSelected = lambda selection: None
 ) -> dict[str, float]:
-    """One round of training, from the selection of clients to the new global model. Returns the round's figures.
+    """Run one round of training, from the selection of clients to the new global model, and return the round's figures.
 
     Args:
         engine: everything that is fixed before round 1.
         server: the state that the round changes.
         directions: whether the figures include the cosine between clients' updates.
-        on_selected: called with the selected clients before anything is trained.
+        on_selected: called with the selected clients before training.
     """
-    # The exchange before the first round is in its row, so that the rows add up to the total.
+    # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
     selection = select(engine, server.round)
     on_selected(selection)
@@ -78,12 +78,12 @@ def advance(
 
 
 def select(engine: Engine, round: int) -> list[int]:
-    """The clients of a round, counted from 0."""
+    """Select the clients of a round, counted from 0."""
     return sample_without_replacement(engine.num_clients, engine.cohort_size, fold(engine.seed, round, "cohort"))
 
 
 def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round:
-    """The round with each client's number of steps and weight, after newcomers have sent their first-contact messages."""
+    """Plan each client's number of steps and weight, after new clients have sent their first-contact messages."""
     number, methods, plans = server.round, engine.active(server.round), dict[int, int]()
     for client in selection:
         view = engine.view(client, number)
@@ -103,7 +103,7 @@ def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round
 def weigh(
     engine: Engine, server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], metrics: dict[str, float]
 ) -> Cohort:
-    """The cohort with its aggregation weights: shares of samples, then as each method changes them."""
+    """Compute the cohort's aggregation weights: shares of samples, which methods may change."""
     num_samples = engine.roll_call.sizes[list(plans)].double()
     cohort = Cohort(
         round=server.round,
@@ -124,7 +124,7 @@ def weigh(
 
 
 def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> torch.Tensor:
-    """The weights as one method changes them."""
+    """Let one method change the weights."""
     proposed = method.weights(cohort.weights, messages, cohort).double()
     if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
         raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
@@ -133,12 +133,12 @@ def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> to
             f"{method.name} gave every client of round {cohort.round + 1} weight 0: keeping the weights before it", stacklevel=2
         )
         return cohort.weights
-    # Dividing by a sum of 1 up to rounding would move last digits.
+    # Unchanged weights are not normalised again, because their sum differs from 1 by rounding, which would change the last digits.
     return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
 
 
 def ask(engine: Engine, server: ServerState, round: Round) -> tuple[Received, list[ClientTask]]:
-    """The broadcast, and the task of each client."""
+    """Make the broadcast, and the task of each client."""
     received = _broadcast(
         engine, server, {method.name: method.broadcast(server.servers[method.name]) for method in round.methods}
     )
@@ -158,7 +158,7 @@ def _broadcast(engine: Engine, server: ServerState, states: Mapping[str, Any]) -
 
 
 def masks_of(methods: Sequence[Method], params: Params, client: int) -> dict[str, torch.Tensor]:
-    """The parts of parameters that a client shares with the server, by all methods' masks."""
+    """The parts of parameters that a client shares with the server, combined from all methods' masks."""
     masks: dict[str, torch.Tensor] = {}
     for method in methods:
         if isinstance(method, ParameterMask):
@@ -170,8 +170,8 @@ def masks_of(methods: Sequence[Method], params: Params, client: int) -> dict[str
 def train(engine: Engine, server: ServerState, round: Round, directions: bool) -> tuple[Round, Aggregate]:
     """Train the clients, add up their replies, and count the bytes.
 
-    If a client's update is dropped, the round is run again without it. Weights, sums and the server's view of the cohort are then as if
-    the client had stayed away, and since random draws are keyed, the other clients repeat their work to the last bit.
+    If a client's update is dropped, the round is run again without it, with new weights, sums and cohort. The other clients repeat
+    their work exactly, because random numbers depend only on their keys.
     """
     metrics = round.cohort.metrics
     received, tasks = asked = ask(engine, server, round)
@@ -189,14 +189,14 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
 
 
 def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, take: TakeStep = take_server_step) -> None:
-    """Methods turn the mean change of the model into the server's step; buffers are plainly averaged.
+    """Let methods turn the mean change of the model into the server's step. Buffers are averaged.
 
     Args:
         engine: everything that is fixed before round 1.
         server: the state that the step changes.
         round: the round, with its methods and cohort.
-        aggregate: the sums of what the clients sent.
-        take: takes one method's step.
+        aggregate: the sums over the clients' replies.
+        take: the function for one method's step.
     """
     if aggregate.weight == 0:
         warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)
@@ -208,11 +208,11 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     mean = aggregate.delta()
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
     for method in round.methods:
-        # Methods that go on training at the server do so with this round's statistics.
+        # Methods that train on the server use this round's statistics.
         cohort = replace(round.cohort, buffers=buffers)
         uploads = sorted(
             aggregate.individual.get(method.name, []), key=lambda upload: upload.client
-        )  # whatever the executor's order
+        )  # independent of the executor's order
         messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
@@ -220,8 +220,8 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step")]
     if stepping:
-        # Every process takes the server's step. If it trains there, an accelerator's kernels may differ in the last digits, and the
-        # processes would drift apart.
+        # Every process computes the server's step. If the step trains on an accelerator, kernels may differ in the last digits, and
+        # the processes would diverge.
         params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
         check_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers

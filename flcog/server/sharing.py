@@ -1,4 +1,4 @@
-"""Which process trains which clients of a round."""
+"""Divide the clients of a round among the processes."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,12 @@ from flcog.server.engine import Engine
 
 
 def share_out(engine: Engine, plans: Mapping[int, int]) -> list[list[int]]:
-    """Positions in the cohort, by process: the longest first, each to the least busy.
+    """Assign each client to the least busy process, longest first, and return each process's positions in the cohort.
 
-    A client whose state a method keeps stays on the process that first trained it; everybody computes the same assignment.
+    A client with a state stays on the process that first trained it. All processes compute the same assignment.
 
     Args:
-        engine: of the run.
+        engine: the run's engine.
         plans: the cohort's clients with their numbers of steps.
     """
     count, cohort, steps = engine.processes.count, list(plans), list(plans.values())

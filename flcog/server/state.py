@@ -20,10 +20,10 @@ class ServerState:
 
     Args:
         params, buffers: the global model. Values are replaced, never changed in place.
-        servers: each method's state, by its name.
-        round: rounds done.
-        ledger: bytes sent so far.
-        reported: for each method the clients whose first-contact messages were counted.
+        servers: the state of each method, by the method's name.
+        round: the number of finished rounds.
+        ledger: the bytes sent so far.
+        reported: for each method, the clients whose first-contact messages were counted.
     """
 
     params: Params
@@ -33,24 +33,24 @@ class ServerState:
     ledger: Ledger = field(default_factory=Ledger)
     reported: dict[str, set[int]] = field(default_factory=dict)
     uploads: dict[str, Uploads] = field(default_factory=dict)
-    """What single clients sent in the round in hand, for methods that also observe; let go of at its end, and in no checkpoint."""
+    """The single uploads of the current round, for methods that are also observers. They are deleted after the round."""
     messages: dict[str, dict[int, Any]] = field(default_factory=dict)
-    """The first-contact messages by method and client; None for a client that sent none."""
+    """The first-contact messages by method and client; None for a client without a message."""
     _newcomers: list[tuple[str, int]] = field(default_factory=list, repr=False)
     """The methods and clients of the messages that arrived in this round."""
 
     def copy(self, round: int) -> "ServerState":
-        """The state as it is, with nothing sent yet, in whose place another round can be tried."""
+        """Copy the state, with an empty ledger, to try another round without changing the run."""
         reported = {name: set(clients) for name, clients in self.reported.items()}
         messages = {name: dict(values) for name, values in self.messages.items()}
         return ServerState(self.params, dict(self.buffers), dict(self.servers), round, reported=reported, messages=messages)
 
     @contextmanager
     def undone_at(self, error: type[BaseException]) -> Iterator[None]:
-        """If this error leaves the block, the state is put back to what it was before. Values are replaced, never changed in place.
+        """Restore the state if this error leaves the block. This is cheap because values are replaced, never changed in place.
 
         Args:
-            error: the one that stands for a round given up.
+            error: the error that means that the round was dropped.
         """
         before = dataclasses.replace(self, ledger=self.ledger.copy(), buffers=dict(self.buffers), servers=dict(self.servers))
         self._newcomers = []
@@ -65,14 +65,14 @@ class ServerState:
             raise
 
     def newcomers(self, methods: Sequence[Method], clients: Sequence[int]) -> dict[str, list[int]]:
-        """The clients whose first-contact messages are still to be asked for, by method. ``weights`` alone reads such messages."""
+        """The clients that have not sent a first-contact message yet, by method. Only ``weights`` reads such messages."""
         asking = [method.name for method in methods if method.overrides("weights") and method.overrides("init_client")]
         return {
             name: new for name in asking if (new := [client for client in clients if client not in self.messages.get(name, {})])
         }
 
     def meet(self, messages: Mapping[str, Mapping[int, Any]]) -> None:
-        """Keep first-contact messages, and count their bytes. Early checkpoints lacked the messages, whose bytes count once."""
+        """Keep first-contact messages and count their bytes, once even if an early checkpoint lacks the messages."""
         for name, sent in messages.items():
             known = self.reported.setdefault(name, set())
             self.messages.setdefault(name, {}).update(sent)

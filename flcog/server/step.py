@@ -1,4 +1,4 @@
-"""Runs one method's server step and checks its result."""
+"""Run one method's server step and check its result."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -20,13 +20,13 @@ def take_server_step(
     cohort: Cohort,
     sent: Collection[str],
 ) -> tuple[Params, Slot, Params]:
-    """The change that one method makes of the change so far, its new state, and the new buffers.
+    """Run one method's server step, and return the changed delta, the method's new state and the new buffers.
 
     Args:
         method: the method.
         methods: all methods of the round in their order.
         server: the state before the step.
-        delta: the change, as the methods before this one have made it.
+        delta: the change of the model after the earlier methods.
         messages: the clients' messages to the method.
         cohort: the clients.
         sent: the parameters whose changes clients sent.
@@ -46,12 +46,12 @@ def take_server_step(
 
 
 def check_model(params: Params, methods: Sequence[str], round: int) -> None:
-    """Raise if the methods' server steps have made of the clients' sound updates a model that is not made of numbers.
+    """Raise an error if the server steps have turned finite updates of clients into a model with a NaN or an infinity.
 
-    Else a run would end with such a model, or the next round would blame a client for it.
+    Otherwise the run would end with such a model, or the next round would blame a client for it.
     """
     norm = torch.stack([norm.float() for norm in torch._foreach_norm(list(params.values()))]).norm()
-    # A norm may be infinite where all values are finite.
+    # A norm may overflow although all values are finite.
     if torch.isfinite(norm) or all(torch.isfinite(value).all() for value in params.values()):
         return
     raise BadUpdate(
