@@ -20,7 +20,7 @@ LARGE = 2**20
 
 
 def constructor_arguments(thing: object) -> dict[str, Any]:
-    """An object's constructor arguments, if it has attributes of the same names."""
+    """The constructor arguments that an object keeps as attributes of the same names."""
     kept: Mapping[str, Any] = getattr(thing, "__dict__", {})
     names = [name for cls in type(thing).__mro__ if "__init__" in vars(cls) for name in _parameters(cls)]
     return {name: kept[name] for name in names if name in kept} | dict(getattr(thing, "hparams", {}))

@@ -25,7 +25,7 @@ Words = TypeVar("Words", int, np.ndarray, Tensor)
 
 
 def mix(z: Words) -> Words:
-    """The finaliser of splitmix64: each bit of the key changes all 64 bits of the result.
+    """The finaliser of splitmix64: each bit of the key affects all 64 bits of the result.
 
     Products of arrays and tensors wrap around, as they should. For a Python integer only the lowest 64 bits of the result count.
 
