@@ -62,7 +62,7 @@ def test_a_module_with_steps_of_its_own_has_no_bare_loop() -> None:
 
     trainer = make_trainer(None)
     trainer.prepare(Own(MLP(6, (8,), 3)), TinyData())
-    with pytest.raises(ValueError, match="Own has a training_step of its own"):
+    with pytest.raises(ValueError, match="Own has its own training_step"):
         BareLoop(trainer, *batches_of(trainer))
 
 

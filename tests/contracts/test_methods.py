@@ -23,7 +23,7 @@ import flcog.datamodules
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
 from flcog.execute.threads import Threads
-from flcog.method import Method, Params, Stage
+from flcog.method import Method, ParameterMask, Params, Stage
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -171,7 +171,10 @@ def test_the_lists_of_methods_agree() -> None:
         name
         for module in MODULES
         for name, value in vars(importlib.import_module(module)).items()
-        if inspect.isclass(value) and issubclass(value, Method) and value not in (Method, Stage) and not name.startswith("_")
+        if inspect.isclass(value)
+        and issubclass(value, Method)
+        and value not in (Method, ParameterMask, Stage)
+        and not name.startswith("_")
     }
     assert found == set(METHODS)
     configured = set(re.findall(r"class_path: flcog\.callbacks\.(\w+)", "".join(path.read_text() for path in CONFIGS)))

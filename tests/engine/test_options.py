@@ -27,7 +27,7 @@ from flcog.data import Partition, Partitioner, Samples
         ({"local_steps": 1, "executor": "fast"}, "executor must be one of auto, loop, vmap, vmap-patches, fastest; got 'fast'"),
         ({"local_steps": 1, "precision": "16-mixed"}, "precision must be one of"),
         ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),
-        ({"local_steps": 1, "callbacks": [L.Callback()]}, "callbacks are flcog methods or observers; got Callback"),
+        ({"local_steps": 1, "callbacks": [L.Trainer]}, "callbacks are methods or observers of flcog, or Lightning's; got type"),
     ],
 )
 def test_bad_options_get_one_line(options: dict[str, Any], message: str) -> None:

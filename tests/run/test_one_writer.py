@@ -123,7 +123,7 @@ def write(path: Path, rounds: list[int]) -> bytes:
 def test_a_gap_or_a_step_back_is_said_and_no_row_is_lost(tmp_path: Path, rounds: list[int], fault: str, left: list[int]) -> None:
     content = write(tmp_path / "metrics.csv", rounds)
     table = MetricsTable(tmp_path / "metrics.csv")
-    with pytest.warns(UserWarning, match=rf"metrics\.csv: {fault}; it is kept as metrics-1\.csv, and the run goes on"):
+    with pytest.warns(UserWarning, match=rf"metrics\.csv: {fault}; it is kept as metrics-1\.csv, and the run continues"):
         table.load(rounds=6)
     assert [row["round"] for row in table.rows] == left
     assert all(row["x"] == max(place for place, r in enumerate(rounds) if r == row["round"]) / 10 for row in table.rows)
@@ -137,5 +137,5 @@ def test_a_table_that_is_gone_is_said(tmp_path: Path) -> None:
     run = fit(tmp_path, rounds=2).run_dir
     assert run is not None
     (run / "metrics.csv").unlink()
-    with pytest.warns(UserWarning, match=r"metrics\.csv: rounds 1 to 2 are missing, and the run goes on"):
+    with pytest.warns(UserWarning, match=r"metrics\.csv: rounds 1 to 2 are missing, and the run continues"):
         assert [row["round"] for row in fit(tmp_path, rounds=3, ckpt_path="last").history] == [3]

@@ -351,9 +351,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     aside = image.rename(tmp_path / "deleted.png")
     assert first.run_dir is not None
     last = first.run_dir / "checkpoints" / "last.ckpt"
-    expected = (
-        f"{last} was written by a run in which Fedssyn gave the clients other data: what lies in {folder} was changed or made"
-    )
+    expected = f"{last} was written by a run in which Fedssyn gave the clients other data: the files in {folder} were changed or replaced"
     for options in ({}, {"p": 0.1}):  # changed settings are refused by themselves, and other data even where they are meant
         with pytest.raises(ValueError, match=re.escape(expected)) as error:
             run(2, **options)
