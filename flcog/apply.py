@@ -1,4 +1,4 @@
-"""The client's model as a function of its parameters: what hooks, executors and evaluations call."""
+"""The client's model as a function of its parameters, for hooks, executors and evaluations."""
 
 import copy
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Copied = TypeVar("Copied")
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over the rows that the mask keeps."""
+    """The mean over the rows for which the mask is not 0."""
     dtype = number_dtype(values.dtype)
     if mask is None:
         return values.mean(dtype=dtype)
@@ -28,7 +28,7 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class _Dispatch(nn.Module):
-    """Lets ``torch.func.functional_call``, which only knows ``forward``, call any method of a module."""
+    """Lets ``torch.func.functional_call``, which only calls ``forward``, call any method of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Dispatch(nn.Module):
 
 
 class ModelFunction:
-    """A module as a function of (parameters, buffers, inputs); called directly where the parameters are the module's own.
+    """A module as a function of (parameters, buffers, inputs). The module is called directly if the parameters are its own.
 
     Args:
         module: the client's module, on its device.
@@ -49,41 +49,41 @@ class ModelFunction:
     def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.module = module.train()
         self.trains_itself = trains_itself(module)
-        """Whether the user's module has a ``training_step`` of its own, which alone knows the loss."""
+        """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
         self.autocast = autocast
         self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.constants: Params = _constants(module)
-        """What no client changes: never averaged, never sent, and the same tensors in every copy of the module."""
+        """Tensors that no client changes. They are never averaged and never sent, and all copies of the module share them."""
         self.buffers: Params = {name: buffer for name, buffer in module.named_buffers() if name not in self.constants}
         persistent = set(module.state_dict(keep_vars=True))
         self.shared_buffers = [name for name in self.buffers if name in persistent]
-        """Buffers that clients upload and the server averages; the others are a client's scratch (dropout keys)."""
+        """Buffers that clients upload and the server averages. Other buffers, such as dropout keys, are temporary."""
         self.eval_module = self.copy_of(module).eval().requires_grad_(False)
         self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
         self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
 
     def copy_of(self, tree: Copied) -> Copied:
-        """A deep copy of something that holds the module, or of the module itself, with the same constants."""
+        """Copy the module, or an object that contains it, deeply, but share the constants."""
         return copy.deepcopy(tree, {id(constant): constant for constant in self.constants.values()})
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether one row's output depends on the others in training (BatchNorm), so that padding rows would be felt."""
+        """Whether one row's output depends on other rows in training (BatchNorm), so that padding rows would change it."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.module.modules())
 
     @property
     def feels_padding(self) -> bool:
-        """Whether padding rows would be felt: by BatchNorm, or by a ``training_step`` of the module's own, which knows no mask."""
+        """Whether padding rows would change the result: through BatchNorm, or the module's own ``training_step`` without a mask."""
         return self.mixes_rows or self.trains_itself
 
     @property
     def convolves(self) -> bool:
-        """Whether it has convolutions, which read channels-last images faster; all else reads contiguous ones faster."""
+        """Whether it has convolutions, which read channels-last images faster. Other layers read contiguous images faster."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
     @torch.no_grad()
     def draws(self, sample: Tree) -> bool:
-        """Whether its forward pass in training draws from torch's global streams, as ``nn.Dropout`` does.
+        """Whether its forward pass in training uses torch's global random generators, as ``nn.Dropout`` does.
 
         Args:
             sample: one input, [1, ...].
@@ -91,14 +91,14 @@ class ModelFunction:
         device = first_leaf(sample).device
         before, buffers = streams(device), {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
-            # Twice, for BatchNorm asks for more than one.
+            # Repeat the row, because BatchNorm needs more than one.
             self.training(self.params, buffers, forward, map_leaves(lambda leaf: torch.cat([leaf, leaf]), sample))
             return have_moved(device, before)
         finally:
             put_back(device, before)
 
     def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(module, *args)`` in training mode, with these parameters and buffers in the module's place."""
+        """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own."""
         return self._call(self._train_dispatch, params, buffers, function, *args)
 
     def frozen(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
@@ -112,20 +112,19 @@ class ModelFunction:
 
 
 def _constants(module: nn.Module) -> Params:
-    """Frozen parameters (``requires_grad`` is False), and the buffers of layers that stay in evaluation mode while the module trains."""
+    """Frozen parameters (``requires_grad`` is False), and buffers of layers that are in evaluation mode during training."""
     still = {name for name, layer in module.named_modules() if not layer.training}
     buffers = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] in still}
     return {name: p for name, p in module.named_parameters() if not p.requires_grad} | buffers
 
 
 class Apply:
-    """The client's model in training mode, as hooks see it: ``apply(params, inputs)``, ``apply.features(...)``, ``apply.loss(...)``.
+    """The client's model in training mode, for hooks: ``apply(params, inputs)``, ``apply.features(...)``, ``apply.loss(...)``.
 
-    BatchNorm's statistics, in its own buffers, move with each pass. Another model, or this one in evaluation mode, is
-    ``apply.frozen(params, buffers)``, as in ``apply.frozen(ctx.received.params, ctx.received.buffers)(inputs)``.
+    Each pass updates BatchNorm's statistics in the model's buffers. ``apply.frozen(params, buffers)`` is another model, or this model in
+    evaluation mode, as in ``apply.frozen(ctx.received.params, ctx.received.buffers)(inputs)``.
 
-    Passes are kept for the step: a method that asks for the features of the batch on which the task loss was just computed pays
-    nothing.
+    Each pass is cached for the local step: a method gets the features of the task loss's batch without another pass.
     """
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
@@ -148,7 +147,7 @@ class Apply:
         return outputs
 
     def _recall(self, params: Params, inputs: Tree) -> tuple[Tensor, Tensor] | None:
-        """Features and outputs of an earlier pass of this step over the very same tensors."""
+        """Features and outputs of an earlier pass of this step over the same tensors."""
         return next((seen[2:] for seen in self._seen if seen[0] is params and seen[1] is inputs), None)
 
     def features(self, params: Params, inputs: Tree) -> Tensor:
@@ -162,7 +161,7 @@ class Apply:
         return self._call(params, _head, features)
 
     def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The client module's own loss of each row."""
+        """The client module's loss of each row."""
         return self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
@@ -179,12 +178,12 @@ class Apply:
 
 
 def apply_of(model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> Apply:
-    """The model as hooks see it, whatever kind of module it is made from.
+    """Make the :class:`Apply` of a model, for every kind of module.
 
     Args:
         model: the client's model.
-        buffers: its own, which move as it trains.
-        live: whether the module's own parameters may be called as they are.
+        buffers: the model's buffers, which change in training.
+        live: whether the module may be called directly with its own parameters.
         step: the client's local step.
     """
     return PlainApply(model, buffers, live, step) if model.trains_itself else Apply(model, buffers, live)
@@ -219,10 +218,10 @@ class Frozen:
 
 
 class PlainApply(Apply):
-    """The model of a module with a ``training_step`` of its own, whose return value is the loss.
+    """The model of a module with its own ``training_step``, which returns the loss.
 
     Args:
-        step: the client's local step, which ``training_step`` gets as ``batch_idx``.
+        step: the client's local step, which ``training_step`` receives as ``batch_idx``.
     """
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
@@ -259,7 +258,7 @@ class PlainFrozen(Frozen):
 
 
 def forward(module: Any, inputs: Tree) -> Tensor:
-    """Call a module on its inputs; for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
+    """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     outputs: Tensor = call(module, inputs)
     return outputs
 

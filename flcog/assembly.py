@@ -1,4 +1,4 @@
-"""Builds a run in one process: the clients' exchanges of data before round 1, the clients, and the server."""
+"""Build a run in one process: the clients' exchanges of data before round 1, the clients, and the server."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ def set_up(
     processes: Processes,
     workspace: Path | None = None,
 ) -> tuple[Engine, ServerState]:
-    """The engine, and the state before round 1.
+    """Make the engine, and the state before round 1.
 
     Args:
-        settings: what the user asked of the training.
-        methods: in the order in which they act.
-        client: what clients train.
+        settings: the user's settings of the training.
+        methods: the run's methods in their order.
+        client: the model that clients train, and its optimiser.
         datamodule: the user's data, prepared and set up.
-        processes: who shares the clients out.
-        workspace: where methods may keep what runs can share; None where nothing is to be written.
+        processes: the processes of the run.
+        workspace: a folder where methods may keep files that runs share; None to write no files.
     """
     function, optimizer = client.function, client.optimizer
     notes = Notes()
     notes.add(*client.notes, *map(Note, datamodule.notes))
     if settings.tf32 is not None and processes.device.type != "cuda":
-        notes.add(Note(f"tf32={settings.tf32} plays no part here: {processes.device.type} has no TF32"))
+        notes.add(Note(f"tf32={settings.tf32} has no effect here: {processes.device.type} has no TF32"))
     server = ServerState(
         params={name: value.detach().clone() for name, value in function.params.items()},
         buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
@@ -74,7 +74,7 @@ def set_up(
 def _exchanged(
     settings: Settings, methods: Sequence[Method], federation: Federation, ledger: Ledger, workspace: Path | None
 ) -> tuple[Federation, dict[str, Exchange]]:
-    """The data after what methods exchange before round 1, and each method's exchange; the bytes are counted."""
+    """Run each method's exchange before round 1, count its bytes, and return the new data and the exchanges."""
     exchanges = {}
     for method in methods:
         if not method.overrides("prepare_data") or method.start_round >= settings.rounds:
@@ -90,6 +90,6 @@ def _exchanged(
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:
-    """Data modules that methods hold, such as the public data of a server's own training."""
+    """The data modules of methods, such as public data for training on the server."""
     values = [getattr(method, field.name) for method in methods for field in dataclasses.fields(method)]
     return [value for value in values if isinstance(value, FederatedDataModule)]

@@ -1,4 +1,4 @@
-"""ClientModule, the LightningModule that every client trains, and its kinds: Classifier, MultiLabelClassifier, Regressor."""
+"""ClientModule, the LightningModule that every client trains, and its subclasses Classifier, MultiLabelClassifier and Regressor."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,14 +19,14 @@ from flcog.schedules import Piecewise, Schedule
 
 
 class ClientModule(L.LightningModule):
-    """The LightningModule that every client trains. Subclasses say how outputs are scored; the engine masks and averages.
+    """The LightningModule that every client trains. Subclasses define the loss and the score of each row.
 
     Args:
-        model: a network; one with ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`) serves every method. Inputs
-            that are a dict are passed by name where its forward has parameters of all these names, else as the dict they are.
+        model: a network. Some methods need ``features`` and ``head`` (see :class:`flcog.models.FeatureModel`). If the inputs are a
+            dict, they are passed as keywords if the network's forward has parameters of all these names, else as one dict.
         optimizer: a function that makes the local optimiser for each client and round. The default is SGD with a learning rate of
-            0.01 and a momentum of 0.9; an optimiser of yours inherits neither.
-        lr_schedule: factor on the learning rate, by round.
+            0.01 and a momentum of 0.9, which other optimisers do not inherit.
+        lr_schedule: a factor on the learning rate, by round.
         output: the key or the position of the outputs, for a network that returns a dict or a tuple. By default the outputs are the
             tensor that the network returns, or its ``logits``.
     """
@@ -38,7 +38,7 @@ class ClientModule(L.LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: OptimizerCallable | None = None,  # not the function: jsonargparse would add its options to a user's optimiser
+        optimizer: OptimizerCallable | None = None,  # a default of SGD would add SGD's options to a user's optimiser
         lr_schedule: Schedule | None = None,
         output: str | int | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class ClientModule(L.LightningModule):
     def _feature_model(self) -> FeatureModel:
         if not isinstance(self.model, FeatureModel):
             raise ValueError(
-                f"{type(self.model).__name__} exposes no features, which a method of this run asks for: "
+                f"{type(self.model).__name__} exposes no features, which a method of this run needs: "
                 "use a model of flcog.models, or subclass flcog.models.FeatureModel"
             )
         return self.model
@@ -89,11 +89,11 @@ class ClientModule(L.LightningModule):
         raise NotImplementedError
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
-        """What the outputs [B, ...] say, by name, as :meth:`FederatedTrainer.predict` returns it."""
+        """Predictions from the outputs [B, ...], by name, for :meth:`FederatedTrainer.predict`."""
         return {"output": outputs}
 
     def outputs_short_of(self, outputs: Tensor, targets: Tensor) -> str:
-        """What the targets hold more of than these outputs, such as "12 classes"; empty where the outputs suffice."""
+        """A description of targets that need more outputs, such as "12 classes"; empty if there are enough outputs."""
         return ""
 
     def configure_optimizers(self) -> Any:
@@ -117,16 +117,16 @@ class ClientModule(L.LightningModule):
         checkpoint["state_dict"] = own | saved
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
-        """The same loss for a plain ``lightning.Trainer``, e.g. to train on the pooled data for comparison.
+        """The same loss for a plain ``lightning.Trainer``, for example to train on the pooled data as a baseline.
 
-        A subclass that writes its own trains by that, one client at a time; a :meth:`per_example_loss` of its own, which the engine
-        can mask, serves both executors.
+        A subclass may override it, and then one client is trained at a time. Both executors can run an overridden
+        :meth:`per_example_loss`, because the engine can mask its rows.
         """
         return self.per_example_loss(self(batch[0]), batch[1]).mean()
 
 
 class Classifier(ClientModule):
-    """One label of several, by cross-entropy."""
+    """Predicts the class of each sample, with the cross-entropy loss."""
 
     task = "classification"
     score_name = "accuracy"
@@ -149,7 +149,7 @@ class Classifier(ClientModule):
 
 
 class MultiLabelClassifier(ClientModule):
-    """Any subset of the labels, by binary cross-entropy, averaged over the labels. Clients are compared by their examples' F1."""
+    """Predicts any subset of the labels, with the mean binary cross-entropy over the labels. The score is each sample's F1."""
 
     task = "multilabel"
     score_name = "f1"
@@ -174,7 +174,7 @@ class MultiLabelClassifier(ClientModule):
 
 
 class Regressor(ClientModule):
-    """One or several numbers per sample, by squared error, averaged over the numbers. Clients are compared by their absolute error."""
+    """Predicts one or several numbers per sample, with the mean squared error. The score is the mean absolute error."""
 
     task = "regression"
     score_name = "mae"
@@ -212,7 +212,7 @@ def _mean_over_columns(errors: Tensor) -> Tensor:
 
 
 def outputs_of(network: nn.Module, returned: Any, output: str | int | None = None) -> Tensor:
-    """Return the outputs in the value that a network has returned.
+    """Find the outputs in the value that a network has returned.
 
     Args:
         network: the network.
@@ -247,13 +247,13 @@ def _advice(returned: Any, output: str | int | None) -> str:
 
 
 def as_client(network: nn.Module, task: str) -> ClientModule:
-    """A bare network as a client of the kind that the data's labels ask for."""
+    """Wrap a bare network in the client module for the data's task."""
     kinds: dict[str, type[ClientModule]] = {kind.task: kind for kind in (Classifier, MultiLabelClassifier, Regressor)}
     return kinds[task](network)
 
 
 def trains_itself(module: nn.Module) -> bool:
-    """Whether the user's module has a ``training_step`` of its own, which alone knows the loss."""
+    """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
     base = lightning_base(module, "LightningModule") or L.LightningModule
     name = "training_step"
     inherited = [getattr(kind, name) for kind in (base, ClientModule)]

@@ -1,4 +1,4 @@
-"""Measuring a model: on central sets, and on each client's own held-out part."""
+"""Evaluate a model on central sets and on each client's held-out part."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ from flcog.reading import Reader
 
 
 class Evaluator:
-    """Evaluates models on a federation's sets; every process takes its share of the rows.
+    """Evaluates models on a federation's sets. Every process evaluates its share of the rows.
 
     Args:
         model: the client's model.
-        reader: of the federation's samples.
-        batch_size: rows per forward pass.
-        processes: who shares the rows out.
+        reader: reads the federation's samples.
+        batch_size: the number of rows per forward pass.
+        processes: the processes, which divide the rows among themselves.
         limits: for each split the number of batches to evaluate (int), or their fraction (float); all of them by default.
     """
 
@@ -64,7 +64,7 @@ class Evaluator:
         split: Literal["val", "test"] = "test",
         round: int = 0,
     ) -> dict[str, float]:
-        """Loss and metrics on a set.
+        """Compute loss and metrics on a set.
 
         Args:
             params, buffers: the model's.
@@ -114,7 +114,10 @@ class Evaluator:
     def _by_own_step(
         self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, split: str, round: int
     ) -> dict[str, float]:
-        """What the user's own step for this kind of set logs, or the other's where there is one only: means, prefixes dropped."""
+        """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names.
+
+        If the module has only one of these steps, it serves both kinds of set.
+        """
         module = self.model.eval_module
         kinds = ("validation", "test") if split == "val" else ("test", "validation")
         kind = next((kind for kind in kinds if _overridden(module, f"{kind}_step")), None)
@@ -132,7 +135,7 @@ class Evaluator:
                         module.log("loss", result)
             with means.of(module, len(rows)):
                 self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_end")())
-        # Metrics add up over processes by themselves.
+        # Torchmetrics' metrics communicate between processes themselves.
         sums = means.sums | {name: float(metric.compute()) * len(rows) for name, metric in means.metrics.items()}
         names = sorted(sums)
         totals = self.processes.total(
@@ -144,20 +147,20 @@ class Evaluator:
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
-        """The model's outputs on every sample of a set, in its order and on the CPU; on every process."""
+        """The model's outputs on every sample of a set, in order, on the CPU of every process."""
         mine = [
             self.model.frozen(params, buffers, forward, inputs).float().cpu()
             for inputs, _ in self._batches(samples, self._mine(len(samples)))
         ]
         parts = [part for part in self.processes.gather(torch.cat(mine) if mine else None) if part is not None]
         outputs = parts[0].new_empty(len(samples), *parts[0].shape[1:])
-        for rank, part in enumerate(parts):  # those without a row come last
+        for rank, part in enumerate(parts):  # processes without a row come last
             outputs[rank :: self.processes.count] = part
         return outputs
 
     @torch.no_grad()
     def on_clients(self, params: Params, buffers: Params, parts: Partition) -> Tensor:
-        """The model's mean score on every client's part, [num_clients]; NaN for clients without one. Costs one pass over the parts."""
+        """The model's mean score on each client's part, [num_clients], in one pass over all parts; NaN for clients without a part."""
         sums, counts = np.zeros(parts.num_clients), parts.sizes
         owner = np.repeat(np.arange(parts.num_clients), counts)
         rows = self._mine(len(parts.indices))
@@ -172,12 +175,12 @@ class Evaluator:
 
     @torch.no_grad()
     def on_classes(self, params: Params, buffers: Params, samples: Samples, alone: bool = False) -> Tensor:
-        """The mean score on each class of a classification's set, [num_classes]; NaN for classes that it lacks.
+        """The mean score on each class of a set, [num_classes]; NaN for classes without samples.
 
         Args:
             params, buffers: the model's.
             samples: the set.
-            alone: whether this process goes through all of it, for a model that the others do not have.
+            alone: whether this process evaluates all rows, because other processes do not have the model.
         """
         num_classes = self.federation.num_classes
         sums = torch.zeros(2, num_classes, dtype=torch.float64, device=float64_device(self.processes.device))
@@ -198,7 +201,7 @@ class Evaluator:
         fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}
         try:
             for norm in norms:
-                norm.momentum = None  # a plain mean over batches
+                norm.momentum = None  # the mean over batches
             for inputs, _ in self._batches(self.federation.train, rows):
                 if num_rows(inputs) > 1:
                     self.model.training(params, fresh, forward, inputs)
@@ -209,7 +212,7 @@ class Evaluator:
 
     @torch.no_grad()
     def on_rows(self, params: Params, buffers: Params, rows: np.ndarray) -> float:
-        """A model's mean score on some rows of the training set, by this process alone."""
+        """A model's mean score on some rows of the training set, computed by this process alone."""
         total = 0.0
         for inputs, targets in self._batches(self.federation.train, rows):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
@@ -218,7 +221,7 @@ class Evaluator:
 
 
 def reweighted(scores: Tensor, counts: Tensor) -> Tensor:
-    """The mean of scores on classes [C], each weighted by how many samples of it a client has; NaN where those it has were not tested.
+    """The mean of scores on classes [C], weighted by a client's label counts; NaN if none of its classes was tested.
 
     >>> reweighted(torch.tensor([0.5, 1.0, torch.nan]), torch.tensor([3.0, 1.0, 9.0]))
     tensor(0.6250)
@@ -228,7 +231,7 @@ def reweighted(scores: Tensor, counts: Tensor) -> Tensor:
 
 
 def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:
-    """How a score is distributed over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""
+    """The spread of a score over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""
     scores = scores[~scores.isnan()].double()
     if not len(scores):
         return {}

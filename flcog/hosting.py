@@ -1,4 +1,4 @@
-"""Builds the clients' side of a run from its configuration and the data of the clients that a process hosts."""
+"""Build the clients' side of a run from its configuration and the data of the clients that a process hosts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ from flcog.settings import Settings
 
 
 class HostedData(NamedTuple):
-    """The data of the clients that a process hosts, and the options of the data module that decide how they are read.
+    """The data of the clients that a process hosts, and the data module's options for reading them.
 
     Args:
-        federation: the data. It may hold these clients' samples alone.
-        batch_size: samples in a local step.
-        eval_batch_size: samples in a step of an evaluation.
-        drop_last: whether the last, smaller batch of a pass is left out.
+        federation: the data. It may contain only these clients' samples.
+        batch_size: the number of samples in a local step.
+        eval_batch_size: the number of samples in a step of an evaluation.
+        drop_last: whether to omit the last, smaller batch of a pass.
         exchanges: the results of exchanges before round 1, by method.
     """
 
@@ -59,10 +59,10 @@ def host_clients(
     datamodule: FederatedDataModule,
     processes: Processes | None = None,
 ) -> ClientRuntime:
-    """The clients of a data module, for a process that serves a server elsewhere. Call it inside ``settings.in_force()``.
+    """Host the clients of a data module for a server in another process. Call it inside ``settings.in_force()``.
 
-    The server's process has the same configuration. It sends the model's weights, and once, by ``set_up``, the frozen weights and facts
-    about all clients; code, such as a module written in Python, does not travel and must be installed on both sides.
+    The server's process has the same configuration. It sends the model's weights and, once, by ``set_up``, the frozen weights and facts
+    about all clients. Code, such as a module in Python, is not sent and must be installed on both sides.
 
     Args:
         settings: of the training.
@@ -85,7 +85,7 @@ def host_clients(
 
 
 def placed(federation: Federation, device: torch.device) -> Federation:
-    """The federation with the sets that fit into memory on a device."""
+    """Move the sets that fit into the device's memory to the device."""
     val, test = (part and part.to(device) for part in (federation.val, federation.test))
     return dataclasses.replace(federation, train=federation.train.to(device), val=val, test=test)
 
@@ -107,14 +107,14 @@ def make_runtime(
     processes: Processes,
     notes: Notes,
 ) -> ClientRuntime:
-    """The runtime of the clients, with the executor that trains them.
+    """Make the runtime of the clients, with the executor that trains them.
 
     Args:
         settings: of the training.
         methods: in their order of action.
         client: the model that clients train, and its optimiser.
-        data: the clients'.
-        processes: the processes that share out the clients.
+        data: the clients' data.
+        processes: the processes, which divide the clients among themselves.
         notes: receives the choices made on the user's behalf.
     """
     function, optimizer, federation = client.function, client.optimizer, data.federation
@@ -153,7 +153,7 @@ def make_runtime(
 
 
 def _batching(settings: Settings, data: HostedData) -> Batching:
-    """The division of samples into steps. If a method has put clients together, a round's work stays that of the clients asked for."""
+    """Decide how samples become steps. If a method has merged clients, the work of a round stays the same."""
     federation = data.federation
     asked = settings.cohort_size(federation.split.num_clients)
     clients = settings.cohort_size(federation.split.num_clients, federation.num_clients)
@@ -168,7 +168,7 @@ def _batching(settings: Settings, data: HostedData) -> Batching:
 
 
 def _unlike_batches(reader: Reader, batch_size: int) -> str:
-    """Where batches are read by themselves: in what those of the first clients differ, if they do."""
+    """Name the different shapes of the first clients' batches, if batches are read one at a time and their shapes differ."""
     if not reader.whole_batches:
         return ""
     partition = reader.federation.partition
@@ -177,7 +177,7 @@ def _unlike_batches(reader: Reader, batch_size: int) -> str:
 
 
 def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:
-    """Refuse methods that make inputs or read labels where these are several tensors."""
+    """Refuse methods that make inputs or read labels if these consist of several tensors."""
     for what, tree in (("inputs", example), ("targets", federation.train.targets)):
         for method in methods:
             if method.plain_batches and not isinstance(tree, Tensor):

@@ -7,9 +7,9 @@ from flcog.data import Federation, Partition
 
 
 def label_table(federation: Federation, partition: Partition | None = None) -> sparse.csr_array:
-    """How many of each client's samples carry each label: ``Federation.label_counts`` of all clients at once, sparse [K, C].
+    """Count the samples of each client and label: ``Federation.label_counts`` of all clients at once, sparse [K, C].
 
-    A million clients over a thousand labels cost what their samples' labels cost.
+    Memory and time depend on the number of samples, not on the number of clients times labels.
 
     Args:
         federation: the clients.
@@ -25,22 +25,22 @@ def label_table(federation: Federation, partition: Partition | None = None) -> s
 
 
 def kl_to_uniform(counts: sparse.csr_array) -> np.ndarray:
-    """KL(D_k || uniform) = log C + sum_c p_kc log p_kc of each row, in nats: 0 is balanced, log C is one label alone.
+    """KL(D_k || uniform) = log C + sum_c p_kc log p_kc of each row, in nats: 0 if labels are balanced, log C for a single label.
 
-    FedDisco's discrepancy (https://arxiv.org/abs/2305.19229). NaN for a client without any label.
+    This is FedDisco's discrepancy (https://arxiv.org/abs/2305.19229). It is NaN for a client without labels.
     """
     total = counts.sum(axis=1)
     share = counts.data / np.repeat(total, np.diff(counts.indptr))
     p_log_p = sparse.csr_array((share * np.log(share), counts.indices, counts.indptr), shape=counts.shape)
-    # Rounding leaves -1e-16 for balanced clients.
+    # Rounding errors make it -1e-16 for balanced clients.
     return np.where(total > 0, np.maximum(0, np.log(counts.shape[1]) + p_log_p.sum(axis=1)), np.nan)
 
 
 def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in ``indices`` and a label each; a multi-label sample comes once per label."""
+    """Pairs of a position in ``indices`` and a label. A sample with several labels appears once for each of them."""
     targets = federation.train.labels.cpu()
     if federation.task == "multilabel":
-        # In blocks: a copy of all rows at once would double what the targets of 1,628 labels take.
+        # In blocks, because a copy of all rows would double the memory of the targets of 1,628 labels.
         rows = range(0, len(indices), 2**16)
         found = [np.nonzero(targets.numpy()[indices[row : row + 2**16]]) for row in rows]
         position = np.concatenate([row + part[0] for row, part in zip(rows, found, strict=True)] or [np.zeros(0, np.int64)])

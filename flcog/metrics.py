@@ -1,6 +1,6 @@
-"""Evaluation metrics: torchmetrics collections for classification, multi-label data and regression, from raw outputs and targets.
+"""Evaluation metrics: torchmetrics collections for classification, multi-label data and regression.
 
-Every collection gathers over the processes of a run, also if some processes had no samples.
+They take raw outputs and targets, and combine the samples of all processes of a run, even if some processes had no samples.
 """
 
 import math
@@ -16,35 +16,35 @@ from flcog.core.precision import number_dtype
 
 
 def classification_metrics(num_classes: int) -> MetricCollection:
-    """``accuracy``: the share of samples whose largest output is their class."""
+    """Make the metric ``accuracy``: the share of samples whose largest output is the output of their class."""
     at_least(None, 2, num_classes=num_classes, hint="for one yes/no output use multilabel_metrics(1)")
-    # Checking the arguments would read every batch of targets back from the device.
+    # Checks of the arguments would copy every batch of targets from the device.
     return MetricCollection({"accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False)})
 
 
 def multilabel_metrics(num_labels: int, threshold: float = 0.5) -> MetricCollection:
-    """The scores of ``multilabel_scores`` for [B, num_labels] logits, a label being predicted above probability ``threshold``."""
+    """Make the metrics of ``multilabel_scores`` for [B, num_labels] logits. A label is predicted above probability ``threshold``."""
     at_least(None, 1, num_labels=num_labels)
     within(None, "(0, 1)", threshold=threshold, hint="it is a probability")
     return MetricCollection([MultilabelScores(num_labels, threshold)])
 
 
 def regression_metrics() -> MetricCollection:
-    """Return the scores of ``regression_scores``, for outputs [B] or [B, C]."""
+    """Make the metrics of ``regression_scores``, for outputs [B] or [B, C]."""
     return MetricCollection([RegressionScores()])
 
 
 def multilabel_scores(outputs: Tensor, targets: Tensor, threshold: float = 0.5) -> dict[str, Tensor]:
-    """Precision, recall and F1 of thresholded logits, and average precision of their order.
+    """Compute precision, recall and F1 of thresholded logits, and the average precision of their ranking.
 
-    ``C-P``, ``C-R``, ``C-F1`` and ``macro-AP`` are means over the labels; ``O-P``, ``O-R``, ``O-F1`` and ``micro-AP`` pool the
-    decisions of all labels. A ratio 0 / 0 counts as 0, as in scikit-learn and FLAIR's own benchmark: a label without positives
-    scores 0 in all four means, which therefore cannot reach 1 on a test set that lacks labels.
+    ``C-P``, ``C-R``, ``C-F1`` and ``macro-AP`` are means over the labels. ``O-P``, ``O-R``, ``O-F1`` and ``micro-AP`` pool the
+    decisions of all labels. A ratio 0 / 0 counts as 0, as in scikit-learn and FLAIR's own benchmark. Therefore a label without
+    positives scores 0, and the four means cannot reach 1 on a test set that lacks labels.
 
-    C-F1 is the mean of the labels' F1. FLAIR's benchmark (https://github.com/apple/ml-flair) takes the harmonic mean of C-P and
-    C-R instead, which is never lower; FedCOG's Table 2 lies below the harmonic mean in every row (FedAvg: 18.30, not 19.46), so
-    it reports the mean of the labels' F1. What FedCOG calls "per-sample" is taken as the O- of FLAIR and the multi-label
-    literature: overall.
+    C-F1 is the mean of the labels' F1. FLAIR's benchmark (https://github.com/apple/ml-flair) reports the harmonic mean of C-P and
+    C-R instead, which is never lower. FedCOG's Table 2 is below the harmonic mean in every row (FedAvg: 18.30, not 19.46), so
+    it reports the mean of the labels' F1. We assume that FedCOG's "per-sample" scores are the overall scores (O-) of FLAIR and the
+    multi-label literature.
 
     Args:
         outputs: logits, [N, num_labels].
@@ -52,7 +52,7 @@ def multilabel_scores(outputs: Tensor, targets: Tensor, threshold: float = 0.5) 
         threshold: the probability above which a label is predicted.
     """
     predicted, positive = outputs > math.log(threshold / (1 - threshold)), targets > 0.5
-    # torch would convert these whole numbers to the run's precision, which is three digits in bfloat16.
+    # By default torch would convert these counts to the run's precision, and bfloat16 has only three digits.
     hits, num_predicted, num_positive = (flags.sum(0).to(number_dtype()) for flags in (predicted & positive, predicted, positive))
     by_label = _precision_recall_f1(hits, num_predicted, num_positive)
     overall = _precision_recall_f1(hits.sum(), num_predicted.sum(), num_positive.sum())
@@ -72,7 +72,7 @@ def _precision_recall_f1(hits: Tensor, num_predicted: Tensor, num_positive: Tens
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
-    """The mean, over the positives, of the precision at each one's score; 0 if there are none. Ties are one threshold."""
+    """The mean precision at the scores of all positives; 0 without positives. Equal scores count as one threshold."""
     scores, order = scores.sort(descending=True)
     last_of_ties = torch.ones_like(positive)
     last_of_ties[:-1] = scores[1:] != scores[:-1]
@@ -83,9 +83,10 @@ def average_precision(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Return ``mse``, ``mae`` and ``r2`` = 1 - mse / variance of the targets; for constant targets r2 is 1 if all are met, else 0.
+    """Compute ``mse``, ``mae`` and ``r2`` = 1 - mse / variance of the targets.
 
-    Of several columns, [N, C], each has its scores (``mse_0``, ``mse_1``, ...), and ``mse``, ``mae`` and ``r2`` are their means.
+    For constant targets r2 is 1 if all outputs are exact, else 0. With several columns, [N, C], each column has its scores
+    (``mse_0``, ``mse_1``, ...), and ``mse``, ``mae`` and ``r2`` are their means.
     """
     if targets.ndim == 2:
         by_column = [regression_scores(output, target) for output, target in zip(outputs.T, targets.T, strict=True)]
@@ -99,11 +100,10 @@ def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 class _AllSamples(Metric):
-    """Keeps the outputs and targets of all samples, to be scored at once.
+    """Stores the outputs and targets of all samples, and scores them at once.
 
-    Average precision needs every score, and a variance from running sums of squares loses its digits where the mean is
-    large. An update is two appends. The values are kept flat because a process without samples joins the gathering
-    with an empty vector.
+    Average precision needs every score, and a variance from running sums of squares is inaccurate for a large mean. An update
+    appends to two lists. The values are stored as vectors, because a process without samples contributes an empty vector.
     """
 
     full_state_update = False
@@ -122,7 +122,7 @@ class _AllSamples(Metric):
 
 
 class MultilabelScores(_AllSamples):
-    """``multilabel_scores`` of all samples. torchmetrics' own would take a batch of logits within [0, 1] for probabilities."""
+    """``multilabel_scores`` of all samples. Torchmetrics' own scores would mistake logits within [0, 1] for probabilities."""
 
     def __init__(self, num_labels: int, threshold: float = 0.5) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class RegressionScores(_AllSamples):
 
     def __init__(self) -> None:
         super().__init__()
-        # A state, because a process without samples learns the number of columns from the others.
+        # This is a state, because a process without samples gets the number of columns from other processes.
         self.add_state("columns", torch.ones((), dtype=torch.int64), dist_reduce_fx="max")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Calls a module's own ``training_step``, ``validation_step`` and ``test_step`` as Lightning does, without a ``lightning.Trainer``."""
+"""Call a module's own ``training_step``, ``validation_step`` and ``test_step`` as Lightning does, without a ``lightning.Trainer``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +26,13 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
 
 
 def call_step(module: Any, name: str, batch: tuple[Tree, Tree], index: int) -> Any:
-    """Call a module's own ``training_step`` or ``test_step``; as in Lightning, it gets ``batch_idx`` if it has such a parameter."""
+    """Call a module's own ``training_step`` or ``test_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
     step = getattr(module, name)
     return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
 
 
 class _NoTrainer:
-    """The ``trainer`` of a module: an epoch is a round, and all other attributes raise an error."""
+    """The ``trainer`` of a module: its epoch is the round, and all other attributes raise an error."""
 
     logger, loggers, global_rank, local_rank, is_global_zero, sanity_checking = None, (), 0, 0, True, False
 
@@ -40,7 +40,7 @@ class _NoTrainer:
         self.current_epoch = round
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for these, and need none of them.
+        if name.startswith("__"):  # copy and pickle look for such names
             raise AttributeError(name)
         raise ValueError(
             f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
@@ -50,7 +50,7 @@ class _NoTrainer:
 
 @contextmanager
 def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
-    """Inside, ``self.current_epoch`` of a module with its own ``training_step`` is the round; without this it would stay 0."""
+    """Set ``self.current_epoch`` of a module with its own ``training_step`` to the round. Otherwise it would be 0."""
     before, module.trainer = module._trainer, cast(Any, _NoTrainer(round))
     try:
         yield
@@ -60,7 +60,7 @@ def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
 
 @contextmanager
 def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> Iterator[None]:
-    """Inside, a module's ``self.log`` calls a function, because there is no ``Trainer`` to receive the values."""
+    """Redirect a module's ``self.log`` to a function, because there is no ``Trainer`` that would receive the values."""
 
     def one(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         log(name, value)
@@ -78,7 +78,7 @@ def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> It
 
 @contextmanager
 def names_logged(module: L.LightningModule) -> Iterator[dict[str, None]]:
-    """Collects the names that a module logs, without the values."""
+    """Collect the names that a module logs, without the values."""
     names: dict[str, None] = {}
     with logging_to(module, lambda name, value: names.setdefault(name)):
         yield names
@@ -86,7 +86,7 @@ def names_logged(module: L.LightningModule) -> Iterator[dict[str, None]]:
 
 @dataclass
 class Means:
-    """The means of values that a module logs, weighted by the rows of each batch. A logged torchmetrics metric is computed at the end."""
+    """Means of a module's logged values, weighted by the rows of each batch. Logged torchmetrics metrics are computed at the end."""
 
     sums: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Metric] = field(default_factory=dict)

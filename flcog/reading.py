@@ -1,4 +1,4 @@
-"""Reads batches: from sample indices to tensors on the run's device, in the run's precision."""
+"""Read batches: turn sample indices into tensors on the run's device, in the run's precision."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
 from flcog.data import Federation, Samples
 
 Request = tuple[np.ndarray, np.ndarray | None]
-"""Indices of samples, and a key for each where they are to be augmented."""
+"""Indices of samples, and a random key for each sample if they are augmented."""
 
 
 AHEAD_BYTES = 64 * 2**20
@@ -25,41 +25,41 @@ class Reader:
     """Reads a federation's samples for a model.
 
     Args:
-        federation: the samples, and how they are preprocessed and augmented.
+        federation: the samples, with their preprocessing and augmentation.
         device: the device for the batches.
         dtype: the type of floating-point inputs.
-        convolves: whether the model has convolutions. They read channels-last images faster; all else reads contiguous ones faster,
-            which are made so here for many batches at once.
+        convolves: whether the model has convolutions, which read channels-last images faster. For other models, the reader makes
+            images contiguous, for many batches at once.
     """
 
     def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype, convolves: bool) -> None:
         self.federation, self.device, self._dtype, self._convolves = federation, device, dtype, convolves
         self.lane = lane_of(device)
-        """By which copies run ahead, where the device has a second queue."""
+        """The queue of copies that overlap with computations; None if the device has no second queue."""
         self._announced: Request | None = None
         self._begun: tuple[Request, Arriving] | None = None
         first, self.example_targets = self(federation.train, federation.partition.indices[:1])
         self.example = first
-        """One input as the model takes it, [1, ...]."""
+        """One input of the model, [1, ...]."""
         self.bytes_per_sample = num_bytes(first)
 
     @property
     def source(self) -> Source | None:
-        """What makes the training set's inputs, where they are not stored."""
+        """The source that makes the training set's inputs; None if they are stored."""
         inputs = self.federation.train.inputs
         return inputs if isinstance(inputs, Source) else None
 
     @property
     def whole_batches(self) -> bool:
-        """Whether every batch of training must be read by itself."""
+        """Whether every training batch must be read alone."""
         return self.source is not None and self.source.whole_batches
 
     def placed(self, indices: np.ndarray) -> np.ndarray | Tensor:
-        """Indices into the training set where it is looked up: on the device if it is stored there, so that no batch waits for them."""
+        """Move indices to the device if the training set is stored there, so that no batch waits for a copy of its indices."""
         return sent(torch.from_numpy(indices), self.device) if self.federation.train.stored else indices
 
     def __call__(self, samples: Samples, indices: np.ndarray | Tensor, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
-        """Inputs and targets of some samples; augmented where ``keys``, one per sample, are given."""
+        """Read inputs and targets of some samples, augmented if there is a random key for each of them."""
         chosen = indices if isinstance(indices, Tensor) else torch.from_numpy(indices)
         if samples.stored:
             chosen = sent(chosen, self.device)
@@ -80,14 +80,14 @@ class Reader:
         return self.lane is not None and not self.federation.train.stored
 
     def expect(self, request: Request) -> None:
-        """Announce the first batch of another client: a source may read it, and its copy begins with the last of this client's own."""
+        """Announce the first batch of the next client: a source may read it, and its copy starts with this client's last batch."""
         if self.source is not None:
             self.source.expect(*request)
         if self.copies_ahead:
             self._announced = request
 
     def each(self, samples: Samples, requests: Iterable[Request]) -> Iterator[tuple[Tree, Tree]]:
-        """Read one request after another; a source learns of some in advance; the next is copied while the device computes."""
+        """Read the requests in order. A source prepares some in advance, and the next one is copied while the device computes."""
         told = self._told(samples, requests)
         if self.lane is None or samples.stored:
             yield from (self(samples, *request) for request in told)
@@ -99,13 +99,13 @@ class Reader:
                 yield self._finish(samples, *under_way.popleft())
         if (announced := self._announced) is not None:
             self._announced = None
-            with suppress(Exception):  # which is raised again where the client that reads this is known
+            with suppress(Exception):  # reading it later raises the error again, when its client is known
                 self._begun = self._begin(self.federation.train, announced)
         if under_way:
             yield self._finish(samples, *under_way.popleft())
 
     def _begin(self, samples: Samples, request: Request) -> tuple[Request, Arriving]:
-        """A request on its way to the device: begun now, or when it was announced."""
+        """Start the copy of a request to the device, or return the copy that its announcement has started."""
         if self._begun is not None and samples is self.federation.train and _same(self._begun[0], request):
             begun, self._begun = self._begun, None
             return begun
@@ -118,7 +118,7 @@ class Reader:
         return self._ready(samples, gathered, indices, request[1])
 
     def _told(self, samples: Samples, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield the requests; a source learns of some in advance."""
+        """Yield the requests, and announce some of them to a source in advance."""
         source = samples.inputs if isinstance(samples.inputs, Source) else None
         rest, told = iter(requests), deque[Request]()
         while True:
@@ -137,5 +137,5 @@ class Reader:
 
 
 def _same(one: Request, other: Request) -> bool:
-    """Whether two requests are for the same samples with the same randomness."""
+    """Whether two requests have the same samples and random keys."""
     return all(np.array_equal(a, b) if a is not None and b is not None else a is b for a, b in zip(one, other, strict=True))

@@ -15,7 +15,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """``gamma ** round``: FedExP and FedDC decay by 0.998 a round.
+    """``gamma ** round``, an exponential decay. FedExP and FedDC decay by 0.998 in each round.
 
     >>> Exponential(0.5)(2)
     0.25
@@ -32,7 +32,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """``values[i]`` from the i-th of ``boundaries`` on; the first value holds until the first boundary.
+    """A step function: the first value before the first boundary, and the next value from each boundary on.
 
     >>> lr = Piecewise(values=[1.0, 0.1], boundaries=[100])
     >>> lr(99), lr(100)
@@ -58,7 +58,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from 1 at round 0 to ``floor`` at round ``rounds``, and ``floor`` from then on.
+    """A cosine decay from 1 at round 0 to ``floor`` at round ``rounds``, and ``floor`` afterwards.
 
     >>> Cosine(rounds=10)(5)
     0.5
@@ -77,5 +77,5 @@ class Cosine(Schedule):
 
 
 def round_to(value: float, digits: int = 12) -> float:
-    """Drop the last bits, in which machines' cosines differ."""
+    """Round a number to ``digits`` digits, because the last bits of a cosine differ between machines."""
     return float(f"{value:.{digits}g}")

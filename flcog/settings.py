@@ -1,4 +1,4 @@
-"""What the user asks of a training, checked: rounds, clients of a round, local work, executor, precision, seed."""
+"""The settings of a training, with checks: rounds, clients per round, local steps, executor, precision, seed."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ Compile = bool | Literal["graphs"]
 """Whether local steps are compiled, or captured as CUDA graphs."""
 
 COMPILES_SINCE = (2, 11)
-"""The oldest torch that is known to compile local steps without changing their result."""
+"""The oldest version of torch that compiles local steps without changing their results."""
 
 
 def can_compile() -> bool:
@@ -26,7 +26,7 @@ def can_compile() -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of :class:`flcog.FederatedTrainer` that rounds depend on; they are described there."""
+    """The arguments of :class:`flcog.FederatedTrainer` that affect rounds. The trainer's docstring describes them."""
 
     rounds: int
     clients_per_round: int | float
@@ -80,12 +80,12 @@ class Settings:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """torch computes as the run does: new tensors have its precision, and products; the same run gives the same bits."""
+        """Set torch's precision of new tensors and products to the run's, and make its computations repeatable."""
         with default_dtype(DTYPES[self.precision]), tensor_cores(self.tf32), repeatable_convolutions():
             yield
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The context of forward passes, as Lightning's precision plugins have it; theirs takes every accelerator for CUDA's."""
+        """The autocast context of forward passes. Lightning's own context treats every accelerator as CUDA."""
         if not self.precision.endswith("mixed"):
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -94,8 +94,8 @@ class Settings:
         """The number of clients in a round.
 
         Args:
-            num_clients: the clients of the split, to which a fraction refers.
-            left: the clients that are left after methods put some of them together; None if they did not.
+            num_clients: the number of clients of the split. A fraction refers to this number.
+            left: the number of clients after methods have merged some of them; None if no method has merged clients.
         """
         size = self.clients_per_round
         if isinstance(size, float):
@@ -109,15 +109,15 @@ class Settings:
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """How much of each central set is evaluated."""
+        """The limits on the batches of each central set."""
         return {"val": self.limit_val_batches, "test": self.limit_test_batches}
 
     def evaluates(self, done: int) -> bool:
-        """Whether the global model is evaluated once so many rounds are done."""
+        """Whether the global model is evaluated after this number of rounds."""
         return self.eval_every > 0 and (done % self.eval_every == 0 or done == self.rounds)
 
 
 def require_one_of(name: str, value: str, *allowed: str) -> None:
-    """Refuse a word that is none of the allowed."""
+    """Refuse a word that is not in ``allowed``."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

@@ -1,5 +1,4 @@
-"""Explains refusals of jsonargparse in one line: the value received, the allowed values, and the value that was probably
-meant."""
+"""Explain errors of jsonargparse in one line: the value received, the allowed values, and a guess at the intended value."""
 
 import argparse
 import difflib

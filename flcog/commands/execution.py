@@ -10,7 +10,7 @@ from flcog.commands.refusals import mistakes_in_one_line
 from flcog.core.commands import Command, TrainerCommand
 
 began: float | None = None
-"""When the command that runs was given, before it imported torch, by ``time.perf_counter``."""
+"""The time of the command, before it imports torch, by ``time.perf_counter``."""
 
 
 def execute(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:

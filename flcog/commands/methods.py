@@ -28,31 +28,31 @@ def methods(arguments: list[str]) -> None:
     if options.markdown:
         print(markdown(METHOD_HEADER, rows))
         return
-    # A pipe has no width: as wide as is comfortable to read.
+    # A pipe has no width, so use a width that is comfortable to read.
     print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))
 
 
 def all_methods() -> list[type[Method]]:
-    """Those that flcog ships, by name."""
+    """The methods that flcog ships, sorted by name."""
     exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
     found = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, Method)]
     return sorted(found, key=lambda cls: cls.__name__.lower())
 
 
 class MethodRow(NamedTuple):
-    """A method in one line."""
+    """A method's row in the table."""
 
     name: str
     year: str
     does: str
     up: str
-    """Bytes up in a round, relative to FedAvg's; and those sent only once, if they show."""
+    """Bytes up in a round relative to FedAvg's, plus the bytes that are sent only once, if they are not negligible."""
     down: str
     stateful: bool
     secure_aggregation: bool
     labels: str
     papers: str
-    """Which of the papers that flcog reproduces use it."""
+    """The papers that use it, among the papers that flcog reproduces."""
 
 
 class Probe(FederatedDataModule):
@@ -80,7 +80,7 @@ class Traffic(NamedTuple):
     up: int
     down: int
     once_up: int = 0
-    """Before the first round, or in a client's first."""
+    """Bytes before the first round, or in a client's first round."""
     once_down: int = 0
     stateful: bool = False
     """Whether clients keep state between rounds."""
@@ -107,7 +107,7 @@ def _client(task: str, adapters: bool = False) -> ClientModule:
 
 
 def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
-    """One row per method, at its defaults."""
+    """Make one row for each method with its default options."""
     rows = []
     for method in methods:
         plain = _plain_bytes(method.needs_adapters)
@@ -139,12 +139,12 @@ def _plain_bytes(adapters: bool) -> Traffic:
 
 
 def _relative(bytes_: int, once: int, plain: int) -> str:
-    """``1.00``, or ``1.00 + 0.25 once``."""
+    """Format bytes relative to FedAvg's: ``1.00``, or ``1.00 + 0.25 once``."""
     return f"{bytes_ / plain:.2f}" + (f" + {once / plain:.2f} once" if once / plain >= 0.005 else "")
 
 
 def example(cls: type[Method]) -> Method:
-    """A method at its defaults; where it insists on data of its own, on random images."""
+    """A method with its default options, and with random images if it needs its own data."""
     required = [
         field.name
         for field in dataclasses.fields(cls)
@@ -180,7 +180,7 @@ METHOD_HEADER = [
 
 
 def print_methods(rows: Iterable[MethodRow], width: int) -> None:
-    """The table on a terminal ``width`` columns wide."""
+    """Print the table on a terminal of ``width`` columns."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""The command ``flcog partition``: a table and a chart of how the data falls over the clients, and the partition as a file."""
+"""The command ``flcog partition``: a table and a chart of the clients' data, and the partition as a file."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from flcog.run.partition_report import partition_report
 def partition(
     trainer: Any, model: Any, datamodule: FederatedDataModule, plot: str | None = None, save: str | None = None
 ) -> None:
-    """Show how the data falls over the clients.
+    """Show how the data are divided among the clients.
 
     Args:
         plot: where to write the bubble chart of clients and classes (.png or .pdf).

@@ -60,7 +60,7 @@ def read_inputs(path: Path) -> Any:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    """The arrays in an archive, whose declared sizes are compared with the archive's own before memory is allocated."""
+    """Read the arrays of an archive, after a check of their declared sizes, so that a damaged file allocates no memory."""
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             with archive.open(entry) as file:

@@ -1,5 +1,4 @@
-"""Decides which errors the user can correct, which are shown in one line, and which are faults in code and keep their
-traceback."""
+"""Distinguish errors that the user can correct, which are shown in one line, from faults in code, which keep their traceback."""
 
 import os
 import sysconfig

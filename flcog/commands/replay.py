@@ -39,7 +39,7 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
         trainer, model, datamodule: the run's own.
         run: the run's directory.
         round: the round, counted from 0.
-        client: its number.
+        client: the client's number.
     """
     checkpoints = [(checkpoint.read(path)["round"], path) for path in (run / "checkpoints").glob("*.ckpt") if path.stem != "best"]
     done = max((done for done, _ in checkpoints), default=0)

@@ -1,4 +1,4 @@
-"""The configs that travel with the package, found by name: ``-c quickstart``, ``-c methods/fedprox``, ``flcog compare digits``."""
+"""Find the configs that come with the package by name: ``-c quickstart``, ``-c methods/fedprox``, ``flcog compare digits``."""
 
 import difflib
 import re

@@ -41,7 +41,7 @@ def test_peers_are_named() -> None:
     }.items():
         with pytest.raises(ValueError, match=message):
             interpreters(wrong)
-    assert "pip install 'pfl[pytorch]', or name a Python that has it: --against pfl=" in left_out("pfl", "python", "No module")
+    assert "pip install 'pfl[pytorch]', or name another Python: --against pfl=" in left_out("pfl", "python", "No module")
     assert all((CONTENDERS / f"{peer.contender}.py").is_file() for peer in PEERS.values())
 
 

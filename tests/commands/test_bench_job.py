@@ -155,7 +155,7 @@ def test_what_others_cannot_train_is_refused() -> None:
         job_of(trainer, batches)
     trainer, batches, _ = prepared(precision="bf16-mixed")
     with pytest.raises(
-        ValueError, match=r"trainer.precision=bf16-mixed is not what the others train in; give 32-true or 64-true"
+        ValueError, match=r"trainer.precision=bf16-mixed is not supported by the others; give 32-true or 64-true"
     ):
         job_of(trainer, batches)
 

@@ -64,12 +64,12 @@ def described(trainer: RecordingTrainer) -> str:
 
 
 def test_where_there_is_none_the_summary_says_so(tmp_path: Path) -> None:
-    assert "tf32=True plays no part here: cpu has no TF32" in described(fit(tmp_path, rounds=1, tf32=True))
+    assert "tf32=True has no effect here: cpu has no TF32" in described(fit(tmp_path, rounds=1, tf32=True))
     assert "tf32" not in described(fit(tmp_path, rounds=1))
     with computing_there():
         trainer = make_trainer(None, tf32=False, precision="32-true")
         trainer.prepare(classifier(), TinyData())
-        assert "tf32=False plays no part here: fake has no TF32" in " ".join(trainer.notes)
+        assert "tf32=False has no effect here: fake has no TF32" in " ".join(trainer.notes)
 
 
 def test_it_is_a_setting_of_the_experiment(tmp_path: Path) -> None:

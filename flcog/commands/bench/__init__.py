@@ -1,1 +1,1 @@
-"""The command ``flcog bench``: how long a round takes, beside a bare loop and beside other frameworks."""
+"""The command ``flcog bench``: the time of a round, compared with a bare PyTorch loop and other frameworks."""

@@ -41,7 +41,7 @@ PEERS = {
 }
 
 BATCHED = "batched"
-"""This is no framework, but one model that is trained on the same samples in this process."""
+"""The contender without a framework: one model that is trained on the same samples in this process."""
 
 CONTENDERS = Path(__file__).parent / "contenders"
 
@@ -50,7 +50,7 @@ GRACE = 20.0
 
 
 def interpreters(against: str) -> dict[str, str]:
-    """Return each framework's Python by its name.
+    """Return the Python interpreter of each framework, by the framework's name.
 
     Args:
         against: the option's value: ``pfl,flower,batched``, or ``pfl=/path/to/python``.
@@ -67,10 +67,10 @@ def interpreters(against: str) -> dict[str, str]:
         if name not in PEERS and part.strip() != BATCHED:
             raise ValueError(
                 f"against: there is no {part.strip()!r}; give {', '.join(PEERS)} or {BATCHED}, several with commas, a framework as "
-                "NAME=PYTHON where another Python has it"
+                "NAME=PYTHON where it is installed for another Python"
             )
         if python and shutil.which(python) is None:
-            raise ValueError(f"against: there is no program {python} to run {name} by: give the path of a Python that has it")
+            raise ValueError(f"against: there is no program {python} to run {name} by: give the path of its Python")
         chosen[name] = python or sys.executable
     return chosen
 
@@ -79,7 +79,7 @@ def job_of(trainer: Any, batches: Batches) -> Job:
     """Return the job for contenders: the trainer's clients, its optimiser and its device."""
     precision, optimizer = trainer.settings.precision, trainer.run.model.module.configure_optimizers()
     if precision not in ("32-true", "64-true"):
-        raise ValueError(f"against: trainer.precision={precision} is not what the others train in; give 32-true or 64-true")
+        raise ValueError(f"against: trainer.precision={precision} is not supported by the others; give 32-true or 64-true")
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind or len(optimizer.param_groups) != 1:
         raise ValueError(
@@ -217,8 +217,8 @@ def environment(python: str, folder: Path, job: Job) -> dict[str, str]:
 def left_out(name: str, python: str, reason: str) -> str:
     """Return the message for a framework that is not installed."""
     return (
-        f"{name} is left out, for {python} does not have it ({reason}): pip install {PEERS[name].packages}, or name a Python that has "
-        f"it: --against {name}=/path/to/python"
+        f"{name} is left out, for {python} does not have it ({reason}): pip install {PEERS[name].packages}, or name another "
+        f"Python: --against {name}=/path/to/python"
     )
 
 

@@ -51,7 +51,7 @@ class BareLoop:
             )
 
     def round(self, number: int, clients: list[int]) -> float:
-        """Seconds that a round of these clients takes."""
+        """Train a round of these clients and return its seconds."""
         threads = torch.get_num_threads()
         torch.set_num_threads(num_cores())
         began = time.perf_counter()
@@ -89,7 +89,7 @@ class BareLoop:
 
 
 class OneModel(BareLoop):
-    """Trains one model on the samples of a round's clients in large batches, which is the device's greatest speed."""
+    """Trains one model on the samples of a round's clients in large batches, at the device's maximum speed."""
 
     name = "batched"
 

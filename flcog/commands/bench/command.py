@@ -38,7 +38,7 @@ def bench(
 
     Only training is compared, without evaluation, trackers and checkpoints. The bare loop is written by hand: a deep copy of the
     model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
-    of state dicts. It runs on every core of the machine, in one process; that freed memory is kept for reuse helps it as it helps us.
+    of state dicts. It runs on every core of the machine, in one process. Both sides keep freed memory for reuse.
 
     All run in turn until the median of each ratio is known to 5 %, or until the time is up. Times are printed on the error stream
     as they arrive, and Ctrl-C ends with the ratios measured so far.
@@ -48,14 +48,14 @@ def bench(
     Images are also read for an epoch as the engine reads them, and by a ``DataLoader`` over torchvision's transforms.
 
     Args:
-        repeats: how often each is run at least.
-        seconds: after so many, no further round begins.
+        repeats: the minimum number of rounds.
+        seconds: the time after which no further round begins.
         profile: a file for a trace of one more round, as torch's profiler writes it; a table of where its time goes is printed.
         against: other frameworks that train the same clients, batches, model and optimiser in turn: pfl (Apple's pfl-research, in as
-            many processes as flcog), flower (its simulation on Ray, an actor for each core), or both as pfl,flower. One that another
-            Python has is pfl=/path/to/python. As in the bare loop, methods, augmentation and schedules play no part. A framework that
-            is not installed is left out, with the line that installs it. batched trains one model on as many samples in batches
-            of 512, which is the device's greatest speed.
+            many processes as flcog), flower (its simulation on Ray, an actor for each core), or both as pfl,flower. Give
+            pfl=/path/to/python if it is installed for another Python. As in the bare loop, there are no methods, augmentation or
+            schedules. A framework that is not installed is left out, with the command that installs it. batched trains one model on as
+            many samples in batches of 512, at the device's maximum speed.
         vary: lists of values of the trainer's executor, chunk_size, compile, precision or tf32, as in ``--vary.executor "[loop, vmap]"
             --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
             bare loop of the config as it is.
@@ -96,10 +96,10 @@ def bench(
 
 @contextmanager
 def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop | Contender]]:
-    """The bare loop and the other frameworks, warm; none in processes other than the first.
+    """Start and warm up the bare loop and the other frameworks, in the first process only.
 
     Args:
-        trainer: prepared.
+        trainer: a prepared trainer.
         wanted: frameworks with their Python interpreters.
     """
     with ExitStack() as stack:
@@ -137,9 +137,9 @@ def _compared(kept: Path, bare: BareLoop, before: dict[str, torch.Tensor]) -> st
     """Whether a contender's first round ended at the bare loop's model.
 
     Args:
-        kept: the contender's model.
-        bare: after the same round.
-        before: the parameters before it.
+        kept: the file of the contender's model.
+        bare: the bare loop after the same round.
+        before: the parameters before the round.
     """
     state = {name.removeprefix("module."): value for name, value in torch.load(kept, map_location="cpu").items()}
     distance = apart(state, _parameters(bare), before)
@@ -149,7 +149,7 @@ def _compared(kept: Path, bare: BareLoop, before: dict[str, torch.Tensor]) -> st
 
 
 SAME_MODEL = 0.01
-"""How far apart rounding may take two models in a round, in terms of how far they go."""
+"""The greatest distance of two models after a round that rounding errors explain, relative to their update."""
 
 
 def _rounds_in_turn(
@@ -159,9 +159,9 @@ def _rounds_in_turn(
 
     Args:
         contestants: our trainers.
-        rivals: whom they are compared with.
-        repeats: the least number of rounds.
-        seconds: the time.
+        rivals: the bare loop and other frameworks.
+        repeats: the minimum number of rounds.
+        seconds: the maximum time.
     """
     processes, rounds, going_on = contestants[0].trainer.run.processes, list[list[float]](), True
     began, reported = time.perf_counter(), -math.inf
@@ -181,7 +181,7 @@ SECONDS_BETWEEN_REPORTS = 5
 
 
 def _time_round(contestants: Sequence[Contestant], rivals: Sequence[BareLoop | Contender], repeat: int) -> list[float]:
-    """Seconds of one round of each of ours, and of each rival's."""
+    """The seconds of one round of each of our trainers and of each rival."""
     trainer = contestants[0].trainer
     times = [contestant.round() for contestant in contestants]
     times += [rival.round(repeat, trainer.sample(repeat)) for rival in rivals]

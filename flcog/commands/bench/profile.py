@@ -16,7 +16,7 @@ MOST_ROWS = 12
 
 
 def check_folder(path: str) -> None:
-    """Refuse a trace that could not be written."""
+    """Refuse the path of a trace if its folder does not exist."""
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(
             f"profile={path}: there is no folder {Path(path).parent} to write the trace to; make it, or give another path"
@@ -55,7 +55,7 @@ def table(events: Any, took: float, on_gpu: bool = False) -> str:
         took: seconds of the round, times the number of threads that run clients side by side.
         on_gpu: whether to count kernels' time on the GPU instead of operations' time on the CPU.
     """
-    if on_gpu:  # a kernel's time is its own and once more that of the operation on the CPU that asked for it
+    if on_gpu:  # the operation on the CPU that launched a kernel would count the kernel's time again
         events = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
     attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     times = sorted(((getattr(event, attribute) / 1e6, event.key, event.count) for event in events), reverse=True)

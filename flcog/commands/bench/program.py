@@ -14,15 +14,15 @@ from flcog.models.base import Dropout
 
 
 def program_of(module: ClientModule, batch: Sequence[Tensor], structure: Any) -> fx.GraphModule:
-    """The module's mean loss on a batch, written down as the operations and the layers of torch that compute it.
+    """Trace the module's mean loss on a batch as a graph of torch's operations and layers.
 
-    ``torch.fx`` writes plain Python that calls the very layers, so that it runs as fast as the module does; an exported program would
-    check its inputs at every step.
+    ``torch.fx`` writes plain Python that calls the same layers, so that it runs as fast as the module. A program from ``torch.export``
+    would check its inputs at every step.
 
     Args:
-        module: the client's, which stays as it is.
+        module: the client's module, which does not change.
         batch: the leaves of inputs and targets of a few samples.
-        structure: of the batch.
+        structure: the structure of the batch.
     """
     loss = _Loss(_with_torchs_dropout(copy.deepcopy(module).train()), len(batch), structure)
     tracer = _Tracer(batch)

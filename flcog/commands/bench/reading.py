@@ -1,4 +1,4 @@
-"""How long an epoch's images take to read: as the engine reads them, and by a ``DataLoader`` over torchvision's transforms."""
+"""Time the reading of an epoch's images by the engine, and by a ``DataLoader`` with torchvision's transforms."""
 
 import math
 import statistics
@@ -18,11 +18,11 @@ from flcog.core.randomness import fold_each
 from flcog.data import Samples
 
 MOST = 16 * 2**20
-"""Bytes of the images that are read: 5,461 of 32 x 32 pixels, 111 of 224 x 224."""
+"""The total size of the images that are read, in bytes: 5,461 images of 32 x 32 pixels, or 111 of 224 x 224."""
 
 
 def bench_reading(trainer: Any, repeats: int) -> None:
-    """Print the seconds to read an epoch's images, or some of them, augmented if the data module augments; nothing for other data."""
+    """Print the seconds for reading an epoch's images or a part of them, augmented if the data module augments; skip other data."""
     from torchvision import transforms
 
     federation, device = trainer.run.federation, trainer.run.processes.device
@@ -59,7 +59,7 @@ def bench_reading(trainer: Any, repeats: int) -> None:
 
 
 class _Pictures(Dataset):
-    """Samples one by one, as PIL images through torchvision's transforms: how tutorials read them."""
+    """Reads samples one by one as PIL images, with torchvision's transforms, as in tutorials."""
 
     def __init__(self, samples: Samples, transform: Callable[[Any], Tensor], count: int) -> None:
         self.samples, self.transform, self.count = samples, transform, count

@@ -16,8 +16,8 @@ STABLE = 0.05
 
 
 def uncertainty(values: Sequence[float]) -> float:
-    """Half of the interval within which the median lies, relative to it, by McGill, Tukey and Larsen, 1978: 1.57 times the quartiles'
-    distance, over the root of their number."""
+    """Half of the median's confidence interval, relative to the median, by McGill, Tukey and Larsen, 1978: 1.57 times the distance of
+    the quartiles, divided by the square root of the number of values."""
     if len(values) < 2:
         return math.inf
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
@@ -29,7 +29,7 @@ def _ratios(rounds: Sequence[Sequence[float]], ours: int = 0, count: int = 1) ->
 
     Args:
         rounds: the times of each round, ours before the rivals'.
-        ours: which of our times.
+        ours: the position of our time.
         count: the number of our times.
     """
     times = list(zip(*rounds, strict=True))
@@ -37,7 +37,7 @@ def _ratios(rounds: Sequence[Sequence[float]], ours: int = 0, count: int = 1) ->
 
 
 def settled(rounds: Sequence[Sequence[float]], count: int) -> bool:
-    """Whether the median of each ratio is known well enough; ``count`` of the times are ours."""
+    """Whether the median of each ratio is known well enough. The first ``count`` times are ours."""
     return all(uncertainty(ratios) <= STABLE for ours in range(count) for ratios in _ratios(rounds, ours, count))
 
 

@@ -1,4 +1,4 @@
-"""Trainers whose rounds ``flcog bench`` times: the config's own, or several that compute its rounds in different ways."""
+"""The trainers of ``flcog bench``: the config's own, or several that compute the same rounds in different ways."""
 
 import copy
 import dataclasses
@@ -66,11 +66,11 @@ def _forget_peak(device: torch.device) -> int:
 
 
 def variations(trainer: Any, vary: Mapping[str, Any]) -> list[Contestant]:
-    """A trainer for each combination of values.
+    """Make a trainer for each combination of values.
 
     Args:
-        trainer: the config's.
-        vary: lists of values by the trainer's arguments.
+        trainer: the config's trainer.
+        vary: a list of values for each argument of the trainer that varies.
     """
     if not vary:
         raise ValueError(f"vary has nothing to vary; give a list of values of {', '.join(MAY_VARY)}")

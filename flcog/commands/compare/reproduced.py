@@ -23,7 +23,7 @@ HEADER = ["", "shows", "command", "settings", "cells trained", "reproduced"]
 
 @dataclass(frozen=True)
 class Filling:
-    """A table's file, the number of its trained cells, and which published figures they reproduce.
+    """A table's file, the number of its trained cells, and the verdicts on the published figures.
 
     Args:
         path: the file.
@@ -64,7 +64,7 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
 
 
 def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """The list of the papers' tables and figures, checked."""
+    """Read and check the list of the papers' tables and figures."""
     papers = read_mapping(path)
     for paper, content in papers.items():
         items = content.get("items") if isinstance(content, dict) else None
@@ -104,7 +104,7 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
 
 
 def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:
-    """The whole page: for each paper a table, and below it a numbered list of the differences from the paper."""
+    """Make the page: a table for each paper, followed by a numbered list of the differences from the paper."""
     parts = [
         "# Reproduced tables of the papers",
         "`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. *Cells trained* "
@@ -130,7 +130,7 @@ def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Fillin
 def _rows(
     paper: str, item: str, about: Mapping[str, Any], fillings: Sequence[Filling], numbers: dict[str, int]
 ) -> list[list[str]]:
-    """A line for each table that fills an item, or one with the command that does."""
+    """Make a row for each table that reproduces an item, or a row with the command that reproduces it."""
     found = [filling for filling in fillings if f"{paper}, {item}" in filling.table.reproduces]
     shows = str(about["shows"])
     if found:
@@ -150,7 +150,7 @@ def _row(item: str, shows: str, filling: Filling, numbers: dict[str, int]) -> li
 
 
 def _deviations(deviations: Sequence[str], numbers: dict[str, int]) -> str:
-    """The numbers of the deviations; new ones are added to ``numbers``."""
+    """The numbers of the deviations. New deviations are added to ``numbers``."""
     for text in deviations:
         numbers.setdefault(text.rstrip("."), len(numbers) + 1)
     found = sorted(numbers[text.rstrip(".")] for text in deviations)
