@@ -154,9 +154,7 @@ def test_what_others_cannot_train_is_refused() -> None:
     with pytest.raises(ValueError, match=r"against: the others cannot be given Signs with 1 group\(s\) of parameters"):
         job_of(trainer, batches)
     trainer, batches, _ = prepared(precision="bf16-mixed")
-    with pytest.raises(
-        ValueError, match=r"trainer.precision=bf16-mixed is not supported by the others; give 32-true or 64-true"
-    ):
+    with pytest.raises(ValueError, match=r"trainer.precision=bf16-mixed is not supported by the others; give 32-true or 64-true"):
         job_of(trainer, batches)
 
 
