@@ -34,7 +34,7 @@ class Result(NamedTuple):
 
 
 class Stopped(Exception):
-    """A client's training ended early, because another client failed or no caller waits for the result."""
+    """Ends a client's training early, because another client failed or no caller waits for the result."""
 
 
 class Assignment(NamedTuple):
@@ -54,10 +54,10 @@ class Assignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The way in which clients are run, as checkpoints and ``run.yaml`` store it.
+    """The choice of an executor, as checkpoints and ``run.yaml`` store it.
 
     Args:
-        name: of the executor: ``loop``, ``vmap`` or ``vmap-patches``.
+        name: the executor: ``loop``, ``vmap`` or ``vmap-patches``.
         clients_at_once: the number of clients that train side by side.
         compiled: whether local steps are compiled, or captured as CUDA graphs.
     """
@@ -127,7 +127,7 @@ def dropout_keys(model: ModelFunction) -> list[str]:
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:
-    """The order in which clients train. The longest start first, so that threads finish at about the same time."""
+    """Sort clients by their number of steps, longest first, so that threads finish at about the same time."""
     return sorted(works, key=lambda work: -work.num_steps)
 
 

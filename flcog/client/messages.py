@@ -22,11 +22,11 @@ class Received(NamedTuple):
 
     Args:
         round: counted from 0.
-        seed: the run's; it keys all random numbers of the clients.
+        seed: the run's seed, the key of all random numbers of clients.
         params, buffers: the global model.
         server: for each method that acts in this round, the part of its server state that clients receive.
         rates: the learning rates of the local optimiser's groups.
-        optimisation: the local optimiser as methods know it.
+        optimisation: the settings of the local optimiser, for methods.
     """
 
     round: int
@@ -76,7 +76,7 @@ class ClientReply(NamedTuple):
 
 @message
 class RollCall(NamedTuple):
-    """The first message of a runtime to the server: whom it hosts, and the sizes of their data.
+    """The first message of a runtime to the server: the clients that it hosts, and the sizes of their data.
 
     Vectors have an entry for each client number.
 
@@ -136,8 +136,10 @@ class Clients(Protocol):
         """The clients and the sizes of their data."""
 
     def set_up(self, population: Population, constants: Params) -> None:
-        """Tell clients the facts about all of them, and overwrite the weights that no client changes, such as those under LoRA's
-        adapters. The server sends this once, before the first round, to clients outside of its process."""
+        """Send clients the facts about all of them, and the weights that no client changes, such as LoRA's frozen weights.
+
+        The server sends this once, before the first round, to clients in other processes.
+        """
 
     def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         """The first-contact messages of new clients, by method. ``received.server`` is empty."""
@@ -167,7 +169,7 @@ class Clients(Protocol):
         """A client's own parameters and buffers."""
 
     def snapshot(self) -> dict[int, dict[str, Slot]]:
-        """The states of all clients that have one, for a checkpoint."""
+        """The states of all clients with a state, for a checkpoint."""
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
         """Replace all states by the states of a checkpoint."""

@@ -29,7 +29,7 @@ class ClientModel(NamedTuple):
 
     Args:
         function: the model, on its device.
-        optimizer: the module's own.
+        optimizer: the module's optimiser.
         notes: choices made on the user's behalf, for the run's summary.
     """
 

@@ -44,5 +44,5 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
 
 
 def _loss_is_known(cls: type) -> bool:
-    """Whether the loss is flcog's own, since a user's loss may need a different number of outputs."""
+    """Whether the class that defines the loss also defines ``outputs_short_of``, the number of outputs that the loss needs."""
     return next("outputs_short_of" in vars(base) for base in cls.__mro__ if "per_example_loss" in vars(base))

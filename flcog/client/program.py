@@ -28,7 +28,7 @@ class ClientTensors(NamedTuple):
         num_steps: the number of local steps.
         num_samples: the size of the client's training set.
         weight: the aggregation weight.
-        masks: the parts of parameters that the client has, where it does not have all of them.
+        masks: the parts of parameters that the client has, if it does not have whole parameters.
     """
 
     clients: list[Slot]
@@ -69,7 +69,7 @@ class Program:
             for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "over_data")
         )
         self.local_step = 0
-        """The number of the local step, which a module with a ``training_step`` of its own reads."""
+        """The number of the local step, for a module with its own ``training_step``."""
         stages = [(i, method) for i, method in enumerate(self.methods) if isinstance(method, Stage)]
         self.stages = [(i, stage) for kind in ORDER for i, stage in stages if stage.kind == kind]
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
@@ -81,7 +81,7 @@ class Program:
     def contexts(
         self, tensors: ClientTensors, buffers: Params, step: int | Tensor, means: Sequence[Slot] | None = None
     ) -> list[Context]:
-        """The context of each method: the client as this method sees it.
+        """The context of each method, which contains the method's view of the client.
 
         Args:
             tensors: the client's.
@@ -121,7 +121,7 @@ class Program:
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
         """The gradient for the optimiser: ``base`` inside all wrappers, then all corrections, then the masks.
 
-        Its ``state`` holds the new states of the methods whose wrappers returned one, by their place in the list of methods.
+        Its ``state`` contains the new states that methods' wrappers returned, by the method's position in the list of methods.
         """
         function, states = base, dict[int, Slot]()
         for i, method in self.wraps:
@@ -212,7 +212,7 @@ class Program:
         return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, fields)
 
     def _within_masks(self, delta: Params, masks: Params) -> Params:
-        """The change of the model, which sets all entries that the client does not have to 0, even if methods changed them."""
+        """Set the entries that the client does not have to 0, because methods may have changed them."""
         return (
             {n: torch.where(masks[n], d, 0 - self.global_params[n]) if n in masks else d for n, d in delta.items()}
             if masks
@@ -221,12 +221,12 @@ class Program:
 
 
 def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensors:
-    """The client with the new states that gradient wrappers returned, by the methods' places in their list."""
+    """Replace states of a client by the new states that gradient wrappers returned, by the methods' positions in their list."""
     return tensors._replace(clients=[states.get(i, old) for i, old in enumerate(tensors.clients)]) if states else tensors
 
 
 def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
-    """The tree with a copy of each tensor that shares memory with ``live``, whose tensors will change in place."""
+    """Copy the tensors of a tree that share memory with ``live``, whose tensors will change in place."""
     storages = {tensor.untyped_storage().data_ptr() for tensor in live}
 
     def separate(value: Any) -> Any:
@@ -237,7 +237,7 @@ def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
 
 
 def _collecting(function: GradientFunction, place: int, states: dict[int, Slot]) -> GradientFunction:
-    """The gradient function of one method, which keeps its new state in ``states`` instead of returning it."""
+    """Wrap the gradient function of one method, so that it stores its new state in ``states`` instead of returning it."""
 
     def gradient(params: Params, batch: Batch) -> Gradient:
         result = function(params, batch)
@@ -249,7 +249,7 @@ def _collecting(function: GradientFunction, place: int, states: dict[int, Slot])
 
 
 def _masked(values: Params, masks: Params) -> Params:
-    """The values, with 0 for the entries that the client does not have."""
+    """Set the entries that the client does not have to 0."""
     return {name: value * masks[name] if name in masks else value for name, value in values.items()} if masks else values
 
 

@@ -1,4 +1,4 @@
-"""The client runtime: hosts clients with their data, their random numbers, their training and their state between rounds."""
+"""The client runtime: it hosts clients with their data, random numbers, training, and states between rounds."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -35,7 +35,7 @@ class ClientRuntime:
     """Does the work of the clients that it hosts. The server communicates with it only by messages.
 
     Args:
-        methods: of the run, in their order of action.
+        methods: the run's methods in their order.
         model: the clients' model, on its device.
         optimizer: the module's optimiser.
         federation: the clients' data.
@@ -43,7 +43,7 @@ class ClientRuntime:
         batching: how a client's samples become steps.
         reader: turns sample indices into tensors.
         executor: trains clients.
-        seed: the run's.
+        seed: the run's seed.
         evaluator: measures models on the clients' data.
         loop: fine-tunes one client at a time.
         store: the clients' states between rounds.
@@ -75,7 +75,7 @@ class ClientRuntime:
     @cached_property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client. ``init_client`` of a method with ``weights`` may serve its message alone."""
-        first = int(self.federation.partition.sizes.argmax())  # a client that lives here
+        first = int(self.federation.partition.sizes.argmax())  # a client that this runtime hosts
         initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(first, 0))
         return any(
             method.overrides("init_client")
@@ -137,7 +137,7 @@ class ClientRuntime:
         Args:
             received: the model as it is evaluated, and the part of the method's server state that clients receive.
             method: the name of the method that keeps the models.
-            client: its number.
+            client: the client's number.
             first: the global parameters. A client without a state makes its first state from them.
         """
         chosen = next(each for each in self.methods if each.name == method)

@@ -93,10 +93,10 @@ def make_work(
 
 
 BLOCK_BYTES = 8 * 2**20
-"""The size of a block of samples that are read at once: a single gather serves several steps, and the block stays near a CPU's cache."""
+"""The bytes of a block of samples that are read at once: one gather serves several steps, and the block fits a CPU's cache."""
 
 ACCELERATOR_BLOCK_BYTES = 256 * 2**20
-"""The size of a block on an accelerator, where the time of a gather, and of augmenting images, hardly depends on its size."""
+"""The bytes of a block on an accelerator, where the time of gathering and augmenting hardly depends on the number of samples."""
 
 
 def samples_per_block(reader: Reader) -> int:

@@ -1,4 +1,4 @@
-"""Completes options and their values in a shell. Reads them from the source files, because importing torch would take seconds."""
+"""Complete options and their values in a shell. They are read from source files, because importing torch would take seconds."""
 
 import argparse
 import ast
@@ -132,8 +132,7 @@ POSITIONAL: Mapping[str, Callable[..., list[str]]] = {"compare": _tables, "confi
 """Completions of a command's first argument, if it is not a file."""
 
 
-# Classes and functions, read from source files
-# -----------------------------------------------------------------------------------
+# Classes and functions, read from source files ------------------------------------------------------------------------------------
 
 
 @cache

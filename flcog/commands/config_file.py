@@ -1,4 +1,4 @@
-"""Checks a config file before it is parsed, because the parser silently drops some mistakes."""
+"""Check a config file before it is parsed, because the parser silently ignores some mistakes."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ SECTIONS = ("trainer", "model", "data")
 
 
 def check_config(path: Path) -> None:
-    """Refuse a file that holds no mapping of options, or an option that appears twice: YAML would take the last one."""
+    """Refuse a file without a mapping of options, and an option that appears twice, because YAML would use the last value."""
     load_yaml(path)
     node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
@@ -24,7 +24,7 @@ def check_config(path: Path) -> None:
 
 
 def _refuse_doubles(path: Path, node: Any, seen: set[int]) -> None:
-    if id(node) in seen:  # an alias, which may hold itself
+    if id(node) in seen:  # an alias, which may contain itself
         return
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):

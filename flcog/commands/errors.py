@@ -122,7 +122,7 @@ def _no_option(parser: Any, text: str, name: str) -> str:
     if owner is None:
         return f"there is no option {name!r}.{guess(name, known)}"
     if name in ("class_path", "init_args") or owner in BASES:
-        return f"{_place(owner)} wants a class_path, and that class's options under init_args; got {name!r} beside them"
+        return f"{_place(owner)} needs a class_path, and that class's options under init_args; got {name!r} beside them"
     if new := getattr(owner, "former_options", {}).get(name):
         return f"{_place(owner)} has no option {name!r} any more: {new}"
     near = guess(name, [*known, "init_args", "class_path"])

@@ -1,4 +1,4 @@
-"""Runs a command of ``flcog``. Shows a user's mistake in one line, and other errors with a traceback."""
+"""Run a command of ``flcog``, and show a user's mistake in one line and other errors with a traceback."""
 
 import os
 import select

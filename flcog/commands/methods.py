@@ -87,8 +87,7 @@ class Traffic(NamedTuple):
 
 
 def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
-    """Measure the bytes up and down in one round of SimpleCNN, or of its LoRA adapters, without the bytes that are sent only
-    once."""
+    """Measure the bytes up and down in one round of SimpleCNN or its LoRA adapters, without bytes that are sent only once."""
     adapters = adapters or any(method.needs_adapters for method in methods)
     acting: list[Any] = [dataclasses.replace(method, start_round=0) for method in methods]
     trainer = FederatedTrainer(rounds=10**6, local_steps=1, callbacks=acting, logger=False, accelerator="cpu", executor="loop")

@@ -11,7 +11,7 @@ PARENT = "FLCOG_STARTED_BY"
 """The environment variable with the number of the parent process."""
 
 GRACE = 30.0
-"""Seconds for saving, as schedulers allow."""
+"""The seconds that a process has for saving before it is killed, as with schedulers."""
 
 
 starter: int | None = None
@@ -34,7 +34,7 @@ def starting_processes() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Watch the parent process, if it requested this.
+    """Watch the parent process and end with it, if the parent requested this.
 
     Linux can send a signal when a parent dies, but it also does so when a *thread* of the parent ends, and a process that waits
     in a collective would not handle it. So a thread checks.

@@ -1,4 +1,4 @@
-"""Copies to a GPU that run beside its computations. They begin early, and only the computations that need them wait for them."""
+"""Copies to a GPU that overlap with computations: they start early, and only the computations that read a copy wait for it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ class Lane(Protocol):
     """A queue of copies beside a device's queue of computations. Each queue runs in its own order, independent of the other."""
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Begin to copy. Returns a tensor that is already on the device as it is. The copy's memory belongs to this queue."""
+        """Start to copy a tensor to the device, or return it if it is there. The copy's memory belongs to this queue."""
 
     def mark(self) -> Any:
-        """Return the point in this queue when all copies begun so far are finished."""
+        """Mark the point in this queue after all copies that were started so far."""
 
     def wait(self, mark: Any) -> None:
         """Start later computations only after that point."""
 
     def keep(self, copy: Tensor) -> None:
-        """Keep this copy's memory until the computations queued so far are finished, even if the tensor is deleted earlier."""
+        """Keep this copy's memory until the queued computations have finished, even if the tensor is deleted earlier."""
 
 
 class CudaLane:

@@ -20,9 +20,8 @@ def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
     """Whether files differ from the commit.
 
     A repository's configuration names programs that ``git status`` runs: filters, a file monitor, hooks, commands that fetch
-    missing objects. A working directory may be a stranger's, whose programs must not run. So git reads the repository's files,
-    index
-    and objects with an empty configuration. Submodules, which have their own configuration, are left out.
+    missing objects. A working directory may be a stranger's, whose programs must not run. Therefore git reads the repository's
+    files, index and objects with an empty configuration. Submodules, which have their own configuration, are left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder)

@@ -12,7 +12,7 @@ from typing import Any
 def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make a package's ``__getattr__`` and ``__dir__``, for the names that its ``__init__`` imports under ``TYPE_CHECKING``.
 
-    There type checkers and editors find them, and this function where they come from: no second list of names is needed.
+    Type checkers and editors read these imports, and so does this function. No second list of names is needed.
     """
     module = sys.modules[package]
     places = {name: place for statement in _type_checking(source_of(package)) for name, place in _imported(statement)}
@@ -38,7 +38,7 @@ def load(package: Any) -> None:
 def source_of(module: str) -> str:
     """Return the source of a module without importing it, for example to read a docstring.
 
-    Of its packages only the first two are imported, which import nothing themselves.
+    Only the first two of its parent packages are imported, and these import nothing else.
     """
     first, second, *inner = [*module.split("."), ""]
     spec = importlib.util.find_spec(f"{first}.{second}".rstrip("."))

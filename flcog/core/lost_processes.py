@@ -51,8 +51,7 @@ class Death(NamedTuple):
 
 
 class _Relatives:
-    """The processes of this machine that this process can watch: the first process watches its children, the others their
-    parent."""
+    """The processes that this process can watch: the first process watches its children, the others watch their parent."""
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen[Any]] = []
@@ -81,10 +80,10 @@ class _Relatives:
         return ProcessDied(f"{dead[0] if dead else 'another process died or cannot be reached'}: {self.advice()}")
 
     def let_one_speak(self) -> None:
-        """Wait before printing why this process fails.
+        """Make sure that a single process prints an error.
 
-        The first process silences the others, which fail for the same reason or because they lost the first. If the first
-        continues, only this process has failed.
+        The first process kills the others, which fail for the same reason or because they lost the first. The others wait for that.
+        If the first process continues, only this process has failed, and it prints its error.
         """
         self.end_children()
         deadline = time.monotonic() + (0 if self._has_spoken else PATIENCE)
@@ -106,8 +105,7 @@ class _Relatives:
         threading.Thread(target=self._watch, name="flcog-processes", daemon=True).start()
 
     def _watch(self) -> None:
-        """End this process if the network does not, for example during a long computation or while the processes still
-        connect."""
+        """End this process if the network does not, for example in a long computation or before the processes are connected."""
         while True:
             time.sleep(0.5)
             if self.idle.is_set() or not any(death.code != 0 for death in self.deaths()) or self.idle.wait(PATIENCE):

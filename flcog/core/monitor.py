@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 Number = TypeVar("Number", int, float)
 
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
-"""The main metric of an evaluation is the first of these that it reports."""
+"""Candidates for the main metric of an evaluation, in order of preference."""
 
 LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "distance"}
 LAST_WORD = {"std": True, "variance": True, "jain": False, "noise": True, "dissimilarity": True, "shift": True}
@@ -31,8 +31,7 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
 
 
 def lower_is_better(name: str) -> bool:
-    """Return whether a metric of this name is an error or a spread: ``test/mse``, ``train/loss``,
-    ``test/client_accuracy_variance``.
+    """Whether a metric of this name is an error or a spread, such as ``test/mse`` and ``test/client_accuracy_variance``.
 
     >>> lower_is_better("test/class_accuracy_std"), lower_is_better("test/client_mae_jain")
     (True, False)

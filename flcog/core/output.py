@@ -57,7 +57,7 @@ def never_failing() -> Iterator[None]:
     finally:
         for stream in filter(None, lossy):
             stream.flush()
-        # A progress bar that was not stopped has replaced them, and puts them back later.
+        # A progress bar that was not stopped has replaced the streams and restores them later.
         sys.stdout, sys.stderr = (
             before if now is ours else now for before, now, ours in zip(streams, (sys.stdout, sys.stderr), lossy, strict=True)
         )
@@ -78,7 +78,7 @@ def discard(stream: Any) -> None:
 
 
 def open_standard_streams() -> None:
-    """Open descriptors 0 to 2 where the shell closed them (``>&-``): else a run's first files get these numbers, and output."""
+    """Open descriptors 0 to 2 if the shell closed them (``>&-``). Otherwise output would go into the first files of a run."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

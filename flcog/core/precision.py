@@ -1,5 +1,4 @@
-"""Sets the run's precision as torch's default dtype, and chooses the precision of single numbers such as counts, shares, losses
-and norms."""
+"""Set the run's precision as torch's default dtype, and choose the precision of single numbers such as counts and losses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,11 +63,10 @@ def repeatable_convolutions() -> Iterator[None]:
 
 
 def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
-    """Return the dtype of numbers that accompany tensors of ``dtype`` (by default the run's): the same dtype, but at least
-    float32.
+    """The dtype of single numbers beside tensors of ``dtype`` (by default the run's): the same, but at least float32.
 
-    bfloat16 has 8 binary digits: it counts to 256, shares in it are up to 0.4% off, and a sum stops growing once it is 256 times
-        the next summand.
+    bfloat16 has 8 binary digits: it counts only to 256, shares have errors up to 0.4%, and a sum stops growing once it is 256 times
+    the next summand.
 
     >>> number_dtype(torch.bfloat16), number_dtype(torch.float64)
     (torch.float32, torch.float64)

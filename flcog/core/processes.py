@@ -58,8 +58,7 @@ class Processes:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in their order, on every process; tensors on another process's GPU are moved to this process's
-        GPU."""
+        """The values of all processes, in order, on every process. Tensors from another process's GPU arrive on this one's."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count

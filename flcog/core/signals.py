@@ -2,7 +2,7 @@
 
 After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. It drops the round after a second Ctrl-C, SIGTERM, which a
 scheduler sends seconds before it kills, and SIGXCPU, the limit on CPU time: the run then has the state that it had after the
-round before. Several processes cannot drop a round that others are in the middle of, so they finish it, and agree at its end.
+round before. Several processes cannot drop a round together, so they finish it and agree at its end.
 """
 
 import os
@@ -14,8 +14,7 @@ from types import FrameType
 from typing import Any, Literal
 
 EXIT_STATUS = 75
-"""The exit status of a process that a signal has stopped: sysexits.h's "temporary failure, try again", which makes schedulers
-requeue a job."""
+"""The exit status after a signal: "temporary failure, try again" in sysexits.h, which makes schedulers requeue a job."""
 
 NAMES = ("SIGINT", "SIGTERM", "SIGXCPU", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
@@ -55,8 +54,7 @@ class StopSignals:
         self._before: Handlers = {}
 
     def listen(self) -> None:
-        """Install this object's handlers, only in the main thread and only for signals that have no other handler and are not
-        ignored."""
+        """Install handlers, in the main thread only, for signals that have no other handler and are not ignored."""
         self._before = answer(self._handle)
 
     def leave(self) -> None:
@@ -64,7 +62,7 @@ class StopSignals:
         put_back(self._before)
 
     def rounds_begin(self, shared: bool) -> None:
-        """Save the run after a signal from here on. Before, every signal ends the run at once.
+        """From here on the run is saved after a signal. Before, every signal ends the run immediately.
 
         Args:
             shared: whether other processes train the same rounds.
@@ -155,8 +153,7 @@ def name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line on the error stream without Python's buffer, because the handler may have interrupted a write to the
-    buffer."""
+    """Print a line on the error stream without Python's buffer, because the signal may have interrupted a write to it."""
     with suppress(OSError):
         os.write(2, f"\nflcog: {text}\n".encode())
 

@@ -54,7 +54,7 @@ class Aggregate:
     After a client was dropped, the sums are invalid: run the round again without that client.
 
     Args:
-        methods: of the round.
+        methods: the active methods of the round.
         weights: the aggregation weight of each client.
         directions: whether to add up normalised changes, for the cosine between clients' updates.
         on_bad_update: ``raise`` an error or ``drop`` the client.
@@ -142,7 +142,7 @@ class Aggregate:
             _add(total, term, cast(Tensor | None, factor))
 
     def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool) -> None:
-        """Add up over the processes: all sums travel as one vector.
+        """Add up the sums of all processes, which send them as one vector.
 
         Args:
             processes: the processes of the run.
@@ -253,8 +253,11 @@ def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
 
 
 def _weighted(factors: Tensor, values: Tensor) -> Tensor:
-    """The sum of values [K, ...], each times its factor [K]. On accelerators this is not computed as a product of matrices, because
-    GPUs may round its factors to 11 binary digits if the user allows that for training (``torch.set_float32_matmul_precision``)."""
+    """The sum of values [K, ...], each times its factor [K].
+
+    On accelerators this is not a product of matrices, because GPUs may round the factors of a product to 11 binary digits if the user
+    allows that for training (``torch.set_float32_matmul_precision``).
+    """
     if values.device.type == "cpu":
         return torch.tensordot(factors, values, 1)
     return (factors.view(-1, *[1] * (values.ndim - 1)) * values).sum(0, dtype=torch.float64)

@@ -28,20 +28,20 @@ class Engine:
     """The constant parts of a run.
 
     Args:
-        settings: the user's options of the training.
-        methods: of the run, in their order of action.
+        settings: the user's settings of the training.
+        methods: the run's methods in their order.
         model: the client's model, on its device.
         optimizer: the module's optimiser.
         base_rates: the learning rates of the optimiser's groups, before any schedule.
         roll_call: the clients, and the sizes of their data.
-        central: the sets that the server itself holds, by name: ``val`` and ``test``.
+        central: the server's own data sets, by name: ``val`` and ``test``.
         reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
         exchanges: the results of ``prepare_data``, by the methods' names.
         batching: how a client's samples become steps.
         reader: turns sample indices into tensors.
         evaluator: measures models.
-        clients: the clients, which do their work when they are sent tasks.
-        processes: who shares the clients out.
+        clients: the clients, which receive tasks and send replies.
+        processes: the processes of the run.
         data_name: the class of the data module.
         notes: choices made on the user's behalf, for the run's summary.
     """

@@ -12,7 +12,7 @@ from flcog.server.state import ServerState
 
 
 def evaluated_params(engine: Engine, server: ServerState) -> Params:
-    """Where the global model is evaluated: the server's parameters, or the parameters that methods put in their place."""
+    """The parameters for the evaluation: the server's parameters, unless methods replace them."""
     params = server.params
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
@@ -23,8 +23,8 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
 def evaluate(engine: Engine, server: ServerState) -> dict[str, float]:
     """Evaluate the global model on the central sets, and its spread over the clients' held-out parts.
 
-    Without a central validation set, the clients' validation parts together serve as one. Where clients have their own models
-    only, the central sets' figures are means over these.
+    Without a central validation set, the clients' held-out validation parts are used as one set. If there are only personal models,
+    the figures on the central sets are means over these models.
     """
     params, roll_call, central = evaluated_params(engine, server), engine.roll_call, engine.central
     metrics: dict[str, float] = {}

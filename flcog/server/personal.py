@@ -51,10 +51,10 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
     """Evaluate every client's own model on a central set, and return the mean of each figure over the clients.
 
     Args:
-        engine, server: the run as it stands.
-        method: which keeps the models.
-        params: the global model's, which the method may use.
-        samples: the set.
+        engine, server: the run.
+        method: the method that keeps the models.
+        params: the global model's parameters, which the method may use.
+        samples: the central set.
     """
     totals: dict[str, float] = {}
     received = _received(engine, server, method, params)

@@ -1,4 +1,4 @@
-"""The server's side of a reply: ask this process's clients, decode their envelopes, add them up, and count their bytes."""
+"""Send tasks to this process's clients, decode their envelopes, add them up, and count their bytes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -97,6 +97,6 @@ def account(
 
 
 def _unsent_bytes(received: Received, masks: Mapping[str, Tensor]) -> int:
-    """The bytes of the model that a client with these masks does not receive. In the first round every client receives the whole model."""
+    """The bytes of the model that a client with these masks does not receive. In the first round clients receive the whole model."""
     masked = {name: mask for name, mask in masks.items() if mask.ndim or received.round}
     return sum(received.params[name].nbytes * int((~mask).sum()) // mask.numel() for name, mask in masked.items())

@@ -55,8 +55,8 @@ def check_model(params: Params, methods: Sequence[str], round: int) -> None:
     if torch.isfinite(norm) or all(torch.isfinite(value).all() for value in params.values()):
         return
     raise BadUpdate(
-        f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though what clients "
-        "sent is not: lower the server's learning rate or its other step sizes"
+        f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though the clients' "
+        "updates are finite: lower the server's learning rate or its other step sizes"
     )
 
 

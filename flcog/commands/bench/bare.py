@@ -18,8 +18,7 @@ from flcog.core.trees import Tree, map_leaves
 
 
 def batches_of(trainer: Any) -> tuple[Batches, Any]:
-    """Return the batches of a prepared trainer's clients without augmentation, and the structure of a batch's inputs and
-    targets."""
+    """Return the batches of a prepared trainer's clients without augmentation, and the structure of a batch."""
     engine, federation = trainer.run.engine, trainer.run.federation
     samples = engine.reader.train(federation.partition.indices)
     leaves, structure = pytree.tree_flatten(map_leaves(Tensor.contiguous, samples))

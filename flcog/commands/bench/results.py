@@ -16,8 +16,10 @@ STABLE = 0.05
 
 
 def uncertainty(values: Sequence[float]) -> float:
-    """Half of the median's confidence interval, relative to the median, by McGill, Tukey and Larsen, 1978: 1.57 times the distance of
-    the quartiles, divided by the square root of the number of values."""
+    """Half of the median's confidence interval, relative to the median, by McGill, Tukey and Larsen, 1978.
+
+    It is 1.57 times the distance of the quartiles, divided by the square root of the number of values.
+    """
     if len(values) < 2:
         return math.inf
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
