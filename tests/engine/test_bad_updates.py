@@ -179,7 +179,9 @@ def test_a_server_that_makes_no_model_of_sound_updates_is_named(executor: str, o
         def server_step(self, server: Slot, params: Params, delta: Params, messages: Any, cohort: Any) -> tuple[Params, Slot]:
             return {name: value / (cohort.round != 1) for name, value in delta.items()}, server
 
-    with pytest.raises(BadUpdate, match=r"NaN or infinite after the server's step of Explodes in round 2, though the clients' updates"):
+    with pytest.raises(
+        BadUpdate, match=r"NaN or infinite after the server's step of Explodes in round 2, though the clients' updates"
+    ):
         train(Explodes(), rounds=2, executor=executor, on_bad_update=on_bad_update)
 
 
