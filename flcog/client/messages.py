@@ -64,14 +64,12 @@ class ClientReply(NamedTuple):
         envelope: their envelopes, encoded.
         manifest: a description of each envelope.
         masked_bytes: the bytes of each client's envelope that its masks remove.
-        faults: for each client with a NaN or an infinity in its new state, the method that keeps the state.
     """
 
     clients: Sequence[int]
     envelope: Envelope
     manifest: Manifest
     masked_bytes: Sequence[int]
-    faults: Mapping[int, str] = {}
 
 
 @message

@@ -27,7 +27,7 @@ from flcog.evaluation import Evaluator, reweighted
 from flcog.method import ClientView, Method, first_contact
 from flcog.reading import Reader
 from flcog.wire.population import Population
-from flcog.wire.soundness import floats, is_sound, of_client, suspects
+from flcog.wire.soundness import of_client, state_sizes
 
 
 @dataclass
@@ -259,7 +259,10 @@ class ClientRuntime:
             states = zip(methods, of_client(result.states, k), strict=True)
             self._provisional[client] = {name: state for name, state in states if pytree.tree_leaves(state)}
         masked = [_masked_bytes(work.masks, result.manifest.params) for work in result.works]
-        return ClientReply(clients, result.envelope, result.manifest, masked, _faults(clients, methods, result.states))
+        envelope = result.envelope._replace(
+            measured={**result.envelope.measured, **state_sizes(result.states, methods, len(clients))}
+        )
+        return ClientReply(clients, envelope, result.manifest, masked)
 
 
 def _unsent(tasks: Sequence[ClientTask]) -> set[str]:
@@ -277,12 +280,3 @@ def _unsent(tasks: Sequence[ClientTask]) -> set[str]:
 def _masked_bytes(masks: Params, sizes: Mapping[str, int]) -> int:
     """The bytes that masks save, given the bytes of whole parameters."""
     return sum(sizes[name] * int((~mask).sum()) // mask.numel() for name, mask in masks.items() if name in sizes)
-
-
-def _faults(clients: Sequence[int], methods: Sequence[str], states: Sequence[Slot]) -> dict[int, str]:
-    """The clients with a NaN or an infinity in their state, and the method that keeps it."""
-    if not floats(states):
-        return {}
-    suspected = suspects(states, len(clients)).nonzero().flatten().tolist()
-    bad = {clients[k]: [name for name, state in zip(methods, states, strict=True) if not is_sound(state, k)] for k in suspected}
-    return {client: names[0] for client, names in bad.items() if names}

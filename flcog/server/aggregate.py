@@ -13,7 +13,7 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params
 from flcog.method import Aggregator, ClientUpload, Method
 from flcog.wire.envelope import Envelope
-from flcog.wire.soundness import is_sound, of_client, suspects
+from flcog.wire.soundness import STATE_SIZE, is_sound, of_client, suspects
 
 
 class BadUpdate(ValueError):
@@ -281,12 +281,9 @@ def _norms(delta: Params, num_clients: int) -> Tensor:
 def _bad(reply: ClientReply, norms: Tensor) -> dict[int, str]:
     """The clients with a NaN or infinite value, each with the place of the value."""
     envelope, count = reply.envelope, len(reply.clients)
-    rest = [envelope.measured["loss"], envelope.buffers, envelope.mean, envelope.sum]
+    rest = [envelope.measured, envelope.buffers, envelope.mean, envelope.sum]
     suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
-    found = {reply.clients[k]: where for k in suspected if (where := _where(envelope, norms, k)) is not None}
-    return found | {
-        client: f" (in what {method} keeps of the client)" for client, method in reply.faults.items() if client not in found
-    }
+    return {reply.clients[k]: where for k in suspected if (where := _where(envelope, norms, k)) is not None}
 
 
 def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
@@ -294,4 +291,7 @@ def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
     parts: list[tuple[str, Any]] = [("", [norms, envelope.measured["loss"]]), (" (in the model's buffers)", envelope.buffers)]
     for name in envelope.mean:
         parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
+    for name, value in envelope.measured.items():
+        if name.startswith(STATE_SIZE):
+            parts.append((f" (in what {name.removeprefix(STATE_SIZE)} keeps of the client)", value))
     return next((where for where, tree in parts if not is_sound(tree, k)), None)

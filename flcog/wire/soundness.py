@@ -1,10 +1,32 @@
 """Checks that clients run on their state, and the server on envelopes: values that are NaN or infinite."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+STATE_SIZE = "state/"
+"""Names of the measurements by which clients tell whether their states are finite; the method's name follows."""
+
+
+def state_sizes(states: Sequence[Any], methods: Sequence[str], count: int) -> dict[str, Tensor]:
+    """For each method with a state, the largest magnitude in each client's state, [clients]. It is finite if all values are.
+
+    The server reads it together with the envelope, so that nobody waits for an accelerator here.
+
+    Args:
+        states: of the clients, by method, with a leading client axis.
+        methods: their names.
+        count: the number of clients.
+    """
+    found = {}
+    for name, state in zip(methods, states, strict=True):
+        sizes = [torch.linalg.vector_norm(value.reshape(count, -1), torch.inf, dim=1) for value in floats(state) if value.numel()]
+        if sizes:
+            found[STATE_SIZE + name] = torch.stack([each.to(sizes[0]) for each in sizes]).amax(0) if len(sizes) > 1 else sizes[0]
+    return found
 
 
 def suspects(tree: Any, count: int) -> Tensor:
