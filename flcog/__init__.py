@@ -1,9 +1,9 @@
-"""flcog: federated learning for PyTorch Lightning, in which methods are callbacks and any set of them composes in one run."""
+"""flcog: federated learning for PyTorch Lightning. Methods are callbacks, and a run can combine any set of them."""
 
 import os
 
-# GNU OpenMP's idle threads spin for milliseconds before they sleep: two runs side by side then starve each other (a SimpleCNN step of
-# 12 ms took 250 ms on two cores). A hundredth of torch's default wait loses nothing measurable alone. Read once, when torch loads.
+# Idle threads of GNU OpenMP spin for milliseconds before they sleep, so that two runs at the same time slow each other down (a SimpleCNN
+# step of 12 ms took 250 ms on two cores). A hundredth of torch's default does not slow a single run. torch reads this once, when it loads.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 from typing import TYPE_CHECKING

@@ -20,7 +20,7 @@ Copied = TypeVar("Copied")
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over the rows for which the mask is not 0."""
+    """The mean over the rows that the mask does not set to 0."""
     dtype = number_dtype(values.dtype)
     if mask is None:
         return values.mean(dtype=dtype)

@@ -116,7 +116,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names.
 
-        If the module has only one of these steps, it serves both kinds of set.
+        If the module has only one of these steps, this step serves both kinds of set.
         """
         module = self.model.eval_module
         kinds = ("validation", "test") if split == "val" else ("test", "validation")

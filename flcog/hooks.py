@@ -1,4 +1,4 @@
-"""The former place of the names that :mod:`flcog.method` holds."""
+"""The former module of :mod:`flcog.method`, which raises an error with the new import."""
 
 from typing import Any
 

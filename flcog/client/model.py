@@ -129,9 +129,7 @@ def _with_method(
     if not method.overrides("configure_model"):
         return model
     if not isinstance(model, ClientModule):
-        raise ValueError(
-            f"{method.name} changes the model, for which it must be a flcog.ClientModule; got {type(model).__name__}"
-        )
+        raise ValueError(f"{method.name} changes the model, which must be a flcog.ClientModule; got {type(model).__name__}")
     # The initial weights of new layers do not depend on the run's precision, as the model's own weights do not.
     with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
         return method.configure_model(model)
@@ -175,5 +173,5 @@ def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
     for group in configured.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     if inspect.signature(type(configured).step).parameters["closure"].default is inspect.Parameter.empty:
-        raise ValueError(f"{type(configured).__name__} asks for the loss again within a step, which no client gives: use another")
+        raise ValueError(f"{type(configured).__name__} asks for the loss again within a step, which is not possible: use another")
     return configured

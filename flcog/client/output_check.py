@@ -26,8 +26,8 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
         if not isinstance(samples.targets, Tensor):
             kind = type(samples.targets).__name__
             raise ValueError(
-                f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {kind}: give one, or write "
-                "a subclass whose per_example_loss, per_example_score and metrics take them all"
+                f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {kind}: give one tensor, or "
+                "write a subclass whose per_example_loss, per_example_score and metrics read all of them"
             )
     try:
         with seeded(0, first_leaf(sample).device):

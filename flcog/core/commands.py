@@ -23,8 +23,8 @@ class Command:
 
     Args:
         name: the subcommand's name.
-        place: its function as "module:function", which is imported when it is run and called with the words that follow the name.
-            Its docstring is the command's help.
+        place: its function as "module:function", which is called with the words after the name. The module is imported when the
+            command runs. The function's docstring is the command's help.
     """
 
     name: str

@@ -77,7 +77,7 @@ def make_fabric(
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ModuleNotFoundError) as error:
         raise ValueError(
             f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
-            "mps, or auto) and trainer.devices to what this machine has"
+            "mps, or auto) and trainer.devices to devices of this machine"
         ) from error
     count, most = getattr(fabric.strategy, "num_processes", 1), max(16, MOST_PER_CORE * num_cores())
     if count > most:

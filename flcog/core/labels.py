@@ -12,7 +12,7 @@ def require_labels(labels: np.ndarray | Tensor, num_classes: int, where: str) ->
 
     Args:
         labels: one per sample.
-        num_classes: how many classes there are.
+        num_classes: the number of classes.
         where: the file and the entry that contain the labels, for the error.
     """
     values = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)

@@ -164,8 +164,8 @@ def check_number(environment: ClusterEnvironment | None, num_processes: int, num
     shared = f", trainer.processes_per_device={per_device}" if per_device > 1 else ""
     raise ValueError(
         f"trainer.devices={num_processes // per_device}{shared} on trainer.num_nodes={num_nodes} asks for {asked} "
-        f"process{'es' * (asked > 1)}, but {who}: start as many ({start}), or set trainer.devices and trainer.num_nodes to what "
-        f"there is{own}"
+        f"process{'es' * (asked > 1)}, but {who}: start as many ({start}), or set trainer.devices and trainer.num_nodes to "
+        f"match{own}"
     )
 
 

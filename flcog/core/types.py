@@ -1,4 +1,4 @@
-"""The types that are passed around everywhere: named tensors, a method's state, a batch of samples."""
+"""Types that all packages share: named tensors, a method's state, a batch of samples."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""How much other programs slowed a run down: the share of its time that its threads waited for a core."""
+"""Measure how much other programs slow a run down: the share of time that its threads wait for a core."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

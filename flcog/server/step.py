@@ -68,4 +68,4 @@ def _unsent(method: Method, methods: Sequence[Method], name: str, params: Params
     others = [other for other in methods if other is not method]
     keepers = [other.name for other in others if isinstance(other, ParameterMask) and name in other.mask(params, 0)]
     names = " or ".join(keepers or [other.name for other in others if other.overrides("finish_client")])
-    return f"{method.name} looks at each client's change of {name}, which clients do not send beside {names}: remove one of them"
+    return f"{method.name} looks at each client's change of {name}, which clients with {names} do not send: remove one of these methods"

@@ -66,9 +66,9 @@ OPTIONS = {
     "--trainer.local_steps null --trainer.local_epochs .inf": "local_epochs must be positive and finite; got inf",
     "--trainer.local_steps null --trainer.local_epochs .nan": "local_epochs must be positive and finite; got nan",
     "--trainer.clients_per_round .nan": "clients_per_round is a count|got nan",
-    "--trainer.devices foo": "devices=foo|what this machine has",
-    "--trainer.devices -3": "devices=-3|what this machine has",
-    "--trainer.accelerator tpu": "accelerator=tpu|what this machine has",
+    "--trainer.devices foo": "devices=foo|devices of this machine",
+    "--trainer.devices -3": "devices=-3|devices of this machine",
+    "--trainer.accelerator tpu": "accelerator=tpu|devices of this machine",
     # Options that there are not: the guess is an option of the same group.
     "--data.num_client 3": "data (Digits) has no option 'num_client'. Did you mean 'num_clients'?",
     "--data.foo 3": "data (Digits) has no option 'foo'. It has batch_size, client_test",

@@ -115,7 +115,7 @@ def test_what_a_client_keeps_is_checked(executor: Any) -> None:
 
 @both_executors
 def test_a_personal_model_that_diverges_alone(executor: Any) -> None:
-    with pytest.raises(BadUpdate, match=r"in round \d is NaN or infinite \(in what Ditto keeps of the client\)"):
+    with pytest.raises(BadUpdate, match=r"in round \d is NaN or infinite \(in Ditto's state of the client\)"):
         train(Ditto(lr=1e200), executor=executor)
 
 

@@ -58,7 +58,7 @@ UNFIT: dict[str, tuple[Any, dict[str, Any], str]] = {
         "for classification, ArrayData needs 3 for multilabel",
     ),
     "no features": (partial(classifier, network=lambda: nn.Linear(NUM_FEATURES, NUM_CLASSES)), {}, "Linear exposes no features"),
-    "a plain module": (Plain, {}, "FedWalk changes the model, for which it must be a flcog.ClientModule"),
+    "a plain module": (Plain, {}, "FedWalk changes the model, which must be a flcog.ClientModule"),
 }
 
 
