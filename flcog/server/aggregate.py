@@ -293,5 +293,5 @@ def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
         parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
     for name, value in envelope.measured.items():
         if name.startswith(STATE_SIZE):
-            parts.append((f" (in what {name.removeprefix(STATE_SIZE)} keeps of the client)", value))
+            parts.append((f" (in {name.removeprefix(STATE_SIZE)}'s state of the client)", value))
     return next((where for where, tree in parts if not is_sound(tree, k)), None)
