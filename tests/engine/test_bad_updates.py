@@ -107,7 +107,7 @@ def test_wherever_it_goes_bad(bad: Method, executor: Any) -> None:
 
 @both_executors
 def test_what_a_client_keeps_is_checked(executor: Any) -> None:
-    with pytest.raises(BadUpdate, match=r"the update of client 4 in round 1 is NaN or infinite \(in what BadSlot keeps"):
+    with pytest.raises(BadUpdate, match=r"the update of client 4 in round 1 is NaN or infinite \(in BadSlot's state"):
         train(SCAFFOLD(), BadSlot(), executor=executor, clients_per_round=8)
     with pytest.raises(BadUpdate, match=r"client 4 in round 1 is NaN or infinite \(in what BadMessage sends\): lower the"):
         train(SCAFFOLD(), BadMessage(), executor=executor, clients_per_round=8)
