@@ -17,9 +17,9 @@ from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
 from flcog.run.session import Session
 
 REFUSED = {
-    "StochasticWeightAveraging": "EMAModel of flcog.callbacks averages the global model over rounds",
-    "WeightAveraging": "EMAModel of flcog.callbacks averages the global model over rounds",
-    "GradientAccumulationScheduler": "a larger data.batch_size gives the same steps",
+    "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
+    "WeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
+    "GradientAccumulationScheduler": "a larger data.batch_size gives the same steps for models without BatchNorm",
     "BatchSizeFinder": "the batch size decides the results: choose data.batch_size",
     "LearningRateFinder": "the learning rate of clients cannot be read off one model's loss: compare a few rates with flcog compare",
     "BaseFinetuning": "clients get a new optimizer in each round: freeze layers with requires_grad_(False) before the run",
@@ -74,6 +74,8 @@ class LightningCallbacks(Callback):
         self._trainer: LightningTrainer | None = None
         self._active: list[L.Callback] = []
         self._hooks: list[str] = []
+        self._placed: list[Any] = []
+        """Checkpoint callbacks that write into the directory of the run."""
         self._states: dict[str, Any] = {}
         """States from a checkpoint, until the callbacks are set up."""
 
@@ -94,21 +96,26 @@ class LightningCallbacks(Callback):
         self._trainer = LightningTrainer(run, self._active) if self._active or self._hooks else None
         checkpoints: list[Any] = [callback for callback in self._active if lightning_base(callback, "ModelCheckpoint")]
         for callback in checkpoints:
-            callback.dirpath = callback.dirpath or str(run.directory / "checkpoints")
+            if callback.dirpath is None or callback in self._placed:  # a second fit has another directory
+                callback.dirpath = str(run.directory / "checkpoints")
+                self._placed.append(callback)
         self._call(("setup", "fit"))
         for callback in self._active:
             if state := self._states.get(callback.state_key):
                 callback.load_state_dict(state)
+        self._states = {}
         self._call(("on_fit_start",), ("on_train_start",))
 
     def on_round_start(self, run: Session, round: int, cohort: list[int]) -> None:  # type: ignore[override]
         if self._trainer is not None:
-            self._trainer.current_epoch, self._trainer.metrics = round - 1, {}
+            self._trainer.current_epoch = round - 1
+            self._trainer.begin_row({})
             self._call(("on_train_epoch_start",), ("on_train_batch_start", None, 0))
 
     def on_evaluation_end(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
         if self._trainer is not None:
-            self._trainer.metrics, self._trainer.state.stage = metrics, RunningStage.VALIDATING
+            self._take_row(metrics)
+            self._trainer.state.stage = RunningStage.VALIDATING
             self._call(
                 ("on_validation_start",), ("on_validation_epoch_start",), ("on_validation_epoch_end",), ("on_validation_end",)
             )
@@ -116,7 +123,7 @@ class LightningCallbacks(Callback):
 
     def on_round_metrics(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
         if self._trainer is not None:
-            self._trainer.metrics = metrics
+            self._take_row(metrics)
             self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
 
     def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
@@ -153,6 +160,13 @@ class LightningCallbacks(Callback):
                     _call_hook(callback, hook, trainer, module, *arguments)
                 if hook in self._hooks:
                     getattr(module, hook)(*arguments)
+
+    def _take_row(self, metrics: dict[str, float]) -> None:
+        """Let callbacks see and extend the round's row, to which the figures that they logged at its start are added."""
+        assert self._trainer is not None
+        for name, value in self._trainer.metrics.items():
+            metrics.setdefault(name, value)
+        self._trainer.begin_row(metrics)
 
     @contextmanager
     def _logging(self, trainer: LightningTrainer) -> Iterator[None]:

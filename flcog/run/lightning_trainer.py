@@ -53,7 +53,7 @@ class LightningTrainer:
     """
 
     sanity_checking, predicting, testing, interrupted, fast_dev_run = False, False, False, False, False
-    check_val_every_n_epoch, val_check_interval, accumulate_grad_batches, max_steps = 1, 1.0, 1, -1
+    val_check_interval, accumulate_grad_batches, max_steps = 1.0, 1, -1
     num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
 
     def __init__(self, run: Session, callbacks: Sequence[L.Callback]) -> None:
@@ -61,8 +61,14 @@ class LightningTrainer:
         self.strategy = Strategy(run.processes)
         self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
         self.metrics: dict[str, float] = {}
-        """The row of the last evaluation or round. Callbacks and modules may add figures."""
+        """The row of the round in hand. Callbacks and modules may add figures."""
+        self._earlier: dict[str, float] = {}
         self.current_epoch = run.round
+
+    def begin_row(self, metrics: dict[str, float]) -> None:
+        """Replace the row in hand, and remember its figures for callbacks."""
+        self._earlier |= self.metrics
+        self.metrics = metrics
 
     # Progress ---------------------------------------------------------------------------------------------------------------------
 
@@ -73,6 +79,10 @@ class LightningTrainer:
     @property
     def max_epochs(self) -> int:
         return self._run.settings.rounds
+
+    @property
+    def check_val_every_n_epoch(self) -> int:
+        return max(1, self._run.settings.eval_every)
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -102,8 +112,8 @@ class LightningTrainer:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The columns of the newest row, under their own names (``val/loss``) and with an underscore (``val_loss``)."""
-        found = {name: torch.tensor(float(value)) for name, value in self.metrics.items()}
+        """The newest value of each column, under its own name (``val/loss``) and with an underscore (``val_loss``)."""
+        found = {name: torch.tensor(float(value)) for name, value in (self._earlier | self.metrics).items()}
         return found | {name.replace("/", "_"): value for name, value in found.items()}
 
     logged_metrics = callback_metrics

@@ -95,6 +95,32 @@ def test_model_checkpoint(tmp_path: Path) -> None:
     assert all(torch.equal(value, saved["state_dict"][name]) for name, value in loaded.state_dict().items())
 
 
+def test_rounds_without_an_evaluation(tmp_path: Path) -> None:
+    """As in Lightning, early stopping counts evaluations, and the last value of each column stays known."""
+    stopping = lightning_callbacks.EarlyStopping("test_loss", min_delta=1e9, patience=1)
+    seen: list[bool] = []
+    watching = lightning_callbacks.LambdaCallback(
+        on_train_epoch_end=lambda trainer, _: seen.append("test_loss" in trainer.callback_metrics)
+    )
+    trainer = fit(tmp_path, stopping, watching, **OPTIONS | {"rounds": 9, "eval_every": 2})
+    assert len(trainer.history) == 4 and seen == [False, True, True, True]
+
+
+def test_figures_of_a_rounds_start_are_in_its_row(tmp_path: Path) -> None:
+    class Logging(L.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.log("began", trainer.current_epoch)
+
+    assert [row["began"] for row in fit(tmp_path, Logging(), **OPTIONS).history] == [0, 1, 2]
+
+
+def test_a_second_fit_has_checkpoints_of_its_own(tmp_path: Path) -> None:
+    checkpoint = lightning_callbacks.ModelCheckpoint(monitor="test/loss")
+    trainer = fit(tmp_path, checkpoint, **OPTIONS)
+    trainer.fit(classifier(), TinyData())
+    assert checkpoint.dirpath == str(trainer.run.directory / "checkpoints")
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -181,7 +207,7 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
 
     with one_line(ValueError, "Batches.on_train_batch_end would be called for batches of single clients"):
         make_trainer(None, Batches())
-    with one_line(ValueError, "StochasticWeightAveraging cannot be used in federated training: EMAModel"):
+    with one_line(ValueError, "StochasticWeightAveraging cannot be used in federated training: write a flcog.Method"):
         make_trainer(None, lightning_callbacks.StochasticWeightAveraging(0.1))
     with one_line(ValueError, r"DeviceStatsMonitor: Cannot use `DeviceStatsMonitor` callback with `Trainer\(logger=False\)`"):
         fit(tmp_path, lightning_callbacks.DeviceStatsMonitor(), **OPTIONS)
