@@ -2,69 +2,26 @@
 
 import copy
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any
 
-import lightning as L
-from lightning.pytorch.callbacks.timer import Interval, Timer
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import Profiler
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from flcog.advice import Finding, advise
-from flcog.assembly import data_modules
-from flcog.client.lightning_hooks import check_hooks
-from flcog.core import lost_processes
-from flcog.core.allocations import keep_allocations
-from flcog.core.described import Described
-from flcog.core.fabric import launch, make_fabric
-from flcog.core.files import short
-from flcog.core.lightning_options import explains_lightning_options
 from flcog.core.output import never_failing
-from flcog.data import FederatedDataModule
-from flcog.method import Callback, Method, check_methods
-from flcog.method.gradient_clip import GradientClip
 from flcog.run.branching import check_branch_arguments
-from flcog.run.debugging import Debugging, make_profiler
-from flcog.run.description import describe_method, local_work
-from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
 from flcog.run.lifecycle import Lifecycle
-from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
-from flcog.run.observers.defaults import Enabled, default_observers
-from flcog.run.observers.progress import score
-from flcog.run.opening import open_run
-from flcog.run.plans import BranchPlan, ByHandPlan, EvaluationPlan, FitPlan, Plan, Request
+from flcog.run.plans import BranchPlan, ByHandPlan, EvaluationPlan, FitPlan, Plan
 from flcog.run.predictions import Predictions, predict
-from flcog.run.session import Session
+from flcog.run_holder import Data, RunHolder, in_precision
 from flcog.server import round as rounds
 from flcog.server.aggregate import Aggregate
 from flcog.server.evaluate import evaluate
-from flcog.settings import Settings, require_one_of
 from flcog.wire.ledger import Ledger
 
-Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
-"""Data to train on: flcog's data modules, and types that are wrapped as one."""
 
-Verb = TypeVar("Verb", bound=Callable[..., Any])
-
-
-def _in_precision(verb: Verb) -> Verb:
-    """Run a verb in the run's precision. If a process dies meanwhile, the others name it."""
-
-    @functools.wraps(verb)
-    def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
-        with self.settings.in_force(), self.debugging.in_force(), lost_processes.watched(self._how_to_go_on):
-            return verb(self, *args, **kwargs)
-
-    return cast(Verb, wrapped)
-
-
-class FederatedTrainer(Described):
+class FederatedTrainer(RunHolder):
     """Trains a client module on a federation.
 
     Args:
@@ -114,139 +71,7 @@ class FederatedTrainer(Described):
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False)
     """
 
-    @explains_lightning_options
-    def __init__(
-        self,
-        rounds: int = 50,
-        clients_per_round: int | float = 1.0,
-        local_steps: int | None = None,
-        local_epochs: float | None = None,
-        executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"] = "auto",
-        chunk_size: int | None = None,
-        compile: bool | Literal["graphs"] = False,
-        callbacks: list[Callback | L.Callback] | None = None,
-        logger: Logger | list[Logger] | bool | None = True,
-        eval_every: int = 1,
-        default_root_dir: str = "runs",
-        accelerator: str = "auto",
-        strategy: str = "auto",
-        devices: int | str = 1,
-        num_nodes: int = 1,
-        processes_per_device: int = 1,
-        precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"] = "32-true",
-        tf32: bool | None = None,
-        seed: int = 0,
-        on_bad_update: Literal["raise", "drop"] = "raise",
-        resume_changed: bool = False,
-        fast_dev_run: bool | int = False,
-        limit_val_batches: int | float = 1.0,
-        limit_test_batches: int | float = 1.0,
-        num_sanity_val_steps: int = 0,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
-        deterministic: bool | Literal["warn"] = False,
-        detect_anomaly: bool = False,
-        profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
-        max_time: str | timedelta | dict[str, int] | None = None,
-        enable_progress_bar: bool = True,
-        enable_checkpointing: bool = True,
-        enable_model_summary: bool = True,
-    ) -> None:
-        if fast_dev_run:
-            rounds, local_steps, local_epochs, logger, enable_checkpointing = int(fast_dev_run), 1, None, False, False
-            limit_val_batches = limit_test_batches = 1
-        self.settings = Settings(
-            rounds=rounds,
-            clients_per_round=clients_per_round,
-            local_steps=local_steps,
-            local_epochs=local_epochs,
-            executor=executor,
-            chunk_size=chunk_size,
-            compile=compile,
-            eval_every=eval_every,
-            precision=precision,
-            tf32=tf32,
-            seed=seed,
-            on_bad_update=on_bad_update,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-        )
-        require_one_of("strategy", strategy, "auto", "ddp", "single_device")
-        observers, lightning = list[Callback](), list[L.Callback]()
-        self.methods: list[Method] = []
-        for callback in callbacks or []:
-            if isinstance(callback, Method):
-                self.methods.append(callback)
-            elif isinstance(callback, Callback):
-                observers.append(callback)
-            elif is_lightning_callback(callback):
-                lightning.append(callback)
-            else:
-                raise ValueError(f"callbacks are methods or observers of flcog, or Lightning's; got {type(callback).__name__}")
-        if gradient_clip_val is not None:
-            self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
-        check_methods(self.methods)
-        if max_time is not None:
-            lightning.append(Timer(max_time, interval=Interval.epoch))
-        enabled = Enabled(enable_progress_bar, enable_checkpointing, enable_model_summary)
-        self.observers: list[Callback] = default_observers(observers, LightningCallbacks(lightning), enabled)
-        watching: list[Any] = [*self.methods, *self.observers]
-        self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
-        self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
-        self.num_nodes, self._launched = num_nodes, False
-        self.fast_dev_run, self.num_sanity_val_steps = fast_dev_run, num_sanity_val_steps
-        self.debugging = Debugging(deterministic, detect_anomaly)
-        self.profiler = make_profiler(profiler)
-        self.config: dict[str, Any] | None = None
-        """The full configuration, where the CLI knows it."""
-        self._session: Session | None = None
-
-    def _described(self) -> Iterator[tuple[str, str]]:
-        settings, done = self.settings, 0 if self._session is None else self._session.round
-        yield "rounds", f"{settings.rounds:,}" + (f", {done:,} of them done" if done else "")
-        yield (
-            "clients",
-            f"{settings.clients_per_round} in each round" if settings.clients_per_round != 1.0 else "all in each round",
-        )
-        yield "local work", local_work(settings)
-        yield "methods", " + ".join(map(describe_method, self.methods)) or "none: plain FedAvg"
-        evaluated = next(filter(None, map(score, reversed(self.history))), None)
-        if evaluated is not None:
-            yield "result", evaluated
-        if self.run_dir is not None:
-            yield "run", str(short(self.run_dir))
-
-    @property
-    def run(self) -> Session:
-        """The run in hand, or the last one."""
-        if self._session is None:
-            raise ValueError("this trainer has no run yet: call fit, or prepare")
-        return self._session
-
-    @property
-    def model(self) -> L.LightningModule:
-        """The trained module with the current global weights: the user's module, with the changes of methods."""
-        self.run.engine.hand_over(self.run.server)
-        return self.run.model.module
-
-    @property
-    def history(self) -> list[dict[str, float]]:
-        """One row per round: the rows of ``metrics.csv``."""
-        return self._session.history if self._session is not None else []
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The directory of the run, where it has one."""
-        return self._session.directory if self._session is not None and self._session.has_directory else None
-
-    @property
-    def loggers(self) -> list[Logger]:
-        """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
-        return self._session.trackers.loggers if self._session is not None else []
-
-    # The verbs --------------------------------------------------------------------------------------------------------------------
-
-    @_in_precision
+    @in_precision
     @never_failing()
     def fit(
         self,
@@ -325,17 +150,17 @@ class FederatedTrainer(Described):
             self._session = self._open(model, datamodule, plan)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
-    @_in_precision
+    @in_precision
     def validate(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the validation sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
-    @_in_precision
+    @in_precision
     def test(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
-    @_in_precision
+    @in_precision
     def check(self, model: nn.Module, datamodule: Data) -> list[Finding]:
         """Advice on this combination of methods, model and data, as by ``flcog check``. Nothing is trained or written.
 
@@ -348,7 +173,7 @@ class FederatedTrainer(Described):
         run = self._open(copy.deepcopy(model), datamodule, ByHandPlan(None, keep_files=True), brief)
         return advise(run.engine, run.server)
 
-    @_in_precision
+    @in_precision
     def predict(
         self,
         model: nn.Module | None = None,
@@ -389,7 +214,7 @@ class FederatedTrainer(Described):
 
         return history_figure(self.history, columns)
 
-    @_in_precision
+    @in_precision
     def prepare(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
 
@@ -400,13 +225,13 @@ class FederatedTrainer(Described):
         """
         self._session = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files))
 
-    @_in_precision
+    @in_precision
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
         run = self.run
         return rounds.advance(run.engine, run.server)
 
-    @_in_precision
+    @in_precision
     def collect(self, round: int | None = None) -> tuple[Aggregate, Ledger]:
         """One round's client side alone, after :meth:`prepare`: the server's sums, and the bytes sent. The run stays as it is.
 
@@ -419,7 +244,7 @@ class FederatedTrainer(Described):
         engine.clients.commit([])
         return aggregate, server.ledger
 
-    @_in_precision
+    @in_precision
     def evaluate(self) -> dict[str, float]:
         """The figures of an evaluation of the run as it stands."""
         run = self.run
@@ -429,37 +254,6 @@ class FederatedTrainer(Described):
         """The clients of a round, counted from 0."""
         return rounds.select(self.run.engine, round)
 
-    def _open(self, model: nn.Module, datamodule: Any, plan: Plan, settings: Settings | None = None) -> Session:
-        """Start the processes, refuse hooks that would never be called, and open a run."""
-        if not isinstance(datamodule, FederatedDataModule):
-            from flcog.datamodules.wrapping import federated
-
-            datamodule = federated(datamodule)
-        if not self._launched:
-            launch(self.fabric, self.num_nodes)
-            self._launched = True
-        keep_allocations()
-        check_hooks(model, (datamodule, *data_modules(self.methods)), warn=self.fabric.is_global_zero)
-        request = Request(
-            settings=settings or self.settings,
-            methods=self.methods,
-            observers=self.observers,
-            fabric=self.fabric,
-            root=self.default_root_dir,
-            config=self.config,
-            model=model,
-            datamodule=datamodule,
-        )
-        return open_run(request, plan)
-
-    def _evaluation(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None) -> Session:
-        """A checkpoint's model, or a model as it is; without either, that of the last run."""
-        if model is None or datamodule is None:
-            if model is not None or datamodule is not None or ckpt_path is not None:
-                raise ValueError("a model and a data module come together, and a checkpoint needs both")
-            return self.run
-        return self._open(model, datamodule, EvaluationPlan(ckpt_path))
-
     def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._open(model, datamodule, EvaluationPlan(ckpt_path))
         figures = evaluate(run.engine, run.server)
@@ -467,9 +261,3 @@ class FederatedTrainer(Described):
         if not metrics:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
         return metrics
-
-    def _how_to_go_on(self) -> str:
-        """What to do about a run that was cut off."""
-        if self.run_dir is None or not (self.run_dir / LAST).is_file():
-            return "start again, for there is no checkpoint yet"
-        return "go on with " + next_command("fit", self.run_dir, self.run_dir, cli=self.config is not None)

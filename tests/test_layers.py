@@ -14,6 +14,8 @@ from flcog.method import OBSERVER_HOOKS, Method, Run
 
 FOLDERS = {"flcog": ROOT / "flcog", "flcog.callbacks": ROOT / "callbacks", "flcog.datamodules": ROOT / "datamodules"}
 
+TRAINER = ("flcog.trainer", "flcog.run_holder", "flcog.trainer_arguments")
+
 LAYERS = (
     ("flcog.core",),
     ("flcog.data", "flcog.models", "flcog.metrics", "flcog.schedules", "flcog.settings"),
@@ -28,14 +30,14 @@ LAYERS = (
     ("flcog.hosting",),
     ("flcog.assembly", "flcog.advice"),
     ("flcog.run",),
-    ("flcog.trainer",),
+    TRAINER,
     ("flcog",),
     ("flcog.callbacks",),
     ("flcog.commands", "flcog.__main__"),
 )
 """From the ground up: a module imports its own floor and those below it. What a floor may not use of those below stands in ``CLOSED``."""
 
-ABOVE = ("flcog.hosting", "flcog.assembly", "flcog.run", "flcog.trainer", "flcog", "flcog.datamodules")
+ABOVE = ("flcog.hosting", "flcog.assembly", "flcog.run", *TRAINER, "flcog", "flcog.datamodules")
 
 CLOSED = {
     "flcog.evaluation": ("flcog.datamodules",),

@@ -1,0 +1,133 @@
+"""Opens the runs of a trainer, and shows the last one."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import lightning as L
+from lightning.pytorch.loggers import Logger
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from flcog.assembly import data_modules
+from flcog.client.lightning_hooks import check_hooks
+from flcog.core import lost_processes
+from flcog.core.allocations import keep_allocations
+from flcog.core.described import Described
+from flcog.core.fabric import launch
+from flcog.core.files import short
+from flcog.data import FederatedDataModule
+from flcog.run.description import describe_method, local_work
+from flcog.run.directory import LAST, next_command
+from flcog.run.observers.progress import score
+from flcog.run.opening import open_run
+from flcog.run.plans import EvaluationPlan, Plan, Request
+from flcog.run.session import Session
+from flcog.settings import Settings
+from flcog.trainer_arguments import TrainerArguments
+
+Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
+"""Data to train on: flcog's data modules, and types that are wrapped as one."""
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class RunHolder(TrainerArguments, Described):
+    """Opens a trainer's runs, and shows the last one: its model, history, directory and trackers."""
+
+    config: dict[str, Any] | None = None
+    """The full configuration, if the command line knows it."""
+    _session: Session | None = None
+    _launched = False
+
+    def _described(self) -> Iterator[tuple[str, str]]:
+        settings, done = self.settings, 0 if self._session is None else self._session.round
+        yield "rounds", f"{settings.rounds:,}" + (f", {done:,} of them done" if done else "")
+        yield (
+            "clients",
+            f"{settings.clients_per_round} in each round" if settings.clients_per_round != 1.0 else "all in each round",
+        )
+        yield "local work", local_work(settings)
+        yield "methods", " + ".join(map(describe_method, self.methods)) or "none: plain FedAvg"
+        evaluated = next(filter(None, map(score, reversed(self.history))), None)
+        if evaluated is not None:
+            yield "result", evaluated
+        if self.run_dir is not None:
+            yield "run", str(short(self.run_dir))
+
+    @property
+    def run(self) -> Session:
+        """The current run, or the last one."""
+        if self._session is None:
+            raise ValueError("this trainer has no run yet: call fit, or prepare")
+        return self._session
+
+    @property
+    def model(self) -> L.LightningModule:
+        """The trained module with the current global weights: the user's module, with the changes of methods."""
+        self.run.engine.hand_over(self.run.server)
+        return self.run.model.module
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One row per round: the rows of ``metrics.csv``."""
+        return self._session.history if self._session is not None else []
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The directory of the run, or None if it has none."""
+        return self._session.directory if self._session is not None and self._session.has_directory else None
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
+        return self._session.trackers.loggers if self._session is not None else []
+
+    def _open(self, model: nn.Module, datamodule: Any, plan: Plan, settings: Settings | None = None) -> Session:
+        """Start the processes, refuse hooks that would never be called, and open a run."""
+        if not isinstance(datamodule, FederatedDataModule):
+            from flcog.datamodules.wrapping import federated
+
+            datamodule = federated(datamodule)
+        if not self._launched:
+            launch(self.fabric, self.num_nodes)
+            self._launched = True
+        keep_allocations()
+        check_hooks(model, (datamodule, *data_modules(self.methods)), warn=self.fabric.is_global_zero)
+        request = Request(
+            settings=settings or self.settings,
+            methods=self.methods,
+            observers=self.observers,
+            fabric=self.fabric,
+            root=self.default_root_dir,
+            config=self.config,
+            model=model,
+            datamodule=datamodule,
+        )
+        return open_run(request, plan)
+
+    def _evaluation(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None) -> Session:
+        """Open a run to evaluate a checkpoint or a model as it is. Without a model it is the last run."""
+        if model is None or datamodule is None:
+            if model is not None or datamodule is not None or ckpt_path is not None:
+                raise ValueError("a model and a data module come together, and a checkpoint needs both")
+            return self.run
+        return self._open(model, datamodule, EvaluationPlan(ckpt_path))
+
+    def _how_to_go_on(self) -> str:
+        """The advice about a run that was cut off."""
+        if self.run_dir is None or not (self.run_dir / LAST).is_file():
+            return "start again, for there is no checkpoint yet"
+        return "go on with " + next_command("fit", self.run_dir, self.run_dir, cli=self.config is not None)
+
+
+def in_precision(verb: Verb) -> Verb:
+    """Run a verb in the run's precision. If a process dies meanwhile, the others name it."""
+
+    @functools.wraps(verb)
+    def wrapped(self: RunHolder, *args: Any, **kwargs: Any) -> Any:
+        with self.settings.in_force(), self.debugging.in_force(), lost_processes.watched(self._how_to_go_on):
+            return verb(self, *args, **kwargs)
+
+    return cast(Verb, wrapped)

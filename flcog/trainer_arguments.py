@@ -1,0 +1,111 @@
+"""The arguments of the federated trainer, made into settings, methods, observers and Lightning's Fabric."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning as L
+from lightning.pytorch.callbacks.timer import Interval, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+
+from flcog.core.fabric import make_fabric
+from flcog.core.lightning_options import explains_lightning_options
+from flcog.method import Callback, Method, check_methods
+from flcog.method.gradient_clip import GradientClip
+from flcog.run.debugging import Debugging, make_profiler
+from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
+from flcog.run.observers.defaults import Enabled, default_observers
+from flcog.settings import Settings, require_one_of
+
+
+class TrainerArguments:
+    """The constructor of :class:`flcog.FederatedTrainer`, whose docstring describes the arguments."""
+
+    @explains_lightning_options
+    def __init__(
+        self,
+        rounds: int = 50,
+        clients_per_round: int | float = 1.0,
+        local_steps: int | None = None,
+        local_epochs: float | None = None,
+        executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"] = "auto",
+        chunk_size: int | None = None,
+        compile: bool | Literal["graphs"] = False,
+        callbacks: list[Callback | L.Callback] | None = None,
+        logger: Logger | list[Logger] | bool | None = True,
+        eval_every: int = 1,
+        default_root_dir: str = "runs",
+        accelerator: str = "auto",
+        strategy: str = "auto",
+        devices: int | str = 1,
+        num_nodes: int = 1,
+        processes_per_device: int = 1,
+        precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"] = "32-true",
+        tf32: bool | None = None,
+        seed: int = 0,
+        on_bad_update: Literal["raise", "drop"] = "raise",
+        resume_changed: bool = False,
+        fast_dev_run: bool | int = False,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        num_sanity_val_steps: int = 0,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        deterministic: bool | Literal["warn"] = False,
+        detect_anomaly: bool = False,
+        profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        enable_model_summary: bool = True,
+    ) -> None:
+        if fast_dev_run:
+            rounds, local_steps, local_epochs, logger, enable_checkpointing = int(fast_dev_run), 1, None, False, False
+            limit_val_batches = limit_test_batches = 1
+        self.settings = Settings(
+            rounds=rounds,
+            clients_per_round=clients_per_round,
+            local_steps=local_steps,
+            local_epochs=local_epochs,
+            executor=executor,
+            chunk_size=chunk_size,
+            compile=compile,
+            eval_every=eval_every,
+            precision=precision,
+            tf32=tf32,
+            seed=seed,
+            on_bad_update=on_bad_update,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+        )
+        require_one_of("strategy", strategy, "auto", "ddp", "single_device")
+        self.methods, observers, lightning = _by_kind(callbacks or [])
+        if gradient_clip_val is not None:
+            self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
+        check_methods(self.methods)
+        if max_time is not None:
+            lightning.append(Timer(max_time, interval=Interval.epoch))
+        enabled = Enabled(enable_progress_bar, enable_checkpointing, enable_model_summary)
+        self.observers = default_observers(observers, LightningCallbacks(lightning), enabled)
+        watching: list[Any] = [*self.methods, *self.observers]
+        self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
+        self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
+        self.num_nodes, self.fast_dev_run, self.num_sanity_val_steps = num_nodes, fast_dev_run, num_sanity_val_steps
+        self.debugging = Debugging(deterministic, detect_anomaly)
+        self.profiler = make_profiler(profiler)
+
+
+def _by_kind(callbacks: Iterable[Callback | L.Callback]) -> tuple[list[Method], list[Callback], list[L.Callback]]:
+    """Divide a list of callbacks into methods, observers and Lightning's callbacks."""
+    methods, observers, lightning = list[Method](), list[Callback](), list[L.Callback]()
+    for callback in callbacks:
+        if isinstance(callback, Method):
+            methods.append(callback)
+        elif isinstance(callback, Callback):
+            observers.append(callback)
+        elif is_lightning_callback(callback):
+            lightning.append(callback)
+        else:
+            raise ValueError(f"callbacks are methods or observers of flcog, or Lightning's; got {type(callback).__name__}")
+    return methods, observers, lightning
