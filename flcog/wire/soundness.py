@@ -23,10 +23,15 @@ def state_sizes(states: Sequence[Any], methods: Sequence[str], count: int) -> di
     """
     found = {}
     for name, state in zip(methods, states, strict=True):
-        sizes = [torch.linalg.vector_norm(value.reshape(count, -1), torch.inf, dim=1) for value in floats(state) if value.numel()]
+        sizes = [_largest(value.reshape(count, -1)) for value in floats(state) if value.numel()]
         if sizes:
             found[STATE_SIZE + name] = torch.stack([each.to(sizes[0]) for each in sizes]).amax(0) if len(sizes) > 1 else sizes[0]
     return found
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest magnitude in each row. ``vector_norm(values, inf)`` takes ten times as long on a CPU."""
+    return torch.maximum(values.amax(1), -values.amin(1))
 
 
 def suspects(tree: Any, count: int) -> Tensor:
