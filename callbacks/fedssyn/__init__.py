@@ -1,6 +1,6 @@
-"""Fedssyn and what belongs to it.
+"""The method Fedssyn, its data generators, its observer and its two commands.
 
-``fedssyn`` is the method, ``generators/`` what clients make their data with, ``synthesis_cache`` keeps these on disk and ``shuffling``
-deals them out. ``gradient_heterogeneity`` observes what that changed. ``command`` is ``flcog synthesize``, ``shuffling_study`` the
-command of that name.
+``fedssyn`` is the method. Clients generate data with ``generators/``, ``synthesis_cache`` stores the generated sets on disk, and
+``shuffling`` distributes them among the clients. ``gradient_heterogeneity`` measures the effect. ``command`` is ``flcog
+synthesize``, and ``shuffling_study`` is the command of that name.
 """

@@ -1,4 +1,4 @@
-"""The command ``flcog synthesize``: make what Fedssyn's clients would send, write it as images, and stop."""
+"""The command ``flcog synthesize``: generate the data that Fedssyn's clients would send, write them as images, and stop."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ from flcog.method import Run
 
 
 def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
-    """Make the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit.
+    """Generate the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit.
 
     >>> from flcog.callbacks import COMMANDS
     >>> "synthesize" in [command.name for command in COMMANDS]
@@ -23,7 +23,7 @@ def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
 
 
 def _write_images(run: Run) -> None:
-    """Write the synthetic images of a run that has been set up, and say where they are and what comes next."""
+    """Write a prepared run's synthetic images, and print their folder and the next command."""
     chosen = [method for method in run.methods if isinstance(method, Fedssyn)]
     exchange = run.method_record(chosen[0].name).exchange if chosen else None
     if not isinstance(exchange, SampleExchange) or exchange.folder is None:
@@ -32,6 +32,6 @@ def _write_images(run: Run) -> None:
         return
     images, left, total = export_images(exchange.folder, run.federation)
     print(f"{left:,} of {total:,} synthetic images are in {short(images)}, by client and class")
-    print("Delete what must not be sent. What is left is shared by:")
+    print("Delete the images that must not be sent. This command shares the others:")
     print(f"  {shlex.join(['flcog', *['fit' if word == 'synthesize' else word for word in sys.argv[1:]]])}")
-    print(f"To begin anew, delete {short(exchange.folder)}.")
+    print(f"To start over, delete {short(exchange.folder)}.")

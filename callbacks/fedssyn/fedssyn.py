@@ -23,37 +23,40 @@ from flcog.method import Method, Run
 
 @dataclass(frozen=True, kw_only=True)
 class Fedssyn(Method):
-    """Before the first round each client makes synthetic data and sends them; shuffled, they become part of everybody's data.
+    """Lets each client send synthetic data once, before the first round; shuffled, they become part of all clients' data.
 
-    Client i, with samples D_i, trains a class-conditional generator on a random fraction rho of them and draws n~ labelled samples
-    with that part's class frequencies. The server shuffles what all N clients sent and splits it evenly::
+    Client i, with samples D_i, trains a class-conditional generator on a random fraction rho of them and draws n~ labelled
+    samples with the class frequencies of that fraction. The server shuffles the samples of all N clients and splits them evenly::
 
         D^_i = D_i + (D~_1 + ... + D~_N)_si,     |(.)_si| = n~,     p = n~ / (n_i + n~)
 
-    All rounds run on D^_i, whatever their methods; the mean squared distance of the clients' gradients from their average falls to
-    (1 - p)^2 of what it was. What is sent is counted before round 1, images once up and once down: over R rounds a client and the
-    server exchange 2 M_s + 2 R M_c bytes. The data come with a generator's privacy and no more: see :class:`PrivateTraining`, and
-    ``flcog synthesize``, which stops when the images are made, for people to look at them and delete what must not be sent.
+    All methods of the run train on D^_i in all rounds. The mean squared distance of the clients' gradients from their average
+    falls to (1 - p)^2 of its value without the exchange. The ledger counts the exchange before round 1, each image once up and
+    once down: over R rounds a client and the server exchange 2 M_s + 2 R M_c bytes. The synthetic data are only as private as
+    their generator: see :class:`PrivateTraining`. ``flcog synthesize`` stops after generating the images, so that people can look
+    at them and delete images that must not be sent.
 
-    Synthetic sets are kept under ``directory`` by all that they depend on, so a run that was killed goes on with the client it was
-    at, and runs that differ in ``share`` or ``p`` alone share them. They depend on the seed and the client, not on the processes.
-    A checkpoint fixes who trains on what: a run does not go on from it after images were deleted or made anew.
+    ``directory`` stores the synthetic sets under a hash of everything that they depend on. A killed run therefore continues with
+    the client that was interrupted, and runs that differ only in ``share`` or ``p`` use the same sets. The sets depend on the
+    seed and the client, not on the number of processes. A checkpoint records each client's samples: a run cannot resume from it
+    after images were deleted or generated again.
 
     Li et al. 2024, Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity,
     https://arxiv.org/abs/2306.13263; https://github.com/lyn1874/fedssyn.
 
     Args:
-        share: what becomes of the synthetic data. ``shuffled`` is Fedssyn; ``local`` leaves every client its own; ``real`` makes
-            none, and shuffles a fraction p of everybody's own samples instead, for comparison and on data of any task; ``none`` is
-            no exchange at all.
-        generator: :class:`DDPM` (the paper's for photographs), :class:`BetaVAE` (its for dSprites, also for tables; the default) or
-            :class:`ConditionalGAN`.
-        rho: fraction of its samples that a client trains the generator on, in (0, 1].
-        num_images: n~, how many samples each client makes, >= 1; None for the clients' mean number of samples, as in the paper.
-        p: at most this part of each client's data is synthetic, in (0, 1]: clients then send, and get, fewer. None: no limit.
-            With share=real it is the fraction that is mixed, n~ / (n_i + n~) by default.
-        directory: where synthetic sets are kept; None for ``synthetic`` under ``run.default_root_dir``.
-        keep_own: whether clients train on their own samples too; without them, on what they receive alone. With
+        share: the use of the synthetic data. ``shuffled`` is Fedssyn; ``local`` leaves each client its own synthetic data;
+            ``real`` generates none, and shuffles a fraction p of each client's own samples instead, for comparison and for tasks
+            other than classification; ``none`` exchanges nothing.
+        generator: :class:`DDPM` (the paper's for photographs), :class:`BetaVAE` (its for dSprites, also for tables; the default)
+            or :class:`ConditionalGAN`.
+        rho: fraction of its samples on which a client trains the generator, in (0, 1].
+        num_images: n~, the number of samples that each client generates, >= 1; None for the clients' mean number of samples, as
+            in the paper.
+        p: largest synthetic part of a client's data, in (0, 1]. Clients then send and receive fewer samples. None: no limit.
+            With share=real it is the shuffled fraction, n~ / (n_i + n~) by default.
+        directory: the folder of the synthetic sets; None for ``synthetic`` under ``run.default_root_dir``.
+        keep_own: whether clients also train on their own samples; if not, they train only on the samples they receive. With
             :class:`~flcog.callbacks.Centralized` after it, that is the paper's line of centralised synthetic data (Figure 3).
 
     Example:
@@ -62,7 +65,7 @@ class Fedssyn(Method):
     """
 
     share: Literal["shuffled", "local", "real", "none"] = "shuffled"
-    # None, not BetaVAE(): the YAML parser would hand a default object's values on to the class that a config names instead.
+    # None, not BetaVAE(): the YAML parser would pass a default object's values on to the class that a config names instead.
     generator: DataGenerator | None = None
     rho: float = 0.75
     num_images: int | None = None
@@ -81,7 +84,8 @@ class Fedssyn(Method):
         at_least(self, 1, "num_images")
         if not self.keep_own and self.share in ("real", "none"):
             raise ValueError(
-                f"Fedssyn: keep_own=false leaves clients with synthetic data alone, which share={self.share} does not make"
+                f"Fedssyn: keep_own=false leaves clients only synthetic data, and share={self.share} generates none: set "
+                "share=shuffled or local"
             )
 
     @property
@@ -91,7 +95,7 @@ class Fedssyn(Method):
 
     @property
     def plain_batches(self) -> bool:  # type: ignore[override]
-        """Only generators need inputs that are one tensor; real samples are shared as they are."""
+        """Only generators need inputs that are a single tensor; real samples are shared unchanged."""
         return self.share not in ("real", "none")
 
     @property
@@ -167,7 +171,7 @@ class Fedssyn(Method):
             run.trackers.log_figure("synthetic/images", figure, run.round)
 
     def _count(self, federation: Federation) -> int:
-        """How many samples each client makes (n~)."""
+        """The number n~ of samples that each client generates."""
         return self.num_images or round(len(federation.partition.indices) / federation.num_clients)
 
     def _synthesis(self, federation: Federation, seed: int) -> Synthesis:
@@ -175,14 +179,14 @@ class Fedssyn(Method):
         return Synthesis(self.generator, self.rho, self._count(federation), seed)
 
     def _root(self, workspace: Path | None) -> Path | None:
-        """Where synthetic sets are kept, if they are."""
+        """The folder of the synthetic sets; None to store none."""
         if self.directory is not None:
             return Path(self.directory)
         return None if workspace is None else workspace / "synthetic"
 
 
 def received_figure(federation: Federation, exchange: SampleExchange, max_clients: int = 10, max_images: int = 12) -> Figure:
-    """The first synthetic images that each client trains on, a row for each client."""
+    """The first synthetic images that each client trains on, one row for each client."""
     clients = range(min(max_clients, federation.num_clients))
     form, rows = Form.of(federation.train), []
     for client in clients:
@@ -192,7 +196,7 @@ def received_figure(federation: Federation, exchange: SampleExchange, max_client
 
 
 def epsilon_figure(rows: list[dict[str, float]], privacy: PrivateTraining) -> Figure:
-    """What each client's training spent, by epoch."""
+    """The epsilon that each client's training spent, by epoch."""
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
     for client in sorted({row["client"] for row in rows}):

@@ -1,4 +1,4 @@
-"""GradientHeterogeneity: an observer that measures the noise of clients' gradients and how far these differ between clients."""
+"""GradientHeterogeneity: an observer that measures the noise of clients' gradients and their differences between clients."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeGuard
@@ -19,7 +19,7 @@ from flcog.method import Callback, Run
 
 
 class Moments(NamedTuple):
-    """Of the gradients of a set of samples: their mean [d], their mean squared norm, and how many samples stand behind them."""
+    """The gradients of a set of samples: their mean [d], their mean squared norm, and the number of samples."""
 
     mean: Tensor
     square: float
@@ -54,7 +54,7 @@ def noise_bound(p: float, noise: float, shared_noise: float, dissimilarity: floa
 
 
 class GradientHeterogeneity(Callback):
-    """Adds the constants of the convergence theory to a round's row, at the server's model x.
+    """Adds the constants of the convergence theory to a round's row, measured at the server's model x.
 
     With g_i the gradient of client i's loss, averaged over its data D_i, and bars for means over the N clients, in columns
     ``heterogeneity/...``::
@@ -62,24 +62,25 @@ class GradientHeterogeneity(Callback):
         noise          1/N sum_i E || grad F(x, xi) - g_i ||^2                           sigma^2
         dissimilarity  1/N sum_i || g_i - g_bar ||^2                                      zeta^2
 
-    Where clients exchanged data before the first round (:class:`Fedssyn`) those are of what they train on, and there are also::
+    If clients exchanged data before the first round (:class:`Fedssyn`), these two measure the data after the exchange, and there
+    are also::
 
-        noise_before, dissimilarity_before     of their own data alone
-        noise_shared                           of all that was exchanged, D~: sigma~_avg^2
-        shift                                  || g_bar - grad f(x, D~) ||^2: delta^2, where g_bar is of the clients' own data
-        p                                      the part of a client's data that it received, the clients' mean
+        noise_before, dissimilarity_before     measured on the clients' own data alone
+        noise_shared                           measured on all exchanged data, D~: sigma~_avg^2
+        shift                                  || g_bar - grad f(x, D~) ||^2: delta^2, with g_bar from the clients' own data
+        p                                      the received part of a client's data, the clients' mean
         noise_bound                            (1-p) sigma^2 + p sigma~_avg^2 + p (1-p) (zeta^2 + delta^2)
         dissimilarity_bound                    (1-p)^2 zeta^2
 
-    The bounds are Lemma 1's, in expectation over what each client receives of D~, for clients with equal p. Dropout is off and
-    BatchNorm uses its running statistics, so that a gradient belongs to a sample.
+    The bounds come from Lemma 1, in expectation over the part of D~ that each client receives, for clients with equal p.
+    Dropout is off and BatchNorm uses its running statistics, so that each sample has a gradient of its own.
 
     Section 2 and appendix A.3.5 of Fedssyn, https://arxiv.org/abs/2306.13263.
 
     Args:
-        every_n_rounds: rounds between measurements, of those that are evaluated; >= 1.
-        max_samples: of each client's own and of its received data that are used, drawn once; None for all. With m samples of a client's
-            zeta^2 comes out larger by about sigma^2 / m.
+        every_n_rounds: rounds between measurements, >= 1; only evaluated rounds count.
+        max_samples: largest number of samples used of each client's own data, and of its received data, drawn once; None for all.
+            With m samples of a client, zeta^2 is overestimated by about sigma^2 / m.
         chunk_size: gradients in memory at once, >= 1.
 
     Example:
@@ -94,7 +95,7 @@ class GradientHeterogeneity(Callback):
     def on_fit_start(self, run: Run) -> None:
         if not isinstance(run.model.module, ClientModule):
             raise ValueError(
-                "GradientHeterogeneity needs the loss of each sample, which a plain LightningModule does not give: use a "
+                "GradientHeterogeneity needs the loss of each sample, which a plain LightningModule does not provide: use a "
                 "flcog.ClientModule, or remove it"
             )
 
@@ -105,7 +106,7 @@ class GradientHeterogeneity(Callback):
 
 
 def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
-    """The figures of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
+    """The values of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
     exchange = next(filter(_is_of_samples, (run.method_record(method.name).exchange for method in run.methods)), None)
     moments_of = _gradient_moments(run, chunk_size)
     rank, world_size = run.processes.rank, run.processes.count
@@ -127,7 +128,7 @@ def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> d
             parts = {"present": moments(run.federation.partition, client, "own")}
         else:
             original = moments(exchange.before, client, "own")
-            # Synthetic data are added to a client's own; where real data were exchanged, it kept only a part of its own.
+            # Synthetic data are added to a client's own; after an exchange of real data, it has only a part of its own.
             whole = len(exchange.own.client(client)) == original.num_samples
             own = original if whole else moments(exchange.own, client, "kept")
             received, p = moments(exchange.received, client, "received"), float(exchange.shares[client])
@@ -172,7 +173,7 @@ def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> d
 
 
 def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Moments]:
-    """From rows of the training set to the moments of their gradients at the server's model."""
+    """A function from rows of the training set to the moments of their gradients at the server's model."""
     model, buffers, device = run.model, run.buffers, run.processes.device
     params = {name: value.detach() for name, value in run.params.items()}
 
@@ -187,9 +188,7 @@ def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Momen
         mean = torch.zeros(sum(value.numel() for value in params.values()), dtype=torch.float64, device=float64_device(device))
         square = 0.0
         if not len(rows):
-            return Moments(
-                mean, square, 0
-            )  # with p = 1 a client keeps nothing of its own, which then has no weight in the mixture
+            return Moments(mean, square, 0)  # if p = 1, a client has no own samples left, and their weight is 0
         for first in range(0, len(rows), chunk_size):
             gradients = each(params, *run.evaluator.reader.train(rows[first : first + chunk_size]))
             slopes = {name: to_float64_device(value) for name, value in gradients.items()}

@@ -1,4 +1,4 @@
-"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and deals them out."""
+"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and distributes them."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ from flcog.data import Exchange, Federation, Partition, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class SampleExchange(Exchange):
-    """What became of the clients' data, for those who measure it. Its digest fixes who trains on what (see :func:`digest_of`).
+    """The clients' data before and after an exchange. Its digest identifies each client's samples (see :func:`digest_of`).
 
     Args:
-        before: each client's own samples as they were.
-        own: those of them that it still trains on.
-        received: what it got on top.
+        before: each client's own samples before the exchange.
+        own: its own samples that remain after the exchange.
+        received: the samples that it received.
         sent: how many samples each client sent.
     """
 
@@ -30,12 +30,12 @@ class SampleExchange(Exchange):
 
     @property
     def shares(self) -> np.ndarray:
-        """p of each client: the part of its data that it received."""
+        """p of each client: the received part of its data."""
         return self.received.sizes / (self.own.sizes + self.received.sizes)
 
 
 def digest_of(own: Partition, received: Partition, *added: Tensor) -> str:
-    """Eight hex digits of two partitions and of the samples that were added, which are on the CPU.
+    """Eight hex digits that identify two partitions and the added samples, which are on the CPU.
 
     >>> nobody, all_ = Partition.from_clients([np.arange(0)]), Partition.from_clients([np.arange(2)])
     >>> len({digest_of(nobody, all_), digest_of(all_, nobody), digest_of(nobody, all_, torch.zeros(2))})
@@ -48,7 +48,7 @@ def digest_of(own: Partition, received: Partition, *added: Tensor) -> str:
 
 
 class Joined:
-    """Stored inputs with synthetic ones behind them, where the former are read from disk: nothing is copied."""
+    """Stored inputs followed by synthetic ones, without a copy. For stored inputs that are read from disk."""
 
     def __init__(self, stored: np.ndarray, added: np.ndarray) -> None:
         self.stored, self.added, self.shape = stored, added, (len(stored) + len(added), *stored.shape[1:])
@@ -68,7 +68,7 @@ class Joined:
 
 
 def even_split(total: int, capacities: np.ndarray) -> np.ndarray:
-    """How many each of the clients gets of ``total``: as evenly as their capacities allow; first clients get what cannot be divided.
+    """Each client's share of ``total``, as even as their capacities allow; the first clients get the remainder.
 
     >>> even_split(10, np.array([9, 9, 9])).tolist()
     [4, 3, 3]
@@ -89,7 +89,7 @@ def even_split(total: int, capacities: np.ndarray) -> np.ndarray:
 
 
 def capacity(num_samples: np.ndarray, p: float | None, wanted: np.ndarray) -> np.ndarray:
-    """How much each client may add to its ``num_samples`` so that at most a fraction ``p`` is added: p / (1 - p) of them.
+    """How many samples each client may add to its ``num_samples`` so that at most a fraction ``p`` is added: p / (1 - p) of them.
 
     >>> capacity(np.array([94, 9400]), 0.06, np.array([500, 500])).tolist()
     [6, 500]
@@ -101,14 +101,14 @@ def capacity(num_samples: np.ndarray, p: float | None, wanted: np.ndarray) -> np
 
 
 def deal(counts: np.ndarray, capacities: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Positions in the clients' joined contributions of ``counts`` each, shuffled and dealt out as evenly as may be."""
+    """Positions in the clients' joined contributions of ``counts`` each, shuffled and distributed as evenly as possible."""
     sizes = even_split(int(counts.sum()), capacities)
     order = rng.permutation(int(counts.sum()))[: int(sizes.sum())]
     return Partition(order, np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def add_samples(federation: Federation, inputs: Tensor, targets: Tensor, received: Partition) -> tuple[Federation, Partition]:
-    """The federation with new samples behind its own, of which ``received`` says who trains on which; and where these now are."""
+    """Append new samples, which ``received`` assigns to clients; returns the federation and ``received`` by new positions."""
     train, first = federation.train, len(federation.train)
     targets = torch.cat([train.targets, targets.to(train.targets)])
     joined: Any
@@ -127,7 +127,7 @@ def add_samples(federation: Federation, inputs: Tensor, targets: Tensor, receive
 
 
 def mix_real(partition: Partition, fractions: np.ndarray, rng: np.random.Generator) -> tuple[Partition, Partition]:
-    """Each client gives a random fraction of its samples to a pool and gets as many back from it: what it kept, and what it got.
+    """Each client gives a random fraction of its samples to a pool and gets as many back; returns kept and received samples.
 
     >>> one_class_each = Partition.from_clients([np.arange(10), np.arange(10, 20)])
     >>> kept, got = mix_real(one_class_each, np.array([0.3, 0.3]), np.random.default_rng(0))
@@ -146,6 +146,6 @@ def mix_real(partition: Partition, fractions: np.ndarray, rng: np.random.Generat
 
 
 def num_bytes(samples: Samples, count: int) -> int:
-    """What ``count`` labelled samples take on the wire: inputs as stored, and eight bytes for a label."""
+    """The bytes of ``count`` labelled samples in a message: inputs as stored, and eight bytes for a label."""
     first = samples.gather(torch.zeros(1, dtype=torch.int64, device=samples.labels.device))
     return count * (trees.num_bytes(first) + 8)

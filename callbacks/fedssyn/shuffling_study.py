@@ -17,7 +17,7 @@ from flcog.datamodules import Natural, Quadratics, Shuffled
 
 @dataclass(frozen=True)
 class Problem:
-    """FedAvg with exact gradients on clients f_i(x) = c_i/2 ||x - x_i||^2, all of which have the same number of samples.
+    """FedAvg with exact gradients on clients f_i(x) = c_i/2 ||x - x_i||^2, which all have the same number of samples.
 
     Args:
         curvatures: c [n].
@@ -33,25 +33,26 @@ class Problem:
 
     @property
     def optimum(self) -> np.ndarray:
-        """Where the mean of the f_i is least."""
+        """x*, the minimum of the mean of the f_i."""
         return (self.curvatures[:, None] * self.optima).mean(0) / self.curvatures.mean()
 
     @property
     def drift(self) -> float:
-        """How far local steps pull the fixed point from x*, for small lr, in units of lr (tau - 1) / 2.
+        """How far local steps move the fixed point of FedAvg from x*, for small lr, in units of lr (tau - 1) / 2.
 
-        There a client's tau steps move x by -lr (tau c_i - lr c_i^2 tau (tau - 1) / 2) (x - x_i), so that with gradients
-        g_i = c_i (x* - x_i), whose mean is 0, the fixed point is x* + lr (tau - 1) / 2 * mean_i (c_i - c) g_i / c, c the mean c_i.
+        For small lr, a client's tau steps move x by -lr (tau c_i - lr c_i^2 tau (tau - 1) / 2) (x - x_i). With gradients
+        g_i = c_i (x* - x_i), whose mean is 0, the fixed point is x* + lr (tau - 1) / 2 * mean_i (c_i - c) g_i / c, c the mean
+        c_i.
         """
         c, mean = self.curvatures, self.curvatures.mean()
         gradients = c[:, None] * (self.optimum - self.optima)
         return float(np.linalg.norm(((c - mean)[:, None] * gradients).mean(0)) / mean)
 
     def rounds(self, lr: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """The first round after which ||x - x*||^2 is at most the target, for step sizes [S] and targets [T]: [S, T]; inf for never.
+        """The first round after which ||x - x*||^2 is at most the target, for step sizes [S] and targets [T]: [S, T]; inf: never.
 
-        A round is affine: y_i = x_i + (1 - lr c_i)^tau (x - x_i), so with a the mean of those powers and x_inf its fixed point
-        x_R = x_inf + a^R (x_0 - x_inf). On that line the distance to x* is a parabola in a^R.
+        A round is affine: y_i = x_i + (1 - lr c_i)^tau (x - x_i). If a is the mean of those powers and x_inf the fixed point,
+            then x_R = x_inf + a^R (x_0 - x_inf). On that line the squared distance to x* is a parabola in a^R.
 
         >>> problem = Problem(np.array([1.0, 1.0]), np.array([[1.0], [-1.0]]), 1, np.array([1.0]))
         >>> problem.rounds(np.array([0.5]), np.array([0.25**2, 0.2**2]))  # 1, 1/2, 1/4, 1/8
@@ -79,7 +80,7 @@ class Problem:
 
 
 def problem_of(data: Quadratics, local_steps: int, start: float) -> Problem:
-    """The clients of a data module as they were made by its partitioner."""
+    """The clients of a data module as its partitioner made them."""
     return Problem(
         data.curvatures.numpy(), data.client_optima.numpy(), local_steps, np.full(data.dimension, start, dtype=np.float64)
     )
@@ -98,7 +99,7 @@ def fit_line(targets: np.ndarray, rounds: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Row:
-    """What shuffling a fraction p saved, counted and by the theory.
+    """The effect of shuffling a fraction p, counted and by the theory.
 
     Args:
         p: the fraction.
@@ -106,14 +107,15 @@ class Row:
         zeta: measured gradient dissimilarity at the optimum, unsquared.
         zeta_theory: (1-p) zeta.
         lr: the best step size.
-        rounds: counted, at that step size.
-        rounds_theory: A_p / sqrt(target) + B, where A_p / A_0 = (1-p) sqrt(L_p / L_max), and A_0 and B are fitted at p = 0; where p is
-            near 1 and the line falls below, 1.
+        rounds: the counted rounds with that step size.
+        rounds_theory: A_p / sqrt(target) + B, where A_p / A_0 = (1-p) sqrt(L_p / L_max), and A_0 and B are fitted at p = 0; at
+            least 1, because the line falls below 1 for p near 1.
         rounds_fixed_l: the same without the change of L.
         ratio: A_p / A_0, each fitted.
         ratio_theory: (1-p) sqrt(L_p / L_max).
-        ratio_drift: the same ratio by :attr:`Problem.drift`. Where that bias limits the step size, rounds go with it: a covariance of
-            the clients' curvatures and gradients, of which shuffling shrinks *both* by 1 - p, faster than any bound by L and zeta.
+        ratio_drift: the same ratio by :attr:`Problem.drift`. If that drift limits the step size, it determines the rounds. The
+            drift is a covariance of the clients' curvatures and gradients. Shuffling shrinks *both* by 1 - p, so the drift falls
+            faster than any bound by L and zeta.
     """
 
     p: float
@@ -172,7 +174,7 @@ def study(shares: list[float], target: float, local_steps: int, start: float, **
 
 
 def noisy_errors(data: Quadratics, lr: float, local_steps: int, rounds: int, start: float, seed: int) -> np.ndarray:
-    """||x - x*||^2 after each round of FedAvg whose steps see the gradient of one random sample of the client's: [rounds + 1]."""
+    """||x - x*||^2 after each round of FedAvg with steps on the gradient of one random sample of the client: [rounds + 1]."""
     rng, pairs = np.random.default_rng(seed), data._clients
     slopes = np.stack([a.numpy() for a, _ in pairs])
     values = np.stack([b.numpy() for _, b in pairs])
@@ -190,7 +192,7 @@ def noisy_errors(data: Quadratics, lr: float, local_steps: int, rounds: int, sta
 
 
 def shuffling_study(arguments: list[str]) -> None:
-    """Count the rounds that shuffling a part of the clients' samples saves on quadratics, beside Fedssyn's theory.
+    """Count the rounds that shuffling a part of the clients' samples saves on quadratics, and compare with Fedssyn's theory.
 
     Section 2.3 and appendix A.3.2 of https://arxiv.org/abs/2306.13263: step sizes are tuned for each fraction.
     """
@@ -224,7 +226,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
     parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
     parser.add_argument("--dimension", type=int, default=25, help="d")
-    parser.add_argument("--samples", type=int, default=100, help="of each client, n_i")
+    parser.add_argument("--samples", type=int, default=100, help="samples of each client, n_i")
     parser.add_argument("--zeta", type=float, default=10.0, help="how far the clients differ, above 0")
     parser.add_argument("--sigma", type=float, default=1000**0.5, help="noise of the second part; 0 leaves it out")
     parser.add_argument("--local-steps", type=int, default=10, help="tau")
@@ -232,15 +234,15 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--start", type=float, default=1.0, help="every coordinate of x_0")
     parser.add_argument("--noise-rounds", type=int, default=300, help="rounds of the second part")
     parser.add_argument("--noise-lr", type=float, default=1e-3, help="step size of the second part")
-    parser.add_argument("--seed", type=int, default=0, help="of samples and shuffling")
+    parser.add_argument("--seed", type=int, default=0, help="seed of samples and shuffling")
     parser.add_argument("--out", default="runs/shuffling-study", help="folder for the tables and the figure")
     return parser
 
 
 def _check(given: Namespace) -> None:
     if min(given.p) < 0 or max(given.p) > 1:
-        raise ValueError(f"--p are fractions from 0 to 1; got {given.p}")
-    at_least(None, 2, hint="one alone has nobody to exchange with", **{"--clients": given.clients})
+        raise ValueError(f"--p takes fractions from 0 to 1; got {given.p}")
+    at_least(None, 2, hint="a single client has no other to exchange samples with", **{"--clients": given.clients})
     names = ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr")
     positive(None, **{f"--{name.replace('_', '-')}": getattr(given, name) for name in names})
 
@@ -278,7 +280,7 @@ def _write(out: Path, rows: list[Row], curves: dict[tuple[float, float], np.ndar
 
 
 def study_figure(rows: list[Row], curves: dict[tuple[float, float], np.ndarray]) -> Figure:
-    """Rounds counted and predicted, the ratio of coefficients, and the errors under noise."""
+    """Counted and predicted rounds, the ratio of coefficients, and the errors under noise."""
     sigmas = sorted({sigma for sigma, _ in curves})
     figure = Figure(figsize=(4 * (2 + len(sigmas)), 3.2), layout="constrained")
     axes = figure.subplots(1, 2 + len(sigmas))

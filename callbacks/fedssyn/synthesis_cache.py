@@ -1,4 +1,4 @@
-"""Synthetic sets on disk: made once for each setting and client, read again by later runs, and shown as images."""
+"""Synthetic sets on disk: generated once for each setting and client, read by later runs, and exported as images."""
 
 import csv
 import hashlib
@@ -32,16 +32,16 @@ REMEDY = "free space or choose another directory"
 
 @dataclass(frozen=True)
 class Synthesis:
-    """What the synthetic sets of a federation are made of.
+    """The settings of a federation's synthetic sets.
 
-    It fixes them to the bit on one kind of device and version of torch; sets that were made on another, or with secret noise, are
-    taken as they lie there.
+    They determine the sets to the bit on one kind of device and version of torch. Sets on disk are used even if they were
+    generated on another device or with secret noise.
 
     Args:
         generator: the clients' generator.
-        rho: fraction of its samples that a client trains it on.
-        count: how many samples each client makes.
-        seed: of everything that is drawn.
+        rho: fraction of its samples on which a client trains it.
+        count: how many samples each client generates.
+        seed: seed of all random draws.
     """
 
     generator: DataGenerator
@@ -50,7 +50,7 @@ class Synthesis:
     seed: int
 
     def about(self, federation: Federation) -> dict[str, Any]:
-        """All that the sets depend on, which names their folder."""
+        """Everything that the sets depend on; its hash names their folder."""
         return {
             "format": FORMAT,
             "generator": repr(self.generator),
@@ -66,7 +66,7 @@ class Synthesis:
 def fingerprint(federation: Federation) -> str:
     """Eight hex digits of a training set: its shape, its targets and its inputs.
 
-    Inputs on disk may take an hour to read: of those it is a hundred, and when the file was last written.
+    Reading all inputs from disk may take an hour: for a memory map, only a hundred inputs and the file's time of change count.
     """
     train, inputs = federation.train, federation.train.inputs
     digest = hashlib.sha256(f"{tuple(inputs.shape)} {inputs.dtype}".encode())
@@ -84,15 +84,15 @@ def fingerprint(federation: Federation) -> str:
 
 
 def folder_of(about: dict[str, Any], root: Path) -> Path:
-    """Where the sets lie that depend on this."""
+    """The folder of the sets with these properties."""
     return root / hashlib.sha256(repr(sorted(about.items())).encode()).hexdigest()[:12]
 
 
 def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | None) -> tuple[list[Set], Path | None]:
-    """Every client's synthetic set, as far as its images were not deleted, and the folder.
+    """Every client's synthetic set without deleted images, and the folder.
 
-    What lies there already is read, the rest made: a run that was killed goes on with the first client that was not finished.
-    Processes share out the clients; two runs that want the same sets at once wait for one another instead of making them twice.
+    Sets on disk are read, and the others generated: a killed run continues with the first client that was not finished. Processes
+    divide the clients among themselves. Of two runs that need the same sets at once, one waits for the other's.
     """
     rank, world_size = _process()
     about = {} if root is None else synthesis.about(federation)
@@ -121,13 +121,13 @@ def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | No
 
 
 def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]:
-    """Write every synthetic image as ``images/client-0000/<class>/<number>.png``, once; deleted ones are not written again.
+    """Write every synthetic image as ``images/client-0000/<class>/<number>.png``, once; deleted images are not written again.
 
-    Returns the folder of the images, how many there are, and how many there were.
+    Returns the folder of the images, the number of images that are left, and the number before any were deleted.
     """
     form, images = Form.of(federation.train), folder / "images"
     if not form.images:
-        raise ValueError(f"only images can be looked at, and the data holds rows of a table: they are in {folder}, as .npz")
+        raise ValueError(f"only images can be exported, and these samples are rows of a table: read them as .npz in {folder}")
     sets = [_read(folder / f"{_name(client)}.npz", federation) for client in range(federation.num_clients)]
     total = sum(len(labels) for _, labels in sets)
     if images.is_dir():
@@ -148,7 +148,7 @@ def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]
 
 
 def training_logs(folder: Path) -> list[dict[str, float]]:
-    """The rows of all clients' training: client, epoch, loss, and epsilon where training was private."""
+    """The rows of all clients' training: client, epoch, loss, and epsilon if training was private."""
     rows = []
     for path in sorted(folder.glob("client-*.csv")):
         try:
@@ -157,7 +157,7 @@ def training_logs(folder: Path) -> list[dict[str, float]]:
             if not all({"client", "epoch"} <= row.keys() for row in rows):
                 raise ValueError("a row lacks its client or epoch")
         except (ValueError, TypeError, csv.Error) as error:
-            raise ValueError(f"{path} is no readable record of a generator's training: delete it ({error})") from error
+            raise ValueError(f"{path} cannot be read as the log of a generator's training: delete it ({error})") from error
     return rows
 
 
@@ -166,7 +166,7 @@ def _make(synthesis: Synthesis, federation: Federation, client: int, log: Callab
 
 
 def _keep_undeleted(made: Set, folder: Path, client: int) -> Set:
-    """The samples whose image was not deleted, once images were written for people to look at."""
+    """The samples with an image that was not deleted, if images were exported."""
     images = folder / "images"
     if not images.is_dir():
         return made
@@ -196,11 +196,11 @@ def _read(path: Path, federation: Federation) -> Set:
         return inputs, labels
     except Exception as error:  # a damaged archive raises nearly every kind
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} is no readable synthetic set: delete it, and it is made again ({reason})") from error
+        raise ValueError(f"{path} cannot be read as a synthetic set: delete it, and it is generated again ({reason})") from error
 
 
 def _check(inputs: Tensor, labels: Tensor, federation: Federation) -> None:
-    """Refuse a set that no client of this federation can have made."""
+    """Refuse a set that no client of this federation can have generated."""
     train, dtype = federation.train.inputs, Form.of(federation.train).dtype
     if inputs.shape[1:] != train.shape[1:] or inputs.dtype != dtype:
         raise ValueError(
@@ -227,7 +227,7 @@ def _process() -> tuple[int, int]:
 
 
 class _Reporter:
-    """A line for each client, and on a terminal one that moves while it trains. Silent where nothing is kept."""
+    """Prints a line for each client and, on a terminal, its progress. Prints nothing if no sets are stored."""
 
     def __init__(self, num_clients: int, folder: Path | None, rank: int) -> None:
         self.num_clients, self.folder = num_clients, folder

@@ -389,7 +389,7 @@ def test_damaged_synthetic_sets(tmp_path: Path) -> None:
     changed[len(whole) // 3] ^= 255
     for content in (whole[:-30], whole[:60], b"", b"text", bytes(changed)):
         file.write_bytes(content)
-        with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+        with one_line(rf"{file.name} cannot be read as a synthetic set: delete it, and it is generated again"):
             prepare()
     for inputs_now, labels_now in (
         (inputs[:-1], labels),
@@ -405,14 +405,14 @@ def test_damaged_synthetic_sets(tmp_path: Path) -> None:
         (inputs, labels.astype(object)),
     ):
         np.savez(file, inputs=inputs_now, labels=labels_now)
-        with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+        with one_line(rf"{file.name} cannot be read as a synthetic set: delete it, and it is generated again"):
             prepare()
     np.savez(file, inputs=inputs)
-    with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+    with one_line(rf"{file.name} cannot be read as a synthetic set: delete it, and it is generated again"):
         prepare()
     with file.open("wb") as single:
         np.save(single, inputs)
-    with one_line(rf"{file.name} is no readable synthetic set: delete it, and it is made again"):
+    with one_line(rf"{file.name} cannot be read as a synthetic set: delete it, and it is generated again"):
         prepare()
     file.unlink()
     again = prepare(rounds=1)
@@ -420,7 +420,7 @@ def test_damaged_synthetic_sets(tmp_path: Path) -> None:
     record = file.with_suffix(".csv")
     for text in ("client,epoch,loss\n2,1,x\n", "a\n1\n", "client,epoch\n1,2,3\n"):
         record.write_text(text)
-        with one_line(rf"{record.name} is no readable record of a generator's training: delete it"):
+        with one_line(rf"{record.name} cannot be read as the log of a generator's training: delete it"):
             prepare(rounds=1)
     record.unlink()
     prepare(rounds=1)

@@ -1,1 +1,1 @@
-"""Fedssyn's generators of labelled data: BetaVAE, ConditionalGAN and DDPM, what they share, and their private training."""
+"""Fedssyn's generators of labelled data: BetaVAE, ConditionalGAN and DDPM, their common interface, and their private training."""

@@ -1,4 +1,4 @@
-"""DataGenerator: what a class-conditional generator must do, and how a client makes its synthetic set with one."""
+"""DataGenerator: the interface of class-conditional generators, and how a client generates its synthetic set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from flcog.core.source import Source
 from flcog.data import Federation, Samples
 
 Sampler = Callable[[Tensor], Tensor]
-"""From labels [B] to inputs [B, ...] in the form in which the generator was given its own."""
+"""From labels [B] to inputs [B, ...] in the form of the training inputs."""
 
 Log = Callable[[int, dict[str, float]], None]
 """``log(epochs done, figures)``, after every epoch."""
@@ -27,14 +27,14 @@ Log = Callable[[int, dict[str, float]], None]
 class DataGenerator(ABC):
     """A class-conditional generator that a client trains on its own samples.
 
-    Subclasses are frozen dataclasses of hyper-parameters. They draw from torch's global random stream, which the caller has seeded
-    for this client, and so need no generator object of their own.
+    Subclasses are frozen dataclasses of hyper-parameters. They draw from torch's global random stream, which the caller has
+    seeded for this client, so they need no random generator of their own.
     """
 
     makes_tables: ClassVar[bool] = True
-    """Whether it can make rows of a table too."""
+    """Whether it can also generate rows of a table."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """What it needs beyond flcog's own dependencies."""
+    """Packages that it needs beyond flcog's own dependencies."""
 
     @abstractmethod
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
@@ -43,21 +43,21 @@ class DataGenerator(ABC):
         Args:
             inputs: images [n, C, H, W] of values in [0, 1], or rows of a table [n, D].
             labels: their classes [n].
-            num_classes: of the task, more than the client may have.
-            log: is told each epoch's figures.
+            num_classes: number of the task's classes; the client may have fewer.
+            log: receives each epoch's losses.
         """
 
 
 def require(package: str, what: str) -> Any:
-    """A package of the ``generate`` extra, which `import flcog` must not load, and a plain install does not bring."""
+    """Import a package of the ``generate`` extra, which neither a plain install nor `import flcog` loads."""
     return extras.require(package, what, "generate")
 
 
 def check_generator(generator: DataGenerator, images: bool) -> None:
-    """Refuse data that the generator cannot make, or a machine without its packages, before anything is trained."""
+    """Refuse data that the generator cannot generate, or a machine without its packages, before anything is trained."""
     name = type(generator).__name__
     if not images and not generator.makes_tables:
-        raise ValueError(f"{name} makes images, and this data set holds rows of a table: use BetaVAE or ConditionalGAN")
+        raise ValueError(f"{name} generates images, and this data set has rows of a table: use BetaVAE or ConditionalGAN")
     private = getattr(generator, "privacy", None) is not None
     for package in (*generator.packages, *(["opacus"] if private else [])):
         require(package, name if package in generator.packages else "private training")
@@ -65,12 +65,12 @@ def check_generator(generator: DataGenerator, images: bool) -> None:
 
 @dataclass(frozen=True)
 class Form:
-    """How a data set stores its inputs, and a generator's values for the same.
+    """How a data set stores its inputs, and the conversion to a generator's values and back.
 
     Args:
         images: whether they are images, stored [N, H, W, C]; rows of a table otherwise.
-        white: the stored value of a full pixel: 255 for bytes (1 where bytes only are 0 and 1, as dSprites'), 1 for floats.
-        dtype: of the stored values.
+        white: the stored value of a full pixel: 255 for bytes (1 if all bytes are 0 or 1, as in dSprites), 1 for floats.
+        dtype: type of the stored values.
     """
 
     images: bool
@@ -79,18 +79,18 @@ class Form:
 
     @classmethod
     def of(cls, samples: Samples) -> "Form":
-        """The form of a set's inputs; an error where they are no numbers that could be generated."""
+        """The form of a set's inputs; an error if they cannot be generated."""
         if isinstance(samples.inputs, Source):
             raise ValueError(
-                "synthetic data are made as the data set's inputs are stored, and these are read while the model trains: set cache_dir"
+                "synthetic data need inputs in memory or in a cache, and these are read from files during training: set cache_dir"
             )
         first = torch.as_tensor(samples.inputs[:1000])
         if first.dtype != torch.uint8 and not first.is_floating_point():
             raise ValueError(f"{first.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
         if first.ndim not in (2, 4):
-            raise ValueError(f"generators make images or rows of a table; these inputs have shape {tuple(first.shape[1:])}")
+            raise ValueError(f"generators make images or rows of a table; got inputs of shape {tuple(first.shape[1:])}")
         if first.ndim == 4 and first.is_floating_point() and not 0 <= float(first.min()) <= float(first.max()) <= 1:
-            raise ValueError("images stored as floats must lie in [0, 1] to be generated: store them so, or as bytes")
+            raise ValueError("images stored as floats must lie in [0, 1] to be generated: rescale them, or store bytes")
         binary = first.dtype == torch.uint8 and int(first.max()) <= 1
         return cls(first.ndim == 4, 255.0 if first.dtype == torch.uint8 and not binary else 1.0, first.dtype)
 
@@ -104,7 +104,7 @@ class Form:
         return (values / self.white).permute(0, 3, 1, 2).contiguous() if self.images else values
 
     def decode(self, values: Tensor) -> Tensor:
-        """The inverse, cut to what can be stored."""
+        """The inverse of ``encode``, clipped and rounded to values that the data set can store."""
         if self.images:
             values = values.permute(0, 2, 3, 1).clamp(0, 1) * self.white
         values = values if self.dtype.is_floating_point else values.round()
@@ -113,13 +113,13 @@ class Form:
 
 @contextmanager
 def seeded_in_float32(key: int, device: torch.device) -> Iterator[None]:
-    """Torch's global stream starts from ``key`` inside and is as it was after; new tensors are float32 whatever the run's precision."""
+    """Start torch's global stream from ``key`` inside, restore it afterwards, and make new tensors float32 in every precision."""
     with seeded(key, device), default_dtype(torch.float32):
         yield
 
 
 def subset_of(federation: Federation, client: int, rho: float, seed: int) -> np.ndarray:
-    """The samples on which a client trains its generator: round(rho n_k) of its own, at random, one at least."""
+    """The samples on which a client trains its generator: round(rho n_k) of its own, drawn at random, at least one."""
     own = federation.partition.client(client)
     count = max(1, round(rho * len(own)))
     order = np.random.default_rng(fold(seed, client, "subset")).permutation(len(own))
@@ -144,7 +144,7 @@ def synthesise(
 ) -> tuple[Tensor, Tensor]:
     """Train a client's generator and draw its synthetic set: inputs as the data set stores them, and labels, on the CPU.
 
-    All that is random follows from ``seed`` and ``client``.
+    All random draws follow from ``seed`` and ``client``.
     """
     train, device = federation.train, federation.train.targets.device
     rows = torch.from_numpy(subset_of(federation, client, rho, seed)).to(device)
@@ -160,13 +160,13 @@ def synthesise(
 
 
 def _finite(values: Tensor, client: int) -> Tensor:
-    """What a generator made, unless its training diverged: as bytes, NaN would look like pixels."""
+    """A generator's output, or an error if its training diverged: stored as bytes, NaN would look like pixels."""
     if not torch.isfinite(values).all():
         raise ValueError(f"client {client}'s generator has diverged: it makes NaN or infinite values. Lower generator.lr")
     return values
 
 
 def padded(images: Tensor, multiple: int) -> Tensor:
-    """Images [B, C, H, W] with black added below and to the right until both sides are multiples of ``multiple``."""
+    """Pad images [B, C, H, W] with black below and on the right until both sides are multiples of ``multiple``."""
     height, width = images.shape[2:]
     return F.pad(images, (0, -width % multiple, 0, -height % multiple))

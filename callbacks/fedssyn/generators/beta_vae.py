@@ -1,4 +1,4 @@
-"""BetaVAE: a beta-VAE as a generator of labelled data, which decodes a class from around its mean latent."""
+"""BetaVAE: a beta-VAE as a generator of labelled data. It decodes a class from samples around its mean latent."""
 
 import math
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class Posterior(NamedTuple):
 class Autoencoder(nn.Module):
     """Encoder and decoder of Burgess et al.: 4x4 convolutions of stride 2 down to 4x4 pixels, and two hidden layers of 256.
 
-    For images of 64x64 those are their four convolutions of 32 channels; smaller sides take fewer, and sides that are no power of
-    two are padded with black to one. Rows of a table have the hidden layers alone.
+    For images of 64x64 these are the authors' four convolutions of 32 channels. Smaller images have fewer convolutions; sides
+    that are not powers of two are padded with black. Rows of a table have only the hidden layers.
     """
 
     def __init__(self, shape: tuple[int, ...], latent: int, channels: int, hidden: int, num_conditions: int) -> None:
@@ -98,7 +98,7 @@ class Autoencoder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BetaVAE(DataGenerator):
-    """An autoencoder whose latents are held near a normal distribution; a class's inputs are decoded from around its mean latent.
+    """An autoencoder with latents close to a normal distribution; a class's inputs are decoded from around its mean latent.
 
     With reconstruction error E (the cross-entropy of pixels, or half the squared error of a table's values), posterior q(z | x)
     with mean m(x), and N samples of class c::
@@ -107,22 +107,22 @@ class BetaVAE(DataGenerator):
         mu_c = mean of m(x) over the class,     z ~ N(mu_c, std^2 I),     x~ = decoder(z)
 
     Appendix A.4 of Fedssyn (https://arxiv.org/abs/2306.13263) after Burgess et al. 2018 (https://arxiv.org/abs/1804.03599). Under
-    differential privacy the means come with noise and are paid for: each sample's m(x), cut to a norm of sqrt(latent), and its
-    count of 1 share one more step of the accountant's.
+    differential privacy the means are noisy and cost privacy: each sample's m(x), cut to a norm of sqrt(latent), and its
+    count of 1 are released together as one more step of the accountant.
 
     Args:
         latent: dimensions of z, >= 1.
-        beta: weight of the divergence, >= 0; Fedssyn does not state its own.
-        capacity: the divergence aimed at when training ends, in nats, >= 0; Burgess et al. take beta 1000 and 25.
+        beta: weight of the divergence, >= 0; Fedssyn does not state its value.
+        capacity: target of the divergence at the end of training, in nats, >= 0; Burgess et al. use beta 1000 and capacity 25.
         std: spread of the latents about their class's mean, > 0.
-        conditional: whether encoder and decoder are also told the label, which Fedssyn's are not: better where a client has
-            several classes.
-        channels: of the convolutions, >= 1.
+        conditional: whether encoder and decoder also receive the label; better for clients with several classes. Fedssyn's do
+            not.
+        channels: channels of the convolutions, >= 1.
         hidden: width of the hidden layers, >= 1.
-        epochs: >= 1.
-        batch_size: >= 1.
-        lr: of Adam, > 0.
-        privacy: see :class:`PrivateTraining`; None trains without.
+        epochs: passes over the client's samples, >= 1.
+        batch_size: samples in a step, >= 1.
+        lr: learning rate of Adam, > 0.
+        privacy: see :class:`PrivateTraining`; None trains without privacy.
 
     Example:
         >>> BetaVAE(epochs=30).latent
@@ -188,7 +188,8 @@ def class_means(latents: Tensor, labels: Tensor, num_classes: int, budget: Budge
         return membership.T @ latents / membership.sum(0).clamp(min=1)[:, None]
     longest = math.sqrt(latents.shape[1])
     cut = latents / latents.norm(dim=1, keepdim=True).clamp(min=longest)
-    # A sample adds to its class's sum and count together: each part has a norm of at most 1, so both over sqrt(2) have at most 1.
+    # A sample adds to its class's sum and count. Both have norms of at most 1, so together, divided by sqrt(2), they have a norm of
+    # at most 1.
     row = torch.cat([cut, torch.ones_like(cut[:, :1])], 1) / math.sqrt(2)
     released = budget.release(membership[:, :, None] * row[:, None, :])
     return longest * released[:, :-1] / released[:, -1:].clamp(min=1 / math.sqrt(2))

@@ -70,23 +70,23 @@ class Critic(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionalGAN(DataGenerator):
-    """A generator G and a discriminator D, both told the class, trained against one another.
+    """A generator G and a discriminator D, trained against one another; both receive the class.
 
     With s the softplus, z noise, and y labels with the class frequencies of the client::
 
         min_D  s(-D(x, y)) + s(D(G(z, y), y)),        min_G  s(-D(G(z, y), y))
 
-    Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661) with the convolutions of DCGAN (https://arxiv.org/abs/1511.06434); one
-    of the generators that section 5 of Fedssyn (https://arxiv.org/abs/2306.13263) compares. Only D sees samples, so only its steps
-    are made private, and G inherits the guarantee.
+    Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661) with the convolutions of DCGAN (https://arxiv.org/abs/1511.06434). It
+    is among the generators that section 5 of Fedssyn (https://arxiv.org/abs/2306.13263) compares. Only D sees samples, so only
+    its steps are private, and G inherits the guarantee.
 
     Args:
         latent: dimensions of the noise, >= 1.
         width: channels of the outermost layers, or half the hidden units for a table, >= 1.
-        epochs: >= 1.
-        batch_size: >= 1.
-        lr: of both Adams (betas 0.5 and 0.999), > 0.
-        privacy: see :class:`PrivateTraining`; None trains without.
+        epochs: passes over the client's samples, >= 1.
+        batch_size: samples in a step, >= 1.
+        lr: learning rate of both Adams (betas 0.5 and 0.999), > 0.
+        privacy: see :class:`PrivateTraining`; None trains without privacy.
 
     Example:
         >>> ConditionalGAN(epochs=50).latent

@@ -1,4 +1,4 @@
-"""DDPM: a denoising diffusion model as a generator of labelled images, from diffusers' network and noise schedule."""
+"""DDPM: a denoising diffusion model as a generator of labelled images, with diffusers' network and noise schedule."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,37 +13,39 @@ from flcog.core.checks import all_at_least, at_least, positive, within
 
 @dataclass(frozen=True, kw_only=True)
 class DDPM(DataGenerator):
-    """A U-Net that takes the noise out of images of a class, step by step.
+    """A U-Net that removes noise step by step until an image of the given class remains.
 
     With the cosine schedule alpha_bar(t), T = ``diffusion_steps``, and t drawn uniformly::
 
         min  || e - e_theta(sqrt(alpha_bar_t) x + sqrt(1 - alpha_bar_t) e, t, y) ||^2 / D,     e ~ N(0, I),  x in [-1, 1]
 
-    Images are drawn by the ancestral sampler of Ho et al. with variance beta~_t over ``sampling_steps`` of the T steps, with the
-    predicted x_0 cut to [-1, 1], from a moving average of the weights. Its decay warms up (diffusers' ``EMAModel``): a constant
-    0.9995 would, after the 1,000 steps that a client with few images takes, still be 61 % of the random start.
+    The ancestral sampler of Ho et al. draws images with variance beta~_t in ``sampling_steps`` of the T steps, with the
+    predicted x_0 cut to [-1, 1], from a moving average of the weights. The decay of that average warms up (diffusers'
+    ``EMAModel``): after the 1,000 steps of a client with few images, a constant decay of 0.9995 would leave 61 % of the random
+    start.
 
     Ho et al. 2020 (https://arxiv.org/abs/2006.11239), cosine schedule of Nichol and Dhariwal 2021
-    (https://arxiv.org/abs/2102.09672). The defaults are the setting of Fedssyn (section 4 of https://arxiv.org/abs/2306.13263, which
-    trained with https://github.com/VSehwag/minimal-diffusion): attention down to a quarter of the side and in the middle. Built of
-    diffusers' blocks it has 14.2 million parameters for ten classes of 32x32 colour images, where theirs has 14.4. Needs
-    ``pip install 'flcog[generate]'``. Images whose sides the network cannot halve so often are padded with black.
+    (https://arxiv.org/abs/2102.09672). The defaults are the setting of Fedssyn (section 4 of https://arxiv.org/abs/2306.13263,
+    which trained with https://github.com/VSehwag/minimal-diffusion): attention in the middle and down to a quarter of the side.
+    Built from diffusers' blocks, the network has 14.2 million parameters for ten classes of 32x32 colour images; the authors' has
+    14.4. Needs ``pip install 'flcog[generate]'``. Images are padded with black if the network cannot halve their sides often
+    enough.
 
     Args:
         width: channels at full resolution, >= 1.
-        multipliers: times ``width``, the channels at each resolution; each is half of the one before.
+        multipliers: the channels at each resolution, as multiples of ``width``; each resolution is half of the one before.
         blocks: residual blocks at each resolution, >= 1.
-        attention: how many resolutions, from the largest on, have self-attention.
+        attention: how many resolutions, starting with the largest, have self-attention.
         head_dim: channels of an attention head, >= 1.
-        dropout: in [0, 1).
+        dropout: probability of dropout, in [0, 1).
         diffusion_steps: T, >= 1.
-        sampling_steps: of these, for drawing, 1 to T.
-        epochs: >= 1.
-        batch_size: >= 1.
-        lr: of AdamW, > 0.
-        ema: the moving average's decay, in [0, 1); 0 draws from the last weights.
-        flip: whether images are mirrored by chance; Fedssyn's for CIFAR are. Not for digits or letters.
-        privacy: see :class:`PrivateTraining`; None trains without.
+        sampling_steps: steps that the sampler takes, 1 to T.
+        epochs: passes over the client's samples, >= 1.
+        batch_size: samples in a step, >= 1.
+        lr: learning rate of AdamW, > 0.
+        ema: the moving average's decay, in [0, 1); 0 samples from the last weights.
+        flip: whether to mirror images at random, as Fedssyn does for CIFAR. Not for digits or letters.
+        privacy: see :class:`PrivateTraining`; None trains without privacy.
 
     Example:
         >>> small = DDPM(width=32, multipliers=(1, 2, 2), blocks=1, attention=0, sampling_steps=50)
@@ -77,7 +79,7 @@ class DDPM(DataGenerator):
         all_at_least(self, 1, "multipliers")
         if not 0 <= self.attention <= len(self.multipliers):
             raise ValueError(
-                f"DDPM: attention counts resolutions, 0 to the {len(self.multipliers)} of multipliers; got {self.attention}"
+                f"DDPM: attention must lie in [0, {len(self.multipliers)}], the number of multipliers; got {self.attention}"
             )
         if self.sampling_steps > self.diffusion_steps:
             raise ValueError(
@@ -168,6 +170,6 @@ class DDPM(DataGenerator):
 
     @staticmethod
     def _denoise(scheduler: Any, predicted: Tensor, step: int, images: Tensor) -> Tensor:
-        # On the CPU whatever the device, so that a seed gives the same start and noise everywhere.
+        # On the CPU for every device, so that a seed gives the same start and noise everywhere.
         rng = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         return scheduler.step(predicted, step, images, generator=rng).prev_sample

@@ -1,4 +1,4 @@
-"""Training of a client's generator, with differential privacy (DP-SGD, by Opacus) where it is asked for."""
+"""Training of a client's generator, with differential privacy (DP-SGD, by Opacus) on request."""
 
 import os
 import warnings
@@ -21,32 +21,34 @@ Loss = Callable[[Any, Tensor, Tensor], Tensor]
 class PrivateTraining:
     """Trains a generator with a differential privacy guarantee (DP-SGD), by Opacus.
 
-    In every step each sample takes part with probability q = batch_size / n, and the optimiser sees::
+    In every step each sample takes part with probability q = batch_size / n, and the optimiser receives::
 
         1/(q n) [ sum_j g_j min(1, max_grad_norm / ||g_j||) + N(0, noise_multiplier^2 max_grad_norm^2 I) ]
 
-    so that all that is made with the generator is (epsilon, delta)-private in the client's samples: adding or removing one changes
-    the distribution of what the client sends by a factor of at most e^epsilon, but for a chance of delta. Epsilon is Opacus'
-    Renyi accountant's, logged after every epoch. Outside of it are:
+    Everything that the generator makes is then (epsilon, delta)-private in the client's samples: adding or removing one sample
+    changes the distribution of the client's message by a factor of at most e^epsilon, except with probability delta. Opacus'
+    Renyi accountant computes epsilon after every epoch. The guarantee does not cover:
 
-    - how many samples of each class the client has, which the synthetic labels follow;
-    - the run's seed, from which the noise follows unless ``secret``, and which stands in config.yaml and at the trackers: who knows
-      it can take the noise away;
+    - the number of samples of each class, because the synthetic labels follow it;
+    - the run's seed, in config.yaml and at the trackers, unless ``secret``: the noise follows from it, so that everyone who knows
+      it
+      can remove the noise;
     - the quality of torch's random numbers, which are not cryptographic;
-    - the loss of each epoch in synthetic.csv, which has no noise: keep it to yourself;
-    - which images people delete by hand, if they look at the samples to decide.
+    - the loss of each epoch in synthetic.csv, which has no noise: do not publish it;
+    - the choice of images that people delete by hand, if they look at the samples to decide.
 
     Abadi et al. 2016 (https://arxiv.org/abs/1607.00133); Fedssyn's values, after Dockhorn et al. 2022
-    (https://arxiv.org/abs/2210.09929), in section 6 of https://arxiv.org/abs/2306.13263; Opacus, https://arxiv.org/abs/2109.12298.
+    (https://arxiv.org/abs/2210.09929), in section 6 of https://arxiv.org/abs/2306.13263; Opacus,
+    https://arxiv.org/abs/2109.12298.
 
     Args:
         noise_multiplier: the noise's scale in units of ``max_grad_norm``, > 0.
-        max_grad_norm: longest gradient of one sample, > 0.
+        max_grad_norm: largest gradient norm of one sample, > 0.
         delta: in (0, 1), well below 1 / n.
-        max_epsilon: training ends before the epoch that would exceed it, > 0; None for never.
-        secret: whether noise and sampling come from the system's entropy (``os.urandom``) instead of the seed. The sets then can be
-            made only once: what lies in Fedssyn's ``directory`` is all there is of them.
-        physical_batch_size: gradients of so many samples are in memory at once, >= 1; changes no result but by rounding.
+        max_epsilon: training ends before the epoch that would exceed it, > 0; None for no limit.
+        secret: whether noise and sampling come from the system's entropy (``os.urandom``) instead of the seed. The sets then
+            cannot be generated again: Fedssyn's ``directory`` has the only copy.
+        physical_batch_size: number of samples with gradients in memory at once, >= 1; changes results only by rounding.
 
     Example:
         >>> PrivateTraining(max_epsilon=10.0).noise_multiplier
@@ -63,10 +65,10 @@ class PrivateTraining:
     def __post_init__(self) -> None:
         positive(self, "noise_multiplier", "max_grad_norm", "max_epsilon")
         at_least(self, 1, "physical_batch_size")
-        within(self, "(0, 1)", "delta", hint="take one well below 1 / samples")
+        within(self, "(0, 1)", "delta", hint="choose a value well below 1 / samples")
 
     def report(self, epsilon: float) -> str:
-        """Epsilon as it may be reported: with delta, who computed it, and when it protects nothing.
+        """Epsilon for a report: with delta, the accountant, and a warning if the noise protects nothing.
 
         >>> PrivateTraining(secret=True).report(9.8765)
         "epsilon 9.877 at most, delta 1e-05, by Opacus' Renyi accountant; noise from the system's entropy"
@@ -74,14 +76,15 @@ class PrivateTraining:
         noise = (
             "noise from the system's entropy"
             if self.secret
-            else "its noise follows the run's seed, with which anybody can take it away: it protects nothing (generator.privacy.secret)"
+            else "anyone who knows the run's seed can remove its noise: it protects nothing (generator.privacy.secret)"
         )
         return f"epsilon {epsilon:.4g} at most, delta {self.delta:g}, by Opacus' Renyi accountant; {noise}"
 
     def stream(self, device: torch.device | str = "cpu") -> torch.Generator | None:
-        """Where one draw of noise or samples comes from; None for torch's global stream, which follows the seed.
+        """The random generator for one draw of noise or samples; None for torch's global stream, which follows the seed.
 
-        A new one for each draw: torch uses 32 bits of a seed on the CPU, few enough to be tried out were they a whole training's.
+        Each draw gets a new one: torch uses only 32 bits of a seed on the CPU, and an attacker could try them all for a whole
+            training.
         """
         if not self.secret:
             return None
@@ -89,7 +92,7 @@ class PrivateTraining:
 
 
 class Budget:
-    """What has been spent of a client's privacy.
+    """Counts the privacy that a client's training has spent.
 
     Args:
         privacy: the setting.
@@ -100,18 +103,18 @@ class Budget:
         require("opacus", "private training")
         self.privacy, self.extra_releases = privacy, extra_releases
         self.steps: dict[float, int] = {}
-        """Steps taken, by the rate at which samples took part."""
+        """Number of steps for each probability that a sample takes part."""
         self._divergences: dict[float, Any] = {}
 
     def spend(self, sample_rate: float) -> None:
-        """Count a step in which each sample took part with this probability."""
+        """Count a step with this probability that a sample takes part."""
         self.steps[sample_rate] = self.steps.get(sample_rate, 0) + 1
 
     def epsilon(self, more_steps: int = 0, sample_rate: float = 1.0) -> float:
-        """What will have been spent after so many more steps and the releases still to come.
+        """Epsilon after ``more_steps`` further steps and the releases still to come.
 
-        That is what ``opacus.accountants.RDPAccountant`` says. It would compute a step's divergence anew every time, for up to
-        a third of a second; divergences add up over steps, so once is enough.
+        ``opacus.accountants.RDPAccountant`` gives the same result, but recomputes a step's divergence every time,
+        which takes up to a third of a second. Divergences add up over steps, so this class computes each one once.
         """
         steps = dict(self.steps)
         for rate, count in ((sample_rate, more_steps), (1.0, self.extra_releases)):
@@ -121,13 +124,13 @@ class Budget:
         analysis = require("opacus.accountants.analysis.rdp", "private training")
         orders = require("opacus.accountants", "private training").RDPAccountant.DEFAULT_ALPHAS
         with warnings.catch_warnings():
-            # Opacus warns where the best Renyi order is the largest it tries: epsilon then is valid, if not as small as possible.
+            # Opacus warns if the best Renyi order is the largest it tries: epsilon is then valid, but perhaps not the smallest.
             warnings.simplefilter("ignore")
             total = sum(count * self._divergence(rate, analysis, orders) for rate, count in steps.items() if count)
             return float(analysis.get_privacy_spent(orders=orders, rdp=total, delta=self.privacy.delta)[0])
 
     def allows(self, more_steps: int, sample_rate: float, first: bool) -> bool:
-        """Whether another epoch of so many steps stays within ``max_epsilon``; an error where not even the first does."""
+        """Whether another epoch of ``more_steps`` stays within ``max_epsilon``; an error if even the first does not."""
         limit = self.privacy.max_epsilon
         if limit is None or (epsilon := self.epsilon(more_steps, sample_rate)) <= limit:
             return True
@@ -146,7 +149,7 @@ class Budget:
         return self._divergences[rate]
 
     def release(self, contributions: Tensor) -> Tensor:
-        """The noisy sum of rows [n, ...] of which each has a norm of at most 1, and counts for that."""
+        """The noisy sum of rows [n, ...] with norms of at most 1; counts as a step with all samples."""
         self.extra_releases -= 1
         self.spend(1.0)
         noise = torch.randn(contributions.shape[1:], generator=self.privacy.stream()).to(contributions.device)
@@ -158,15 +161,15 @@ class Training:
     """One client's training of one network: epochs that minimise the mean loss.
 
     Args:
-        network: learns.
-        loss: of each sample.
-        optimizer: of the network.
+        network: the network to train.
+        loss: computes the loss of each sample.
+        optimizer: optimiser of the network's parameters.
         inputs, labels: the client's samples.
-        epochs: how many.
-        batch_size: samples in a step; in a private one, on average.
-        log: is told each epoch's figures.
-        privacy: None for shuffled epochs; else each step's samples are drawn independently, and it gets noise.
-        after_step: is given the network after each step, as training wraps it.
+        epochs: number of epochs.
+        batch_size: samples in a step; in a private step, their expected number.
+        log: receives each epoch's losses.
+        privacy: None for shuffled epochs; otherwise each step draws its samples independently and adds noise.
+        after_step: called after each step with the network, which Opacus may have wrapped.
         extra_releases: see :class:`Budget`.
 
     Example:
@@ -192,7 +195,7 @@ class Training:
     extra_releases: int = 0
 
     def run(self) -> Budget | None:
-        """Train, and return what was spent of the client's privacy where it is protected."""
+        """Train; returns the privacy that was spent if training is private."""
         if self.privacy is not None:
             return self._run_privately(self.privacy)
         for epoch in range(self.epochs):
@@ -200,7 +203,7 @@ class Training:
         return None
 
     def _epoch(self) -> float:
-        total = torch.zeros((), device=self.inputs.device)  # read once an epoch: an accelerator does not wait for each step's
+        total = torch.zeros((), device=self.inputs.device)  # read once an epoch, so that an accelerator need not wait each step
         for rows in torch.randperm(len(self.inputs)).split(self.batch_size):
             self.optimizer.zero_grad(set_to_none=True)
             values = self._backward(self.network, rows.to(self.inputs.device))
@@ -247,7 +250,7 @@ class Training:
         return budget
 
     def _private_step(self, wrapped: Any, private: Any, privacy: PrivateTraining, rate: float) -> list[Tensor]:
-        """One step on samples that each take part with probability ``rate``, as the accountant presumes; returns their losses."""
+        """One step on samples that each take part with probability ``rate``, as the accountant assumes; returns their losses."""
         drawn = torch.nonzero(torch.rand(len(self.inputs), generator=privacy.stream()) < rate).squeeze(1).to(self.inputs.device)
         parts, losses = drawn.split(privacy.physical_batch_size), []
         private.generator = privacy.stream(self.inputs.device)
@@ -265,9 +268,9 @@ class Training:
 
 
 def _inputs_in_order(network: nn.Module) -> list[Any]:
-    """Hooks that lay out convolutions' inputs in memory as N, C, H, W, to be removed after training.
+    """Hooks that make convolutions' inputs contiguous as N, C, H, W, to be removed after training.
 
-    Opacus 1.6 takes them to lie so, and after attention they do not: it would clip and add up something else than gradients.
+    Opacus 1.6 assumes this layout. After attention inputs have another one, and Opacus would clip and add wrong gradients.
     """
     return [
         layer.register_forward_pre_hook(lambda _, given: tuple(value.contiguous() for value in given))
@@ -278,7 +281,7 @@ def _inputs_in_order(network: nn.Module) -> list[Any]:
 
 @contextmanager
 def hooks_off(network: Any) -> Iterator[nn.Module]:
-    """The network without Opacus' bookkeeping, for passes that read no client's sample."""
+    """The network without Opacus' bookkeeping, for passes that read no samples of the client."""
     if not hasattr(network, "disable_hooks"):
         yield network
         return
@@ -291,7 +294,7 @@ def hooks_off(network: Any) -> Iterator[nn.Module]:
 
 @contextmanager
 def _opacus_without_its_warnings() -> Iterator[None]:
-    """Opacus' hooks make torch warn about inputs without gradients in every pass, and the first layer never needs one."""
+    """Hide torch's warning about inputs without gradients: Opacus' hooks cause it in every pass, as a first layer needs none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

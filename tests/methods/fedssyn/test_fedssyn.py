@@ -56,7 +56,7 @@ REFUSED: Refusals = {
         ({"num_images": 0}, "num_images must be at least 1, or null; got 0"),
         (
             {"share": "real", "keep_own": False},
-            "keep_own=false leaves clients with synthetic data alone, which share=real does not make",
+            "keep_own=false leaves clients only synthetic data, and share=real generates none: set share=shuffled or local",
         ),
         ({"generator": "vae"}, "generator must be a DDPM, a BetaVAE or a ConditionalGAN; got 'vae'"),
     ],
@@ -401,7 +401,7 @@ def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
         ),
         (
             lambda: train(Fedssyn(generator=DDPM())),
-            "DDPM makes images, and this data set holds rows of a table: use BetaVAE or ConditionalGAN",
+            "DDPM generates images, and this data set has rows of a table: use BetaVAE or ConditionalGAN",
         ),
         (
             lambda: fit(tmp_path, Fedssyn(generator=Stamp(), directory=str(tmp_path / "file"))),

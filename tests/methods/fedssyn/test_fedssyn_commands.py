@@ -107,8 +107,8 @@ def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--p", "1.5"], "--p are fractions from 0 to 1; got [1.5]"),
-        (["--clients", "1"], "--clients must be at least 2; got 1: one alone has nobody to exchange with"),
+        (["--p", "1.5"], "--p takes fractions from 0 to 1; got [1.5]"),
+        (["--clients", "1"], "--clients must be at least 2; got 1: a single client has no other to exchange samples with"),
         (["--zeta", "0"], "--zeta must be positive; got 0.0"),
         (["--dimension", "0"], "--dimension must be positive; got 0"),
         (["--target", "1e3"], "--target 1000 is reached after 0 rounds, and so is four times that: lower it"),

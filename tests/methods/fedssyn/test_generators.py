@@ -32,7 +32,7 @@ REFUSED: Refusals = {
     ],
     DDPM: [
         ({"multipliers": ()}, "multipliers must be one or more numbers of at least 1; got ()"),
-        ({"attention": 5}, "attention counts resolutions, 0 to the 4 of multipliers; got 5"),
+        ({"attention": 5}, "attention must lie in [0, 4], the number of multipliers; got 5"),
         ({"sampling_steps": 2000}, "sampling_steps must be at most diffusion_steps=1000; got 2000"),
         ({"ema": 1.0}, "ema must lie in [0, 1); got 1.0"),
     ],
