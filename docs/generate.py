@@ -30,7 +30,8 @@ from flcog.core.text import first_paragraph
 
 ROOT = Path(__file__).parents[1]
 PAGES = yaml.safe_load((ROOT / "docs/method_pages.yaml").read_text(encoding="utf-8"))
-MAIN_CLASSES = ("FederatedTrainer", "ClientModule", "Classifier", "MultiLabelClassifier", "Regressor", "FederatedDataModule")
+MODULES = ("ClientModule", "Classifier", "MultiLabelClassifier", "Regressor")
+MAIN_CLASSES = ("FederatedTrainer", *MODULES, "FederatedDataModule", "SavedRun")
 
 
 def write(path: str, text: str) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Stage,
         Upload,
     )
+    from flcog.run.saved_run import SavedRun
     from flcog.trainer import FederatedTrainer
 else:
     __getattr__, __dir__ = lazily(__name__)
@@ -75,6 +76,7 @@ __all__ = [
     "Regressor",
     "Run",
     "Samples",
+    "SavedRun",
     "Slot",
     "Splits",
     "Stage",

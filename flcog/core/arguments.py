@@ -12,8 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.masking import masked
+
 DEEPEST = 8
 """The greatest depth of nested objects. Objects that refer to each other would otherwise never end."""
+
+WHERE_DATA_LIE = ("data_dir", "root", "dataset", "cache_dir", "directory", "path", "download", "eval_batch_size", "num_workers")
+"""Arguments of any object that a resumed run may change: the samples themselves are compared."""
 
 LARGE = 2**20
 """Only the shape is recorded of arrays of this many bytes, because hashing might read a whole disk."""
@@ -57,6 +62,12 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, functools.partial):
         return {"": further(value.func)} | {name: further(part) for name, part in value.keywords.items()}
     return {"": type(value).__qualname__} | {name: further(part) for name, part in constructor_arguments(value).items()}
+
+
+def by_name(value: Any) -> dict[str, Any]:
+    """Nested settings by dotted names, without the places where data lie. Secrets are masked, because checkpoints are shared."""
+    found: dict[str, Any] = masked(flat(plain(value), leave_out=WHERE_DATA_LIE))
+    return found
 
 
 def flat(value: Any, leave_out: Collection[str] = (), name: str = "") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from flcog.method.context import (
     Upload,
     Uploads,
 )
+from flcog.method.history import methods_until
 from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
@@ -72,4 +73,5 @@ __all__ = [
     "WarningNote",
     "check_methods",
     "first_contact",
+    "methods_until",
 ]

@@ -5,14 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flcog.core.arguments import constructor_arguments
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.types import Slot
-from flcog.method import Method
+from flcog.method import Method, methods_until
 from flcog.method.method import BEFORE_ITS_START
 from flcog.run import checkpoint, experiment
-from flcog.run.directory import STATES, kept_checkpoint
+from flcog.run.directory import STATES
 from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch
 from flcog.settings import Settings
@@ -32,16 +31,6 @@ def check_branch_arguments(branch: str | None, round: int | None, ckpt_path: str
             f"a run either branches from another run or resumes from a checkpoint: give branch={branch} or ckpt_path={ckpt_path}"
         )
     return branch, round
-
-
-def methods_until(methods: Sequence[Method], round: int) -> dict[str, dict[str, Any]]:
-    """Describe each method's work in the first ``round`` rounds. Methods that did nothing are left out."""
-    found = {method.name: (method, method.until(round)) for method in methods}
-    return {
-        name: {"waits": until is not method, "settings": experiment.by_name(constructor_arguments(until))}
-        for name, (method, until) in found.items()
-        if until is not None
-    }
 
 
 def check_branch(
@@ -68,26 +57,13 @@ def check_branch(
             f"{path} is of round {saved['round']}, and trainer.rounds={settings.rounds} leaves nothing to train: raise it"
         )
     _check_histories(path, saved["round"], saved["until"], methods)
-    _check_best(path.with_name("best.ckpt"), saved)
+    check_best(path.with_name("best.ckpt"), saved)
     experiment.check_same(path, saved["experiment"], present)
     changes = experiment.differences(*(_without_methods(described) for described in (saved["experiment"], present)))
     if changes:
         raise ValueError(
             f"{path} was written with other settings: {'; '.join(changes)}. A branch changes methods only: put them back"
         )
-
-
-def damage_of_trunk(run: Path, round: int) -> str | None:
-    """Read every file that a branch copies from a run. Returns the first damage, or None."""
-    try:
-        path = kept_checkpoint(run, round)
-        saved = checkpoint.read(path)
-        _check_best(path.with_name("best.ckpt"), saved)
-        for name in set(saved.get("clients", {}).values()):
-            checkpoint.read_states(run / STATES / name, [], tested=False)
-    except (OSError, ValueError) as error:
-        return str(error)
-    return None
 
 
 def check_rows(trunk: Path, round: int, settings: Settings) -> None:
@@ -139,7 +115,7 @@ def _from_round_1(method: Method) -> str | None:
     return next((does for hook, does in BEFORE_ITS_START.items() if method.overrides(hook)), None)
 
 
-def _check_best(best: Path, saved: dict[str, Any]) -> None:
+def check_best(best: Path, saved: dict[str, Any]) -> None:
     """Refuse to branch if the best checkpoint, which is copied, is damaged or was written by another run."""
     if not best.is_file():
         return

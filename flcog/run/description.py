@@ -7,9 +7,9 @@ from pathlib import Path
 from flcog.client.model import describe_optimizer
 from flcog.client_module import ClientModule
 from flcog.core.files import short
+from flcog.core.masking import masked_text
 from flcog.data.batching import Batching
 from flcog.method import Method
-from flcog.run.masking import masked_text
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings

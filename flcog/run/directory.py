@@ -18,8 +18,8 @@ import yaml
 from flcog.core import files
 from flcog.core.files import RUN_REMEDY, _as_yaml, short, write_yaml
 from flcog.core.git import git_commit
+from flcog.core.masking import masked_command
 from flcog.run.earlier_files import keep_earlier
-from flcog.run.masking import masked_command
 from flcog.run.metrics_rows import read_rows
 from flcog.run.round_order import fault_in
 

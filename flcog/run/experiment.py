@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from flcog.core.arguments import constructor_arguments, digest, flat, plain
+from flcog.core.arguments import by_name, constructor_arguments, digest, plain
+from flcog.core.masking import masked
 from flcog.core.trees import leaves
 from flcog.data import FederatedDataModule
 from flcog.method import Method
-from flcog.run.masking import masked
 from flcog.settings import Settings
 
 HOW_IT_RUNS = (
@@ -22,9 +22,6 @@ HOW_IT_RUNS = (
     *("enable_progress_bar", "enable_checkpointing", "enable_model_summary"),
 )
 """Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""
-
-WHERE_DATA_LIE = ("data_dir", "root", "dataset", "cache_dir", "directory", "path", "download", "eval_batch_size", "num_workers")
-"""Arguments of any object that a resumed run may change: the samples themselves are compared."""
 
 
 def describe(
@@ -98,12 +95,6 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
             if was != value and (was == was or value == value):
                 lines.append(f"{name} was {_shown(was)}, is {_shown(value)}")
     return lines
-
-
-def by_name(value: Any) -> dict[str, Any]:
-    """Nested settings by dotted names, without the places where data lie. Secrets are masked, because checkpoints are shared."""
-    found: dict[str, Any] = masked(flat(plain(value), leave_out=WHERE_DATA_LIE))
-    return found
 
 
 def _shown(value: Any) -> str:

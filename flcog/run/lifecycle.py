@@ -11,9 +11,9 @@ from lightning.pytorch.profilers import Profiler
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.waiting import CoreWaiting
+from flcog.core.writer_lock import WriterLock
 from flcog.run.debugging import report
 from flcog.run.session import Session
-from flcog.run.writer_lock import WriterLock
 from flcog.server import round as rounds
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
+from flcog.core.masking import masked
 from flcog.core.types import Params
-from flcog.run.masking import masked
 
 PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from flcog.client.model import ClientModel
 from flcog.core.processes import Processes
+from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, ChangedSetting, Method, Note
 from flcog.run import checkpoint
@@ -24,7 +25,6 @@ from flcog.run.directory import LAST, check_run_directory, find_checkpoint, find
 from flcog.run.resuming import check_meant, check_resumable
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
-from flcog.run.writer_lock import WriterLock
 from flcog.settings import Settings
 
 _trained: WeakSet[nn.Module] = WeakSet()

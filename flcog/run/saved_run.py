@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flcog.run.directory import LAST, kept_checkpoint
+from flcog.run import checkpoint
+from flcog.run.branching import check_best
+from flcog.run.directory import LAST, STATES, kept_checkpoint
 from flcog.run.metrics_rows import Row, read_rows
 from flcog.run.record import read_record
 from flcog.run.round_order import fault_in
@@ -55,6 +57,18 @@ class SavedRun:
     def keeps(self, round: int) -> bool:
         """Whether it keeps the checkpoint of a round, so that other runs can branch there."""
         return kept_checkpoint(self.directory, round).is_file()
+
+    def damage_at(self, round: int) -> str | None:
+        """The first damage of the files that a run copies when it branches after this round, or None."""
+        path = kept_checkpoint(self.directory, round)
+        try:
+            saved = checkpoint.read(path)
+            check_best(path.with_name("best.ckpt"), saved)
+            for name in set(saved.get("clients", {}).values()):
+                checkpoint.read_states(self.directory / STATES / name, [], tested=False)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return None
 
     @property
     def keeps_any(self) -> bool:

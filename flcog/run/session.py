@@ -11,20 +11,19 @@ from flcog.apply import ModelFunction
 from flcog.client.executor import Choice
 from flcog.client.lightning_hooks import written_hooks
 from flcog.core.files import OWNER_ONLY, write_yaml
+from flcog.core.masking import masked
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
 from flcog.evaluation import Evaluator
-from flcog.method import Callback, Method, MethodRecord, TrackerNote, Uploads
+from flcog.method import Callback, Method, MethodRecord, TrackerNote, Uploads, methods_until
 from flcog.run import checkpoint
-from flcog.run.branching import methods_until
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
 from flcog.run.description import acting_rounds, describe
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.lightning_checkpoint import entries_of_module, lightning_entries, warn_of_lost_hyperparameters
-from flcog.run.masking import masked
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine

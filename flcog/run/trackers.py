@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from flcog.core.files import RUN_REMEDY, short, write_figure
-from flcog.run.masking import masked, masked_text
+from flcog.core.masking import masked, masked_text
 
 Answer = TypeVar("Answer")
 

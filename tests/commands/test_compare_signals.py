@@ -19,7 +19,7 @@ from flcog.commands.compare.plan import cells
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
 from flcog.core import child_processes as processes
-from flcog.run.writer_lock import WriterLock
+from flcog.core.writer_lock import WriterLock
 
 ORPHAN = """
 import importlib.util, pathlib, signal, sys, time

@@ -12,8 +12,8 @@ from filelock import FileLock
 from harness import TinyData, classifier, fit, make_trainer
 
 import flcog
+from flcog.core.writer_lock import WriterLock
 from flcog.run.directory import MetricsTable
-from flcog.run.writer_lock import WriterLock
 from run.test_resume import finish, run, start
 
 HELD = (

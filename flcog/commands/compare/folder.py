@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from flcog import SavedRun
 from flcog.core.files import OWNER_ONLY, clear_errors, make_folder, replacing, write_yaml
-from flcog.run.saved_run import SavedRun
 
 OUT_REMEDY = "free space or choose another --out"
 """The fix if the folder of the runs and the table cannot be written."""

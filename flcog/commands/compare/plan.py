@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from flcog import SavedRun
 from flcog.commands.compare.folder import CellFolder
 from flcog.commands.compare.published import Published
-from flcog.run.saved_run import SavedRun
 
 SPLIT_SEED = "data.partition_seed"
 """The option that draws the split of the data over the clients."""

@@ -16,7 +16,7 @@ from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.plan import Cell
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
-from flcog.run.writer_lock import ADVICE, BUSY, WriterLock
+from flcog.core.writer_lock import WriterLock, without_advice
 
 LOOK_EVERY = 1.0
 """Seconds between two checks whether a run that waits for another's rounds can begin."""
@@ -86,8 +86,8 @@ class Runner:
                     self._train(cell)
         finally:
             lock.release()
-        if cell.error is not None and f" {BUSY} " in cell.error:
-            cell.error, cell.busy = cell.error.partition(f": {ADVICE}")[0], True
+        if cell.error is not None and (busy := without_advice(cell.error)):
+            cell.error, cell.busy = busy, True
         return time.monotonic() - started
 
     def _train(self, cell: Cell) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from flcog.commands.compare.folder import ARGUMENTS, Option, options_of
 from flcog.commands.compare.plan import Cell
-from flcog.run.masking import masked_command
+from flcog.core.masking import masked_command
 
 NO_SETTING = (
     "--trainer.default_root_dir",

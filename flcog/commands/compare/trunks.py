@@ -8,15 +8,14 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from flcog import SavedRun
 from flcog.commands.compare.plan import Cell, Trunk
 from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
-from flcog.method import Callback, Method, check_methods
-from flcog.run.branching import damage_of_trunk, methods_until
+from flcog.method import Callback, Method, check_methods, methods_until
 
 
 class Listed(NamedTuple):
@@ -167,13 +166,13 @@ def _can_be_trunk(cell: Cell, round: int) -> bool:
 
 
 def _keeps(cell: Cell, round: int) -> bool:
-    return cell.run is not None and cell.run.keeps(round) and _is_whole(cell.run.directory, round)
+    return cell.run is not None and cell.run.keeps(round) and _is_whole(cell.run, round)
 
 
 @functools.cache
-def _is_whole(run: Path, round: int) -> bool:
+def _is_whole(run: SavedRun, round: int) -> bool:
     """Whether a kept checkpoint can be read. A damaged one, from which arms cannot branch, is reported once."""
-    damage = damage_of_trunk(run, round)
+    damage = run.damage_at(round)
     if damage:
         print(f"{damage}. No run branches from it: runs that could do so train these rounds themselves", flush=True)
     return damage is None

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.run.masking import masked
 from flcog.run.metrics_rows import Row, read_rows
 from flcog.run.record import read_config, read_record
 

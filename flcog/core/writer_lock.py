@@ -1,4 +1,4 @@
-"""One run, one writer: two processes that trained the same run would mix their rounds in its files."""
+"""The right to write into a folder. Two processes that trained the same run would mix their rounds in its files."""
 
 import os
 import platform
@@ -17,8 +17,8 @@ BUSY, ADVICE = "is being trained by", "wait until that has ended or stop it"
 class WriterLock:
     """The right to write into a run's directory, which one process has at a time.
 
-    The system takes it back when the process dies, however it dies, so that a killed run can go on at once. Beside it lies a note
-    of who holds it, for others to read.
+    The operating system releases the lock when the process dies, in any way, so that a killed run can be resumed at once. A note beside
+    the lock tells others which process has it.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class WriterLock:
         self._lock: FileLock | None = None
 
     def take(self, run: Path) -> str | None:
-        """Take it for a run; or else return why not, in one line."""
+        """Take the lock of a run. Returns the reason in one line if that fails."""
         lock, note = FileLock(run / ".lock"), run / NOTE
         try:
             lock.acquire(blocking=False)
             self._run, self._lock = run, lock
             write_yaml(note, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
         except Timeout:
-            return f"{short(run)} {BUSY} {_who(note)}: {ADVICE}, or start a run of your own without ckpt_path"
+            return f"{short(run)} {BUSY} {_owner(note)}: {ADVICE}, or start a run of your own without ckpt_path"
         except OSError as error:
             return f"cannot write {run}: {error.strerror or error}; {RUN_REMEDY}"
         except ValueError as error:
@@ -41,14 +41,19 @@ class WriterLock:
         return None
 
     def release(self) -> None:
-        """Let others write, if it was held."""
+        """Release the lock, if this object has it."""
         if self._run is not None and self._lock is not None:
             (self._run / NOTE).unlink(missing_ok=True)
             self._lock.release()
         self._run = self._lock = None
 
 
-def _who(note: Path) -> str:
+def without_advice(reason: str) -> str | None:
+    """Shorten the reason of :meth:`WriterLock.take` to the fact that another process has the lock. None if the reason is another."""
+    return reason.partition(f": {ADVICE}")[0] if f" {BUSY} " in reason else None
+
+
+def _owner(note: Path) -> str:
     try:
         about = yaml.safe_load(note.read_text())
         return f"process {about['process']} on {about['host']} since {about['since']}"

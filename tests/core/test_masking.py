@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flcog.run.masking import masked, masked_command, masked_text
+from flcog.core.masking import masked, masked_command, masked_text
 
 
 @pytest.mark.parametrize(
