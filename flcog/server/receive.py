@@ -90,7 +90,8 @@ def account(
         ledger.add(method.name, down=len(asked) * size)
     if not all(method.communicates for method in methods):
         return
-    model, kept = model_bytes(received.params, received.buffers), sum(_unsent_bytes(received, task.masks) for task in asked)
+    model = model_bytes(received.params, received.buffers)
+    kept = sum(_unsent_bytes(received, task.masks) for task in asked if task.masks)
     ledger.add("model", down=len(asked) * model - kept)
     for sender, size in aggregate.up_bytes.items():
         ledger.add(sender, up=size)

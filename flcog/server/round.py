@@ -143,8 +143,9 @@ def ask(engine: Engine, server: ServerState, round: Round) -> tuple[Received, li
         engine, server, {method.name: method.broadcast(server.servers[method.name]) for method in round.methods}
     )
     weights = round.cohort.weights.tolist()
+    masking = [method for method in round.methods if isinstance(method, ParameterMask)]
     tasks = [
-        ClientTask(client, steps, weight, masks_of(round.methods, server.params, client))
+        ClientTask(client, steps, weight, masks_of(masking, server.params, client) if masking else {})
         for (client, steps), weight in zip(round.plans.items(), weights, strict=True)
     ]
     return received, tasks
@@ -157,13 +158,12 @@ def _broadcast(engine: Engine, server: ServerState, states: Mapping[str, Any]) -
     return Received(round, engine.seed, server.params, server.buffers, states, rates, optimisation)
 
 
-def masks_of(methods: Sequence[Method], params: Params, client: int) -> dict[str, torch.Tensor]:
+def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> dict[str, torch.Tensor]:
     """The parts of parameters that a client shares with the server, combined from all methods' masks."""
     masks: dict[str, torch.Tensor] = {}
     for method in methods:
-        if isinstance(method, ParameterMask):
-            for name, mask in method.mask(params, client).items():
-                masks[name] = masks[name] & mask if name in masks else mask
+        for name, mask in method.mask(params, client).items():
+            masks[name] = masks[name] & mask if name in masks else mask
     return masks
 
 
