@@ -24,7 +24,7 @@ from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
 from flcog.datamodules.streamed import Streamed
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
-from flcog.datamodules.workers import Part, Workers, result_of
+from flcog.datamodules.workers import Items, Workers, result_of
 
 PROBED = 16
 """The number of items, spread over a set, that are read to learn the form of the rows of its cache file."""
@@ -139,7 +139,7 @@ class ItemSets(WithTargets):
 
     @cached_property
     def _workers(self) -> Workers:
-        parts = {name: Part(part.items, self.collate_fn, part.targets is not None) for name, part in self._sets.items()}
+        parts = {name: Items(part.items, self.collate_fn, part.targets is not None) for name, part in self._sets.items()}
         return Workers(parts, self.num_workers)
 
     @cached_property

@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from flcog.core.trees import Tree, leaves
-from flcog.datamodules.workers import Part
+from flcog.datamodules.workers import Items
 
 
-def inputs_of(part: Part, items: list[Any]) -> Tree:
+def inputs_of(part: Items, items: list[Any]) -> Tree:
     """Return a batch's inputs: the result of the user's ``collate_fn``, or the stacked tensors of the items."""
     if part.collate_fn is not None:
         return _tensors(part.pair(part.collate_fn(items))[0])
@@ -25,24 +25,24 @@ def inputs_of(part: Part, items: list[Any]) -> Tree:
         raise ValueError(f"their shapes differ ({error}): give a collate_fn that pads them to one") from error
 
 
-def targets_of(part: Part, items: list[Any]) -> np.ndarray:
+def targets_of(part: Items, items: list[Any]) -> np.ndarray:
     """The items' own targets."""
     return as_array([part.pair(item)[1] for item in items])
 
 
-def collated_targets(part: Part, items: list[Any]) -> np.ndarray | None:
+def collated_targets(part: Items, items: list[Any]) -> np.ndarray | None:
     """Return the targets in the result of the user's ``collate_fn``, or None."""
     assert part.collate_fn is not None
     targets = part.pair(part.collate_fn(items))[1]
     return None if targets is None else as_array(targets)
 
 
-def form_of(part: Part, items: list[Any]) -> Any:
+def form_of(part: Items, items: list[Any]) -> Any:
     """The tree of a single input, without its values."""
     return pytree.tree_flatten(_tensors(collatable(part.pair(items[0])[0])))[1]
 
 
-def rows_of(part: Part, items: list[Any], dtype: np.dtype | None = None, with_targets: bool = False) -> np.ndarray:
+def rows_of(part: Items, items: list[Any], dtype: np.dtype | None = None, with_targets: bool = False) -> np.ndarray:
     """Items as rows of one array, with a field for each tensor of an input.
 
     Args:

@@ -23,13 +23,13 @@ from flcog.core import child_processes, signals
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold_each
 
-Make = Callable[["Part", list[Any]], Any]
+Make = Callable[["Items", list[Any]], Any]
 """A function from a part and some of its items to a result. It must be importable by name, or a ``partial`` of such a
 function."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Items:
     """A set of items.
 
     Args:
@@ -74,7 +74,7 @@ class Workers:
         count: the number of processes; 0 reads in this process and restores its random streams afterwards.
     """
 
-    def __init__(self, parts: Mapping[str, Part], count: int) -> None:
+    def __init__(self, parts: Mapping[str, Items], count: int) -> None:
         self._parts, self.count = parts, count
         self._pool: ProcessPoolExecutor | None = None
         self._in_turn = threading.Lock()
@@ -143,11 +143,11 @@ def _death(error: BrokenProcessPool) -> ValueError:
     )
 
 
-_mine: dict[str, Part] = {}
+_mine: dict[str, Items] = {}
 """In a worker process: the sets that it reads."""
 
 
-def _begin(parts: Mapping[str, Part], parent: int) -> None:
+def _begin(parts: Mapping[str, Items], parent: int) -> None:
     """Prepare a worker process."""
     for name in signals.NAMES:
         # Ctrl-C reaches all processes of a terminal, and a run that saves itself still needs its data.
@@ -162,7 +162,7 @@ def _make_in_worker(part: str, make: Make, indices: np.ndarray, keys: np.ndarray
     return _make(_mine[part], make, indices, keys)
 
 
-def _make(part: Part, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
+def _make(part: Items, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any:
     read: list[Any] = []
     with default_dtype(torch.float32):  # an item does not depend on the run's precision
         try:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core.copies import Arriving, lane_of, sent
+from flcog.core.copies import Arriving, copy_queue_of, sent
 from flcog.core.source import Source
 from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
 from flcog.data import Federation, Samples
@@ -34,7 +34,7 @@ class Reader:
 
     def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype, convolves: bool) -> None:
         self.federation, self.device, self._dtype, self._convolves = federation, device, dtype, convolves
-        self.lane = lane_of(device)
+        self.copy_queue = copy_queue_of(device)
         """The queue of copies that overlap with computations; None if the device has no second queue."""
         self._announced: Request | None = None
         self._begun: tuple[Request, Arriving] | None = None
@@ -77,7 +77,7 @@ class Reader:
     @property
     def copies_ahead(self) -> bool:
         """Whether samples for training are copied to the device while it computes."""
-        return self.lane is not None and not self.federation.train.stored
+        return self.copy_queue is not None and not self.federation.train.stored
 
     def expect(self, request: Request) -> None:
         """Announce the first batch of the next client: a source may read it, and its copy starts with this client's last batch."""
@@ -89,7 +89,7 @@ class Reader:
     def each(self, samples: Samples, requests: Iterable[Request]) -> Iterator[tuple[Tree, Tree]]:
         """Read the requests in order. A source prepares some in advance, and the next one is copied while the device computes."""
         told = self._told(samples, requests)
-        if self.lane is None or samples.stored:
+        if self.copy_queue is None or samples.stored:
             yield from (self(samples, *request) for request in told)
             return
         under_way = deque[tuple[Request, Arriving]]()
@@ -109,9 +109,9 @@ class Reader:
         if self._begun is not None and samples is self.federation.train and _same(self._begun[0], request):
             begun, self._begun = self._begun, None
             return begun
-        assert self.lane is not None
+        assert self.copy_queue is not None
         chosen = torch.from_numpy(request[0])
-        return request, Arriving((samples.gather(chosen, request[1]), chosen), self.lane)
+        return request, Arriving((samples.gather(chosen, request[1]), chosen), self.copy_queue)
 
     def _finish(self, samples: Samples, request: Request, arriving: Arriving) -> tuple[Tree, Tree]:
         gathered, indices = arriving.here()

@@ -184,7 +184,7 @@ def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
         patch.setattr(flcog.run.opening, "processes_of", lambda fabric: Processes(0, 1, device))
         if like_cuda:
             patch.setattr(copies, "pins", lambda device: device.type == NAME)
-            patch.setattr(reading, "lane_of", lambda device: Queue())
+            patch.setattr(reading, "copy_queue_of", lambda device: Queue())
             patch.setattr(Tensor, "pin_memory", _pinned)
         precision._has_float64.cache_clear()
         _has_float64 = like_cuda

@@ -333,11 +333,11 @@ def problem_of(trainer: RecordingTrainer, module: flcog.ClientModule, optimizer:
     return Problem(module.model.double(), trainer.recorded, trainer.run.federation.num_clients, optimizer, lr)
 
 
-def slots(trainer: RecordingTrainer, method: str, key: str) -> dict[int, Params]:
+def states_by_client(trainer: RecordingTrainer, method: str, key: str) -> dict[int, Params]:
     """What each client keeps, under the network's own names."""
     return {
         client: {name.removeprefix("model."): value for name, value in kept[method][key].items()}
-        for client, kept in trainer.run.clients.slots.items()
+        for client, kept in trainer.run.clients.by_client.items()
     }
 
 

@@ -44,7 +44,7 @@ class LocalModel:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Mixture:
     """Two clients of similar size: the accuracy, in percent, of their models' mean with weight r for the better one, by r."""
 
     worse: LocalModel
@@ -126,12 +126,12 @@ def _accuracy(run: Run, params: Params, buffers: Params) -> float:
     return 100 * run.evaluator.on_set(params, buffers, run.federation.test)["accuracy"]
 
 
-def _mix(run: Run, worse: LocalModel, better: LocalModel) -> Trial:
+def _mix(run: Run, worse: LocalModel, better: LocalModel) -> Mixture:
     def mean(ours: Params, theirs: Params, r: float) -> Params:
         return {name: _between(value, theirs[name], r) for name, value in ours.items()}
 
     accuracies = [_accuracy(run, mean(worse.params, better.params, r), mean(worse.buffers, better.buffers, r)) for r in SHARES]
-    return Trial(worse, better, tuple(accuracies))
+    return Mixture(worse, better, tuple(accuracies))
 
 
 def _between(ours: Tensor, theirs: Tensor, r: float) -> Tensor:
@@ -139,7 +139,7 @@ def _between(ours: Tensor, theirs: Tensor, r: float) -> Tensor:
     return torch.lerp(ours, theirs, r) if ours.is_floating_point() else ours
 
 
-def _write(models: Sequence[LocalModel], trials: Sequence[Trial], out: Path) -> None:
+def _write(models: Sequence[LocalModel], trials: Sequence[Mixture], out: Path) -> None:
     make_folder(out)
     clients = [{name: getattr(model, name) for name in ("client", "size", "discrepancy", "accuracy")} for model in models]
     write_table(out / "clients.csv", clients, remedy=REMEDY)
@@ -153,7 +153,7 @@ def _write(models: Sequence[LocalModel], trials: Sequence[Trial], out: Path) -> 
     print(f"{out / 'clients.csv'}, {out / 'mixtures.csv'}, {out / 'figure.png'}\n")
 
 
-def _print(models: Sequence[LocalModel], trials: Sequence[Trial]) -> None:
+def _print(models: Sequence[LocalModel], trials: Sequence[Mixture]) -> None:
     rows = [
         [model.client, f"{model.size:.4f}", f"{model.discrepancy:.4f}", f"{model.accuracy:.2f}"]
         for model in sorted(models, key=lambda model: -model.accuracy)
@@ -176,7 +176,7 @@ def _correlation(one: Sequence[float], other: Sequence[float]) -> str:
     return f"{np.corrcoef(one, other)[0, 1]:.2f}"
 
 
-def _figure(models: Sequence[LocalModel], trials: Sequence[Trial]) -> Figure:
+def _figure(models: Sequence[LocalModel], trials: Sequence[Mixture]) -> Figure:
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     mixtures, sizes, distances = figure.subplots(1, 3)
     for trial in trials:

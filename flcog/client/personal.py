@@ -12,7 +12,7 @@ from flcog.core.types import Params
 from flcog.data import Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
-from flcog.method import Method
+from flcog.method import GlobalModel, Method
 from flcog.reading import Reader
 
 
@@ -50,7 +50,7 @@ class PersonalModels(NamedTuple):
         """
         buffers = received.buffers
         program = self._program(received, [method], received.params)
-        tensors = ClientTensors(work.slots, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
+        tensors = ClientTensors(work.states, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
         own, steps, own_statistics = method.personal(received.params, program.contexts(tensors, buffers, 0)[0])
         if steps:
             tuning = self.work(received, work.client, steps)
@@ -66,4 +66,4 @@ class PersonalModels(NamedTuple):
 
     def _program(self, received: Received, methods: list[Method], params: Params) -> Program:
         broadcasts = [received.server[method.name] for method in methods]
-        return Program(self.model, methods, broadcasts, params, received.buffers, received.optimisation)
+        return Program(self.model, methods, broadcasts, GlobalModel(params, received.buffers), received.optimisation)

@@ -22,7 +22,7 @@ class ClientTensors(NamedTuple):
     """The values of one client in one round. Under vmap every tensor has a leading client axis.
 
     Args:
-        clients: the state of each method.
+        states: the state of each method.
         draws: the random numbers of each method. The client's label counts follow them if a method needs those.
         inputs: the data that each method made in ``start``.
         num_steps: the number of local steps.
@@ -31,7 +31,7 @@ class ClientTensors(NamedTuple):
         masks: the parts of parameters that the client has, if it does not have whole parameters.
     """
 
-    clients: list[Slot]
+    states: list[Slot]
     draws: list[Slot]
     inputs: list[Slot]
     num_steps: Tensor | int
@@ -48,7 +48,7 @@ class Program:
         model: the client's model as a function.
         methods: the methods that act in this round.
         broadcasts: for each method, the part of its server state that clients receive.
-        global_params, global_buffers: the model that clients receive.
+        received: the model that clients receive.
         optimisation: the settings of the local optimiser in this round.
         unsent: parameters that clients train and do not send.
         masked: whether clients have only parts of some parameters.
@@ -57,8 +57,7 @@ class Program:
     model: ModelFunction
     methods: Sequence[Method]
     broadcasts: Sequence[Slot]
-    global_params: Params
-    global_buffers: Params
+    received: GlobalModel
     optimisation: Optimisation
     unsent: Collection[str] = ()
     masked: bool = False
@@ -89,16 +88,16 @@ class Program:
             step: the number of the local step.
             means: for each method, the mean of its ``over_data`` over the client's samples.
         """
-        received, count = GlobalModel(self.global_params, self.global_buffers), len(self.methods)
+        count = len(self.methods)
         labels = tensors.draws[count] if len(tensors.draws) > count else None
         data = [
             ClientData(tensors.num_samples, tensors.weight, mean, labels if method.needs_label_counts else None)
             for method, mean in zip(self.methods, means or [{}] * count, strict=True)
         ]
-        slots = zip(self.broadcasts, tensors.clients, tensors.draws[:count], tensors.inputs, data, strict=True)
+        parts = zip(self.broadcasts, tensors.states, tensors.draws[:count], tensors.inputs, data, strict=True)
         return [
-            Context(received, server, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation)
-            for server, state, draws, inputs, own in slots
+            Context(self.received, server, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation)
+            for server, state, draws, inputs, own in parts
         ]
 
     def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
@@ -162,10 +161,10 @@ class Program:
         """
         if not self.followers:
             return params, tensors
-        contexts, states = self.contexts(tensors, buffers, step), list(tensors.clients)
+        contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
             params, states[i] = method.after_step(self.apply(buffers), params, before, batch, contexts[i])
-        return _masked(params, tensors.masks), tensors._replace(clients=states)
+        return _masked(params, tensors.masks), tensors._replace(states=states)
 
     def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
         """For each method, the value of its ``over_data`` on a batch of the client's own data."""
@@ -187,7 +186,7 @@ class Program:
             means: for each method, the mean of its ``over_data`` over the client's samples.
         """
         contexts = self.contexts(tensors, buffers, tensors.num_steps, means)
-        states, sends_weights = list(tensors.clients), True
+        states, sends_weights = list(tensors.states), True
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
@@ -214,7 +213,7 @@ class Program:
     def _within_masks(self, delta: Params, masks: Params) -> Params:
         """Set the entries that the client does not have to 0, because methods may have changed them."""
         return (
-            {n: torch.where(masks[n], d, 0 - self.global_params[n]) if n in masks else d for n, d in delta.items()}
+            {n: torch.where(masks[n], d, 0 - self.received.params[n]) if n in masks else d for n, d in delta.items()}
             if masks
             else delta
         )
@@ -222,7 +221,7 @@ class Program:
 
 def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensors:
     """Replace states of a client by the new states that gradient wrappers returned, by the methods' positions in their list."""
-    return tensors._replace(clients=[states.get(i, old) for i, old in enumerate(tensors.clients)]) if states else tensors
+    return tensors._replace(states=[states.get(i, old) for i, old in enumerate(tensors.states)]) if states else tensors
 
 
 def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:

@@ -24,7 +24,7 @@ from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator, reweighted
-from flcog.method import ClientView, Method, first_contact
+from flcog.method import ClientView, GlobalModel, Method, first_contact
 from flcog.reading import Reader
 from flcog.wire.population import Population
 from flcog.wire.soundness import of_client, state_sizes
@@ -206,8 +206,7 @@ class ClientRuntime:
             self.model,
             methods,
             [received.server[method.name] for method in methods],
-            received.params,
-            received.buffers,
+            GlobalModel(received.params, received.buffers),
             received.optimisation,
             unsent,
             masked=any(work.masks for work in works),
@@ -221,7 +220,7 @@ class ClientRuntime:
         counted = any(method.needs_label_counts for method in methods)
         if not counted and not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
             for work in works:
-                work.hand_slots = work.hand_draws = lambda: [{}] * len(methods)
+                work.hand_states = work.hand_draws = lambda: [{}] * len(methods)
             return
         self.store.fetch([work.client for work in works])
         states: dict[int, list[Slot]] = {work.client: [] for work in works}
@@ -243,14 +242,14 @@ class ClientRuntime:
             self._on_device([draws[work.client] for work in in_order]),
             strict=True,
         ):
-            work.hand_slots, work.hand_draws = hand_states, hand_draws
+            work.hand_states, work.hand_draws = hand_states, hand_draws
 
     def _on_device(self, trees: list[list[Slot]]) -> list[Callable[[], list[Slot]]]:
         """A function for each tree that returns it on the device. The copy may finish only when it is needed."""
-        lane, device = self.reader.lane, self.reader.device
-        if lane is None and device.type != "cpu":
+        queue, device = self.reader.copy_queue, self.reader.device
+        if queue is None and device.type != "cpu":
             trees = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), trees)
-        return handed_over(trees, lane)
+        return handed_over(trees, queue)
 
     def _reply(self, result: Result, methods: Sequence[str]) -> ClientReply:
         """Keep the new states provisionally, and put the rest in a reply."""

@@ -18,7 +18,7 @@ class ClientWork:
     """The work of one client in a round.
 
     ``own`` are the indices of the client's training set. ``order`` lists the indices in reading order; step t reads
-    ``order[starts[t] : starts[t] + sizes[t]]``. ``hand_slots`` and ``hand_draws`` return the client's states and random numbers, which
+    ``order[starts[t] : starts[t] + sizes[t]]``. ``hand_states`` and ``hand_draws`` return the client's states and random numbers, which
     may be copied to the device in the meantime.
     """
 
@@ -32,13 +32,13 @@ class ClientWork:
     sizes: np.ndarray
     keys: np.ndarray | None = None
     masks: Params = field(default_factory=dict)
-    hand_slots: Callable[[], list[Slot]] = list
+    hand_states: Callable[[], list[Slot]] = list
     hand_draws: Callable[[], list[Slot]] = list
 
     @property
-    def slots(self) -> list[Slot]:
+    def states(self) -> list[Slot]:
         """The client's state for each method, on the device."""
-        return self.hand_slots()
+        return self.hand_states()
 
     @property
     def draws(self) -> list[Slot]:

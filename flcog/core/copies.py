@@ -12,7 +12,7 @@ MOST_UNDER_WAY = 64 * 2**20
 """The total size in bytes of the copies that may be started ahead of time."""
 
 
-class Lane(Protocol):
+class CopyQueue(Protocol):
     """A queue of copies beside a device's queue of computations. Each queue runs in its own order, independent of the other."""
 
     def copy(self, tensor: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class Lane(Protocol):
         """Keep this copy's memory until the queued computations have finished, even if the tensor is deleted earlier."""
 
 
-class CudaLane:
+class CudaCopyQueue:
     """A second CUDA stream that copies from pinned memory, because copies from other memory block the CPU.
 
     Args:
@@ -54,9 +54,9 @@ class CudaLane:
         copy.record_stream(torch.cuda.current_stream(self._device))
 
 
-def lane_of(device: torch.device) -> Lane | None:
+def copy_queue_of(device: torch.device) -> CopyQueue | None:
     """A device's second queue, or None."""
-    return CudaLane(device) if device.type == "cuda" else None
+    return CudaCopyQueue(device) if device.type == "cuda" else None
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -80,17 +80,17 @@ class Arriving:
 
     Args:
         tree: the tensors to copy.
-        lane: the queue that copies them.
+        queue: the queue that copies them.
     """
 
-    def __init__(self, tree: Any, lane: Lane) -> None:
-        self._lane, self._copies = lane, list[Tensor]()
+    def __init__(self, tree: Any, queue: CopyQueue) -> None:
+        self._queue, self._copies = queue, list[Tensor]()
         self._tree = pytree.tree_map_only(Tensor, self._begin, tree)
-        self._mark = lane.mark() if self._copies else None
+        self._mark = queue.mark() if self._copies else None
         self.num_bytes = sum(copy.nbytes for copy in self._copies)
 
     def _begin(self, tensor: Tensor) -> Tensor:
-        copy = self._lane.copy(tensor)
+        copy = self._queue.copy(tensor)
         if copy is not tensor:
             self._copies.append(copy)
         return copy
@@ -98,9 +98,9 @@ class Arriving:
     def here(self) -> Any:
         """Return the tree on the device, for computations that are queued from now on."""
         if self._copies:
-            self._lane.wait(self._mark)
+            self._queue.wait(self._mark)
         for copy in self._copies:
-            self._lane.keep(copy)
+            self._queue.keep(copy)
         return self._tree
 
 
@@ -109,11 +109,11 @@ class Ahead:
 
     Args:
         trees: the trees, which can be used repeatedly and in any order.
-        lane: the queue that copies them.
+        queue: the queue that copies them.
     """
 
-    def __init__(self, trees: Sequence[Any], lane: Lane) -> None:
-        self._trees, self._lane = trees, lane
+    def __init__(self, trees: Sequence[Any], queue: CopyQueue) -> None:
+        self._trees, self._queue = trees, queue
         self._coming: dict[int, Arriving] = {}
         self._next, self._under_way = 0, 0
         self._begin_some()
@@ -122,7 +122,7 @@ class Ahead:
         """Return a tree on the device."""
         arriving = self._coming.pop(position, None)
         if arriving is None:
-            arriving = Arriving(self._trees[position], self._lane)
+            arriving = Arriving(self._trees[position], self._queue)
         else:
             self._under_way -= arriving.num_bytes
         self._next = max(self._next, position + 1)
@@ -131,16 +131,16 @@ class Ahead:
 
     def _begin_some(self) -> None:
         while self._next < len(self._trees) and self._under_way < MOST_UNDER_WAY:
-            arriving = self._coming[self._next] = Arriving(self._trees[self._next], self._lane)
+            arriving = self._coming[self._next] = Arriving(self._trees[self._next], self._queue)
             self._under_way += arriving.num_bytes
             self._next += 1
 
 
-def handed_over(trees: Sequence[Any], lane: Lane | None) -> list[Callable[[], Any]]:
+def handed_over(trees: Sequence[Any], queue: CopyQueue | None) -> list[Callable[[], Any]]:
     """Return a function for each tree that returns it on the device. Without a second queue the trees are there already."""
-    if lane is None:
+    if queue is None:
         return [functools.partial(_itself, tree) for tree in trees]
-    ahead = Ahead(trees, lane)
+    ahead = Ahead(trees, queue)
     return [functools.partial(ahead.take, position) for position in range(len(trees))]
 
 

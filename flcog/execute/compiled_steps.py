@@ -20,6 +20,7 @@ from flcog.execute.plain_steps import Chunk, PlainSteps
 from flcog.execute.programs import Programs, key_of
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
+from flcog.method import GlobalModel
 from flcog.settings import Compile
 
 
@@ -103,10 +104,10 @@ class CompiledSteps:
         """The local step of a round with the tensors of the chunk and of the round."""
         program, device = assignment.program, chunk.total.device
         # A program outlives the round, and must not keep the round's model in memory.
-        bare = dataclasses.replace(program, global_params={}, global_buffers={}, broadcasts=[])
+        bare = dataclasses.replace(program, received=GlobalModel({}, {}), broadcasts=[])
         shared = RoundTensors(
-            program.global_params,
-            program.global_buffers,
+            program.received.params,
+            program.received.buffers,
             _tensors(program.broadcasts, device),
             self._optimizer.rates(assignment.rates, device),
             torch.tensor(assignment.round, device=device),

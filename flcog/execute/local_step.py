@@ -15,7 +15,7 @@ from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import State, TensorOptimizer
 from flcog.execute.plain_steps import after_step_of, alive_or, gradient_of, over_clients
-from flcog.method import Gradient
+from flcog.method import GlobalModel, Gradient
 from flcog.own_steps import among_rounds
 
 
@@ -83,8 +83,7 @@ class LocalStep:
         optimisation = self.program.optimisation._replace(lr=shared.rates[0])  # type: ignore[arg-type]
         program = dataclasses.replace(
             self.program,
-            global_params=shared.params,
-            global_buffers=shared.buffers,
+            received=GlobalModel(shared.params, shared.buffers),
             broadcasts=shared.broadcasts,
             optimisation=optimisation,
         )
@@ -107,9 +106,9 @@ class LocalStep:
             pytree.tree_map(lambda into, value: into.copy_(alive_or(given.alive, value, into)), old, new)
 
         keep((chunk.params, chunk.buffers), (params, result.buffers))
-        if pytree.tree_structure(tensors.clients) != pytree.tree_structure(chunk.tensors.clients):
+        if pytree.tree_structure(tensors.states) != pytree.tree_structure(chunk.tensors.states):
             return chunk._replace(tensors=tensors)
-        keep(chunk.tensors.clients, tensors.clients)
+        keep(chunk.tensors.states, tensors.states)
         return chunk
 
 

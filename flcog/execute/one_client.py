@@ -71,9 +71,9 @@ class OneClient:
     @torch.no_grad()
     def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
-        live, anchor = list(params.values()), [assignment.program.global_params[name] for name in params]
+        live, anchor = list(params.values()), [assignment.program.received.params[name] for name in params]
         torch._foreach_copy_(live, anchor)
-        for name, buffer in program.global_buffers.items():
+        for name, buffer in program.received.buffers.items():
             buffers[name].copy_(buffer)
         for name, key in scratch.items():
             buffers[name].fill_(key)
@@ -82,12 +82,12 @@ class OneClient:
             # Users' modules may draw from the global stream (nn.Dropout), and their draws should be repeatable too.
             seed_streams(live[0].device, torch_seed(assignment, work.client))
         tensors = ClientTensors(
-            work.slots, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
+            work.states, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
         )
-        started, tensors = program.start(program.global_params, buffers, tensors)
+        started, tensors = program.start(program.received.params, buffers, tensors)
         tensors = tensors._replace(inputs=self._owned(tensors.inputs))
         for name, value in started.items():
-            if value is not program.global_params[name]:
+            if value is not program.received.params[name]:
                 params[name].copy_(value)
         total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, assignment.reader)):
@@ -105,7 +105,7 @@ class OneClient:
             advance([gradient.values[name] for name in params])
             if program.followers:
                 new, tensors = program.after_step(params, before, buffers, batch, tensors, self._step)
-                tensors = tensors._replace(clients=self._owned(tensors.clients))
+                tensors = tensors._replace(states=self._owned(tensors.states))
                 for name, value in new.items():
                     if value is not params[name]:
                         params[name].copy_(value)

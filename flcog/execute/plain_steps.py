@@ -92,13 +92,13 @@ class PlainSteps:
                 if program.followers:
                     follow = partial(after_step_of, program, step)
                     after, new_tensors = over_clients(follow, (params, before), gradient.buffers, new_tensors, batch)
-                    new_tensors = new_tensors._replace(clients=copied_from(new_tensors.clients, params.values()))
+                    new_tensors = new_tensors._replace(states=copied_from(new_tensors.states, params.values()))
                 if ragged:
-                    after, new_buffers, clients = (
+                    after, new_buffers, states = (
                         pytree.tree_map(lambda new, old: alive_or(alive, new, old), new, old)  # noqa: B023 - called at once
-                        for new, old in ((after, before), (gradient.buffers, buffers), (new_tensors.clients, tensors.clients))
+                        for new, old in ((after, before), (gradient.buffers, buffers), (new_tensors.states, tensors.states))
                     )
-                    buffers, tensors = new_buffers, tensors._replace(clients=clients)
+                    buffers, tensors = new_buffers, tensors._replace(states=states)
                 else:
                     buffers, tensors = gradient.buffers, new_tensors
                 for name, value in after.items():

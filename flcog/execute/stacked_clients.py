@@ -83,16 +83,16 @@ class StackedClients:
         """The stacked clients before their first step."""
         program, num_clients = assignment.program, len(works)
         set_rates(self.learner.optimizer, assignment.rates)
-        device = next(iter(program.global_params.values())).device
+        device = next(iter(program.received.params.values())).device
         if self.learner.seeds_torch:
             seed_streams(device, torch_seed(assignment, works[0].client))
-        params = {name: _repeat(value, num_clients) for name, value in program.global_params.items()}
+        params = {name: _repeat(value, num_clients) for name, value in program.received.params.items()}
         buffers = {name: _repeat(self.model.buffers[name], num_clients) for name in self.model.buffers}
-        buffers |= {name: _repeat(value, num_clients) for name, value in program.global_buffers.items()}
+        buffers |= {name: _repeat(value, num_clients) for name, value in program.received.buffers.items()}
         for name, keys in seed_scratch(self._dropout_keys, assignment, [work.client for work in works]).items():
             buffers[name] = torch.from_numpy(keys).to(device)
         tensors = ClientTensors(
-            clients=_stack([work.slots for work in works]),
+            states=_stack([work.states for work in works]),
             draws=_stack([work.draws for work in works]),
             inputs=[{} for _ in program.methods],
             num_steps=torch.tensor([work.num_steps for work in works], device=device),
@@ -120,7 +120,7 @@ class StackedClients:
         manifests: list[Manifest] = []
 
         def finish(params: Params, buffers: Params, tensors: ClientTensors, measured: list[Slot]) -> Any:
-            delta = {name: value - program.global_params[name] for name, value in params.items()}
+            delta = {name: value - program.received.params[name] for name, value in params.items()}
             envelope, states, manifest = program.finish(delta, params, buffers, tensors, measured)
             manifests[:] = [manifest]
             return pytree.tree_map(torch.as_tensor, envelope), states
@@ -154,8 +154,8 @@ class StackedClients:
 
 def _started(program: Program, buffers: Params, tensors: ClientTensors) -> tuple[Params, list[Slot]]:
     """The parameters of one client that differ from the received ones before its first step, and the data that methods made."""
-    params, tensors = program.start(program.global_params, buffers, tensors)
-    return {name: value for name, value in params.items() if value is not program.global_params[name]}, tensors.inputs
+    params, tensors = program.start(program.received.params, buffers, tensors)
+    return {name: value for name, value in params.items() if value is not program.received.params[name]}, tensors.inputs
 
 
 def _repeat(value: Tensor, times: int) -> Tensor:

@@ -192,7 +192,7 @@ def _copy_states(saved: dict[str, Any], trunk: Path, methods: Collection[str], d
         clients = [client for client, file in saved["clients"].items() if file == name]
         stored = checkpoint.read_states(trunk / STATES / name, clients, tested=False)
         wanted = {client: {method: slot for method, slot in stored[client].items() if method in methods} for client in clients}
-        wanted = {client: slots for client, slots in wanted.items() if slots}
+        wanted = {client: states for client, states in wanted.items() if states}
         if wanted:
             checkpoint.write(directory / STATES / name, {"format": checkpoint.FORMAT, "clients": wanted})
             files |= dict.fromkeys(wanted, name)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.run import checkpoint
 
 States = dict[str, Any]
-"""A client's slots, by method."""
+"""A client's states, by method."""
 
 FILE_NAME = re.compile(r"round-\d{6,}-rank\d+(-\d+)?\.pt")
 """The names that files of states have."""
@@ -22,8 +22,8 @@ CACHE_BYTES = 2**30
 """Bytes of states on disk that stay in memory too: the most recently used."""
 
 
-def _as_it_is(file: Path, client: int, slots: States) -> States:
-    return slots
+def _as_it_is(file: Path, client: int, states: States) -> States:
+    return states
 
 
 class SavedClientStates:
@@ -68,7 +68,7 @@ class SavedClientStates:
         return sorted(client for client in self._memory.keys() | self.files.keys() if self._has(client))
 
     @property
-    def slots(self) -> dict[int, States]:
+    def by_client(self) -> dict[int, States]:
         """All states of this process at once, which may need much memory."""
         return {client: self.get(client) for client in self.clients}
 
@@ -80,18 +80,18 @@ class SavedClientStates:
 
     def fetch(self, clients: Sequence[int]) -> None:
         """Read these clients' states into memory. States in the same file are read together."""
-        for client, slots in self._read([client for client in clients if self._has(client) and client not in self._memory]):
-            self._remember(client, slots)
+        for client, states in self._read([client for client in clients if self._has(client) and client not in self._memory]):
+            self._remember(client, states)
         for client in clients:
             if client in self._memory:
                 self._memory[client] = self._memory.pop(client)
         self._forget(keep=set(clients))
 
-    def put(self, client: int, slots: States) -> None:
+    def put(self, client: int, states: States) -> None:
         """Keep a client's new state."""
         if self._before is not None:
             self._before.setdefault(client, (self._memory.get(client), client in self._changed))
-        self._remember(client, slots)
+        self._remember(client, states)
         self._changed.add(client)
 
     @contextmanager
@@ -103,11 +103,11 @@ class SavedClientStates:
 
     def undo(self) -> None:
         """Revert the recorded changes."""
-        for client, (slots, changed) in (self._before or {}).items():
-            if slots is None:
+        for client, (states, changed) in (self._before or {}).items():
+            if states is None:
                 del self._memory[client], self._sizes[client]
             else:
-                self._remember(client, slots)
+                self._remember(client, states)
             if not changed:
                 self._changed.discard(client)
         self._before = None
@@ -187,10 +187,10 @@ class SavedClientStates:
         names = itertools.chain([f"{first}.pt"], (f"{first}-{number}.pt" for number in itertools.count(1)))
         return next(name for name in names if not (self.directory / name).exists())
 
-    def _remember(self, client: int, slots: States) -> None:
+    def _remember(self, client: int, states: States) -> None:
         self._memory.pop(client, None)
-        self._memory[client] = slots
-        self._sizes[client] = sum(leaf.nbytes for leaf in pytree.tree_leaves(slots) if isinstance(leaf, Tensor))
+        self._memory[client] = states
+        self._sizes[client] = sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
 
     def _forget(self, keep: set[int]) -> None:
         """Remove the least recently used states from memory if they are on disk."""

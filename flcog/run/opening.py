@@ -7,7 +7,7 @@ from flcog.assembly import data_modules, set_up
 from flcog.client.model import make_client_model
 from flcog.core.fabric import processes_of
 from flcog.run import checkpoint, experiment
-from flcog.run.plans import Plan, Request, Saved
+from flcog.run.plans import CheckpointFile, Plan, Request
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers
 
@@ -50,9 +50,9 @@ def open_run(request: Request, plan: Plan) -> Session:
     return run
 
 
-def _read(request: Request, found: Path | None) -> Saved | None:
+def _read(request: Request, found: Path | None) -> CheckpointFile | None:
     """The checkpoint, if there is one, and then the data."""
-    saved = None if found is None else Saved(found, checkpoint.read(found))
+    saved = None if found is None else CheckpointFile(found, checkpoint.read(found))
     with request.fabric.rank_zero_first(local=True):
         for module in (request.datamodule, *data_modules(request.methods)):
             module.prepare_data()

@@ -56,7 +56,7 @@ class Request:
     datamodule: FederatedDataModule
 
 
-class Saved(NamedTuple):
+class CheckpointFile(NamedTuple):
     """A checkpoint that was read."""
 
     path: Path
@@ -87,32 +87,34 @@ class Plan:
         fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in request.methods])
         return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, fits)))
 
-    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+    def check(
+        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
+    ) -> list[Note]:
         """Refuse a checkpoint that does not fit. Returns notes for the user."""
         if saved is not None:
             checkpoint.check_same_model(saved.path, saved.content["params"] | saved.content["buffers"], client.tensors)
         return []
 
-    def directory(self, request: Request, saved: Saved | None, processes: Processes) -> Path | None:
+    def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
         """The run's directory; None if nothing is written."""
         return None
 
-    def trackers(self, saved: Saved | None, directory: Path | None) -> Trackers:
+    def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
         """The trackers of the first process."""
         return Trackers()
 
-    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+    def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         """Take over the checkpoint."""
         if saved is not None:
             _restore_to_evaluate(run, saved)
 
 
-def _restore_to_evaluate(run: Session, saved: "Saved") -> None:
+def _restore_to_evaluate(run: Session, saved: "CheckpointFile") -> None:
     """Restore a checkpoint. Read it again if its run, which is still training, has replaced it and removed its clients' states."""
     try:
         run.restore(*saved, resume=False)
     except ValueError:
-        now = Saved(saved.path, checkpoint.read(saved.path))
+        now = CheckpointFile(saved.path, checkpoint.read(saved.path))
         if now.content["round"] == saved.content["round"]:
             raise
         _restore_to_evaluate(run, now)
@@ -133,7 +135,9 @@ class ByHandPlan(Plan):
 
     keep_files: bool
 
-    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+    def check(
+        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
+    ) -> list[Note]:
         if saved is None:
             return []
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
@@ -142,7 +146,7 @@ class ByHandPlan(Plan):
                 print(f"other numbers than the run's: {note.text}")
         return notes
 
-    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+    def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         if saved is not None:
             run.restore(*saved, resume=True)
 
@@ -170,7 +174,9 @@ class FitPlan(Plan):
             _claim(self.lock, run_of(found), processes)  # before anything is read, or another writer might change it meanwhile
         return found
 
-    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+    def check(
+        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
+    ) -> list[Note]:
         if saved is None:
             return []
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
@@ -178,14 +184,14 @@ class FitPlan(Plan):
             check_meant(saved.path, notes)
         return notes
 
-    def directory(self, request: Request, saved: Saved | None, processes: Processes) -> Path | None:
+    def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
         return _make_directory(request.root, self.lock, processes) if saved is None else run_of(saved.path)
 
-    def trackers(self, saved: Saved | None, directory: Path | None) -> Trackers:
+    def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
         assert directory is not None
         return Trackers(self.logger, directory, None if saved is None else saved.content["tracker_run"])
 
-    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+    def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         if saved is not None:
             run.restore(*saved, resume=True)
         elif request.model in _trained:
@@ -216,21 +222,23 @@ class BranchPlan(Plan):
         check_environment(self.logger)
         return cast(Path, processes.agree(find_round(self.trunk, self.round, checkpoint.round_of)))
 
-    def check(self, request: Request, saved: Saved | None, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
+    def check(
+        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
+    ) -> list[Note]:
         assert saved is not None
         notes = super().check(request, saved, client, described)
         check_branch(*saved, request.settings, request.methods, described)
         check_rows(self.trunk, self.round, request.settings)
         return notes
 
-    def directory(self, request: Request, saved: Saved | None, processes: Processes) -> Path | None:
+    def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
         return _make_directory(request.root, self.lock, processes)
 
-    def trackers(self, saved: Saved | None, directory: Path | None) -> Trackers:
+    def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
         assert directory is not None
         return Trackers(self.logger, directory)
 
-    def restore(self, request: Request, run: Session, saved: Saved | None) -> None:
+    def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         assert saved is not None
         content = take_over(saved.content, self.trunk, run.methods, run.server.servers, run.directory, run.processes)
         run.restore(saved.path, content, resume=True)

@@ -138,12 +138,12 @@ class Session:
 
     def method_record(self, method: str) -> MethodRecord:
         uploads = self.server.uploads.get(method, Uploads({}, {}, []))
-        return MethodRecord(self.engine.exchanges.get(method), uploads, self._slots(method))
+        return MethodRecord(self.engine.exchanges.get(method), uploads, self._states(method))
 
-    def _slots(self, method: str) -> Iterator[tuple[int, Slot]]:
+    def _states(self, method: str) -> Iterator[tuple[int, Slot]]:
         for client in self.clients.clients:
-            if method in (slots := self.clients.get(client)):
-                yield client, self.engine.to_device(slots[method])
+            if method in (states := self.clients.get(client)):
+                yield client, self.engine.to_device(states[method])
 
     @property
     def state_files(self) -> Sequence[str]:
@@ -294,14 +294,14 @@ class Session:
             seen[name] = seen.get(name, 0) + 1
             yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
-    def _receive(self, file: Path, client: int, slots: dict[str, Any]) -> dict[str, Any]:
+    def _receive(self, file: Path, client: int, states: dict[str, Any]) -> dict[str, Any]:
         """Check a client's state after reading. It stays on the CPU until it is needed."""
         methods = {method.name: method for method in self.methods if method.overrides("init_client")}
-        for name, slot in slots.items():
+        for name, state in states.items():
             if name not in methods:
                 raise ValueError(
                     f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
                 )
             initial = self.engine.clients.here.initial_state(methods[name], client, (self.params, self.buffers), self.round)
-            check_alike(file, f"{name}'s state of client {client}", slot, initial)
-        return slots
+            check_alike(file, f"{name}'s state of client {client}", state, initial)
+        return states

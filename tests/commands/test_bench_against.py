@@ -26,7 +26,7 @@ from flcog.commands.bench.against import CONTENDERS, PEERS, Contender, apart, en
 from flcog.commands.bench.bare import BareLoop, OneModel
 from flcog.commands.bench.command import bench
 from flcog.commands.bench.contenders.contend import Turns
-from flcog.commands.bench.contenders.job import Batches, Job, load, save
+from flcog.commands.bench.contenders.job import Batches, ContenderJob, load, save
 from flcog.commands.bench.program import program_of
 
 
@@ -48,7 +48,7 @@ def test_peers_are_named() -> None:
 def test_a_contender_does_not_take_our_processes_for_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"):
         monkeypatch.setenv(name, "1")
-    job = Job(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
+    job = ContenderJob(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"} & set(
         environment("/another/python", tmp_path, job)
     )
@@ -79,7 +79,7 @@ def stand_in(turns: Turns, folder: str) -> None:
 
 
 @contextmanager
-def in_a_thread(name: str, python: str, folder: Path, job: Job) -> Iterator[Contender]:
+def in_a_thread(name: str, python: str, folder: Path, job: ContenderJob) -> Iterator[Contender]:
     """What ``started`` does, with the stand-in on a thread in the place of a process."""
     pipes = [os.pipe(), os.pipe()]
     requests, answers = os.fdopen(pipes[0][0]), os.fdopen(pipes[1][1], "w")
@@ -202,7 +202,7 @@ def test_a_contender_that_fails_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_lacks_its_framework_says_so(tmp_path: Path) -> None:
-    job = Job(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
+    job = ContenderJob(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
     for name, peer in PEERS.items():
         if importlib.util.find_spec("pfl" if name == "pfl" else "flwr") is not None:
             pytest.skip(f"{name} is installed here")

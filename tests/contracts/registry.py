@@ -42,5 +42,5 @@ def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrai
 
 
 def client_states(trainer: RecordingTrainer) -> Params:
-    leaves, _ = torch.utils._pytree.tree_flatten_with_path(trainer.run.clients.slots)
+    leaves, _ = torch.utils._pytree.tree_flatten_with_path(trainer.run.clients.by_client)
     return {torch.utils._pytree.keystr(path): leaf for path, leaf in leaves}

@@ -93,7 +93,7 @@ def test_scaffolds_correction_reaches_the_optimiser(executor: str) -> None:
     # y_0 = 2 - 0.1 (4 - 0.2 + 0.5) = 1.57,  y_1 = 2 - 0.1 (2 - 1 + 0.5) = 1.85; without the correction the mean were 1.7.
     assert float(trainer.run.params["model.w"]) == pytest.approx((1.57 + 1.85) / 2, abs=1e-12)
     # c_0 = 0.2 - 0.5 + 0.43 / 0.1 and c_1 = 1 - 0.5 + 0.15 / 0.1: the gradients at w = 2. Without "- c": 4.5 and 2.5.
-    own = [float(trainer.run.clients.slots[k]["SCAFFOLD"]["c"]["model.w"]) for k in (0, 1)]
+    own = [float(trainer.run.clients.by_client[k]["SCAFFOLD"]["c"]["model.w"]) for k in (0, 1)]
     assert own == pytest.approx([4.0, 2.0], abs=1e-12)
     assert float(trainer.run.server.servers["SCAFFOLD"]["c"]["model.w"]) == pytest.approx(0.5 + (3.8 + 1.0) / 2, abs=1e-12)
 
@@ -251,9 +251,11 @@ def test_a_resumed_run_goes_on_with_the_same_randomness(tmp_path: Path) -> None:
             )
     for name, value in whole.params.items():
         assert torch.equal(resumed.params[name], value), name
-    for client, slots in whole.states.slots.items():
+    for client, states in whole.states.by_client.items():
         leaves = zip(
-            torch.utils._pytree.tree_leaves(slots), torch.utils._pytree.tree_leaves(resumed.states.slots[client]), strict=True
+            torch.utils._pytree.tree_leaves(states),
+            torch.utils._pytree.tree_leaves(resumed.states.by_client[client]),
+            strict=True,
         )
         assert all(torch.equal(a, b) for a, b in leaves), client
 

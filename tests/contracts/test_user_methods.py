@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, problem_of, slots, train
+from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, problem_of, states_by_client, train
 from reference.common import Problem, State, average, shares
 from reference.common import train as train_client
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ def test_apfl(options: dict[str, Any]) -> None:
     state, own, last = apfl(problem_of(trainer, classifier(), SGD), APFL().alpha)
     assert_close(trainer.state, state)
     for kept, expected in (("v", own), ("w", last)):
-        for client, params in slots(trainer, "APFL", kept).items():
+        for client, params in states_by_client(trainer, "APFL", kept).items():
             assert_close(params, expected[client])
 
 
@@ -128,7 +128,7 @@ def test_pfedme(options: dict[str, Any]) -> None:
     trainer = train(PFedMe(), **options, **RAGGED)
     state, personal = pfedme(problem_of(trainer, classifier(), SGD), 2.0, 3)
     assert_close(trainer.state, state)
-    for client, params in slots(trainer, "PFedMe", "theta").items():
+    for client, params in states_by_client(trainer, "PFedMe", "theta").items():
         assert_close(params, personal[client])
 
 

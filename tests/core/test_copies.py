@@ -6,33 +6,33 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import Delayed, TwoQueues
+from copy_queues import Delayed, TwoQueues
 from torch import Tensor
 
 from flcog.core import copies
-from flcog.core.copies import Ahead, Arriving, CudaLane, handed_over, lane_of
+from flcog.core.copies import Ahead, Arriving, CudaCopyQueue, copy_queue_of, handed_over
 
 TREES = [{"x": torch.full((3,), float(number)), "y": [torch.tensor([number])]} for number in range(8)]
 SUMS = [4.0 * number for number in range(8)]
 
 
-def sums(lane: TwoQueues, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def sums(queue: TwoQueues, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Each tree's sum, as it comes out of the queue of computations. One tree is under way while another is used."""
     monkeypatch.setattr(copies, "MOST_UNDER_WAY", 1)
-    ahead, results = Ahead(TREES, lane), list[float]()
+    ahead, results = Ahead(TREES, queue), list[float]()
     for position in range(len(TREES)):
         tree = ahead.take(position)
         x, y = tree["x"].detach(), tree["y"][0].detach()  # a queued kernel knows where its numbers lie, and refers to no tensor
-        lane.compute(lambda x=x, y=y: results.append(float(x.sum() + y.sum())))
+        queue.compute(lambda x=x, y=y: results.append(float(x.sum() + y.sum())))
         del tree, x, y
-    lane.work_off()
+    queue.work_off()
     return results
 
 
 @pytest.mark.parametrize("copies_first", [True, False])
 def test_every_order_of_the_two_queues_gives_the_same(copies_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = TwoQueues(copies_first)
-    assert sums(lane, monkeypatch) == SUMS and lane.reused == 0
+    queue = TwoQueues(copies_first)
+    assert sums(queue, monkeypatch) == SUMS and queue.reused == 0
 
 
 def test_without_the_wait_a_computation_comes_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,8 +40,8 @@ def test_without_the_wait_a_computation_comes_too_early(monkeypatch: pytest.Monk
 
 
 def test_without_keeping_it_memory_is_overwritten_before_it_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = TwoQueues(True, keeps=False)
-    assert sums(lane, monkeypatch) != SUMS and lane.reused > 0
+    queue = TwoQueues(True, keeps=False)
+    assert sums(queue, monkeypatch) != SUMS and queue.reused > 0
 
 
 def test_trees_may_be_asked_for_in_any_order_and_again() -> None:
@@ -52,25 +52,25 @@ def test_trees_may_be_asked_for_in_any_order_and_again() -> None:
 
 def test_only_so_much_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "MOST_UNDER_WAY", 50)  # of trees of 20 bytes
-    lane = Delayed()
-    ahead = Ahead(TREES, lane)
-    assert lane.begun == 3 * 2
+    queue = Delayed()
+    ahead = Ahead(TREES, queue)
+    assert queue.begun == 3 * 2
     ahead.take(0)
-    assert lane.begun == 4 * 2
+    assert queue.begun == 4 * 2
     for position in range(1, 8):
         ahead.take(position)
-    assert lane.begun == 8 * 2, "each is copied once"
+    assert queue.begun == 8 * 2, "each is copied once"
 
 
 def test_what_is_there_already_is_neither_copied_nor_waited_for() -> None:
-    lane = Delayed()
-    lane.copy = lambda tensor: tensor  # type: ignore[method-assign]
-    assert Arriving(TREES[1], lane).here()["x"] is TREES[1]["x"]
-    assert lane.begun == lane.kept == 0 and not lane.ahead
+    queue = Delayed()
+    queue.copy = lambda tensor: tensor  # type: ignore[method-assign]
+    assert Arriving(TREES[1], queue).here()["x"] is TREES[1]["x"]
+    assert queue.begun == queue.kept == 0 and not queue.ahead
 
 
 def test_without_a_second_queue_trees_are_handed_over_as_they_are() -> None:
-    assert lane_of(torch.device("cpu")) is None
+    assert copy_queue_of(torch.device("cpu")) is None
     assert [hand() for hand in handed_over(TREES, None)] == TREES
 
 
@@ -92,9 +92,9 @@ def test_a_gpus_calls_are_made_on_the_right_stream(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: calls.append("pin") or tensor)
     monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: calls.append(non_blocking) or tensor.clone())
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: calls.append(f"kept for {stream.name}"))
-    lane = lane_of(torch.device("cuda", 0))
-    assert isinstance(lane, CudaLane)
-    Arriving(torch.zeros(2), lane).here()
+    queue = copy_queue_of(torch.device("cuda", 0))
+    assert isinstance(queue, CudaCopyQueue)
+    Arriving(torch.zeros(2), queue).here()
     copied = ["on second", "pin", True, "off second", "event of second"]
     assert calls == [*copied, "computing waits for event", "kept for computing"]
 
@@ -120,10 +120,10 @@ def test_apples_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_what_was_sent() -> None:
-    lane = lane_of(torch.device("cuda", 0))
-    assert lane is not None
+    queue = copy_queue_of(torch.device("cuda", 0))
+    assert queue is not None
     trees = [torch.full((2**20,), float(number)) for number in range(64)]
     total = torch.zeros((), device="cuda")
-    for hand in handed_over(trees, lane):
+    for hand in handed_over(trees, queue):
         total += hand().sum()
     assert float(total) == 2**20 * sum(range(64))

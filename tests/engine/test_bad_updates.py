@@ -71,9 +71,9 @@ def assert_same_run(dropped: RecordingTrainer, without: RecordingTrainer) -> Non
         ours, theirs = getattr(dropped, name), getattr(without, name)
         for a, b in zip(*map(torch.utils._pytree.tree_leaves, (ours, theirs)), strict=True):
             assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
-    kept = {client: slots for client, slots in without.states.slots.items() if client != BROKEN}
-    assert dropped.states.slots.keys() == kept.keys()
-    for a, b in zip(*map(torch.utils._pytree.tree_leaves, (dropped.states.slots, kept)), strict=True):
+    kept = {client: states for client, states in without.states.by_client.items() if client != BROKEN}
+    assert dropped.states.by_client.keys() == kept.keys()
+    for a, b in zip(*map(torch.utils._pytree.tree_leaves, (dropped.states.by_client, kept)), strict=True):
         assert torch.equal(a, b)
     for a, b in zip(dropped.rows, without.rows, strict=True):
         assert a.keys() == b.keys()
@@ -102,7 +102,7 @@ def test_wherever_it_goes_bad(bad: Method, executor: Any) -> None:
     if executor == "loop":
         assert all(torch.equal(value, without.params[name]) for name, value in dropped.params.items())
     assert distance(dropped.params, without.params) < 1e-12
-    assert sorted(dropped.states.slots) == sorted(without.states.slots) == [k for k in range(8) if k != BROKEN]
+    assert sorted(dropped.states.by_client) == sorted(without.states.by_client) == [k for k in range(8) if k != BROKEN]
 
 
 @both_executors
@@ -131,7 +131,7 @@ def test_the_state_before_it_went_bad_is_kept(executor: Any) -> None:
 
     trainer = train(BadLater(), executor=executor, clients_per_round=8, on_bad_update="drop")
     assert [row.get("clients/dropped", 0) for row in trainer.rows] == [0, 1, 1]
-    kept = {client: slots["BadLater"] for client, slots in trainer.run.clients.slots.items()}
+    kept = {client: states["BadLater"] for client, states in trainer.run.clients.by_client.items()}
     assert {client: int(slot["calls"]) for client, slot in kept.items()} == {k: 1 if k == BROKEN else 3 for k in range(8)}
     assert kept[BROKEN]["seen"].tolist() == [1, 1]
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from contracts.registry import CASES
+from copy_queues import Delayed
 from harness import SGD, SIZES, assert_close, classifier, fit, make_trainer, train
-from lanes import Delayed
 from torch import Tensor
 
 from engine.test_sources import Announced, Told
@@ -16,9 +16,9 @@ STATEFUL = ("SCAFFOLD", "FedCOG", "GradientNoise", "MOON-batchnorm")
 
 
 @pytest.fixture
-def lane(monkeypatch: pytest.MonkeyPatch) -> Delayed:
+def queue(monkeypatch: pytest.MonkeyPatch) -> Delayed:
     made = Delayed()
-    monkeypatch.setattr("flcog.reading.lane_of", lambda device: made)
+    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: made)
     monkeypatch.setattr("flcog.client.work.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at once
     return made
 
@@ -31,29 +31,29 @@ def run(executor: str, whole_batches: bool = False, **options: Any) -> Any:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("whole_batches", [False, True])
 def test_samples_that_come_later_train_the_same_model(
-    executor: str, whole_batches: bool, lane: Delayed, monkeypatch: pytest.MonkeyPatch
+    executor: str, whole_batches: bool, queue: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = run(executor, whole_batches)
-    assert lane.done == lane.begun > 0, "nothing is copied in vain"
-    assert lane.kept == lane.done
-    monkeypatch.setattr("flcog.reading.lane_of", lambda device: None)
+    assert queue.done == queue.begun > 0, "nothing is copied in vain"
+    assert queue.kept == queue.done
+    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: None)
     assert_close(ours.state, run(executor, whole_batches).state, 0)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_the_next_samples_are_on_their_way_while_a_device_computes(executor: str, lane: Delayed) -> None:
+def test_the_next_samples_are_on_their_way_while_a_device_computes(executor: str, queue: Delayed) -> None:
     at_once = 2 if executor == "vmap" else 1
     trainer = make_trainer(None, local_epochs=2, clients_per_round=4, executor=executor, chunk_size=at_once)
     trainer.prepare(classifier(), Announced(batch_size=5, order=(1, 1, 1, 1)))
-    lane.ahead.clear()
+    queue.ahead.clear()
     trainer.train_round()
-    *before, last = lane.ahead
+    *before, last = queue.ahead
     assert len(before) >= 4 and all(before), "at the end of a client, the next one's first"
     assert last == 0
 
 
 def test_without_the_wait_a_run_computes_with_rubbish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.reading.lane_of", lambda device: Delayed(waits=False))
+    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: Delayed(waits=False))
     with pytest.raises((ValueError, IndexError, RuntimeError)):
         run("loop")
 
@@ -61,7 +61,7 @@ def test_without_the_wait_a_run_computes_with_rubbish(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("name", STATEFUL)
 def test_states_and_draws_that_come_later_train_the_same_model(
-    name: str, executor: str, lane: Delayed, monkeypatch: pytest.MonkeyPatch
+    name: str, executor: str, queue: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[name]
 
@@ -70,17 +70,17 @@ def test_states_and_draws_that_come_later_train_the_same_model(
         return train(case.method, module=case.module(case.optimizer), data=case.data(), **options)
 
     ours = trained()
-    assert lane.begun > 0 and max(lane.ahead) > 0
-    monkeypatch.setattr("flcog.reading.lane_of", lambda device: None)
+    assert queue.begun > 0 and max(queue.ahead) > 0
+    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: None)
     assert_close(ours.state, trained().state, 0)
 
 
-def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, lane: Delayed) -> None:
+def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, queue: Delayed) -> None:
     case = CASES["SCAFFOLD"]
     fit(tmp_path / "half", case.method, module=classifier(SGD), rounds=2)
-    begun = lane.begun
+    begun = queue.begun
     resumed = fit(tmp_path / "half", case.method, module=classifier(SGD), rounds=4, ckpt_path="last")
-    assert lane.begun > begun
+    assert queue.begun > begun
     whole = fit(tmp_path / "whole", case.method, module=classifier(SGD), rounds=4)
     assert_close(resumed.state, whole.state, 0)
 
@@ -98,7 +98,7 @@ DAMAGED = sum(SIZES[:7])
 """The first sample of client 7, the last of all and the second to train: only client 3 has more."""
 
 
-def test_what_cannot_be_read_ahead_is_the_next_clients_error(lane: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_ahead_is_the_next_clients_error(queue: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.test_sources.Told", Damaged)
     trainer = make_trainer(None, local_epochs=1, clients_per_round=8)
     trainer.prepare(classifier(), Announced(batch_size=5))

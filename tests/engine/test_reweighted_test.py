@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import MOMENTUM, TinyData, classifier, fit, make_trainer, slots, train
+from harness import MOMENTUM, TinyData, classifier, fit, make_trainer, states_by_client, train
 from torch import nn
 
 from flcog.callbacks import ClientFairness, Ditto, FedProx, FedRep, FineTune, LocalModels
@@ -39,7 +39,7 @@ def test_the_global_model_and_dittos_own() -> None:
     federation, figures = data.federation, trainer.evaluate()
     assert sum(federation.partition.sizes) == len(federation.train) and federation.client_test is None
     of_global = [own_accuracy(loaded(trainer.run.params), federation, k) for k in range(8)]
-    kept = slots(trainer, "Ditto", "personal")
+    kept = states_by_client(trainer, "Ditto", "personal")
     of_own = [own_accuracy(loaded(kept[k]), federation, k) for k in range(8)]
     for name, values in (("client", of_global), ("personal", of_own)):
         assert figures[f"test/{name}_accuracy_mean"] == pytest.approx(np.mean(values), rel=1e-6)

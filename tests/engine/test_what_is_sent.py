@@ -62,8 +62,8 @@ def test_only_the_sampled_clients_have_state_and_cost() -> None:
     data = TinyData()
     data.num_clients, data.partitioner = 1_000_000, Everyone()
     trainer = train(Stateful(), data=data, clients_per_round=10)
-    assert len(trainer.run.clients.slots) == 30  # three cohorts of ten of a million, with nobody twice
-    assert all(int(slot["Stateful"]["seen"]) == 1 for slot in trainer.run.clients.slots.values())
+    assert len(trainer.run.clients.by_client) == 30  # three cohorts of ten of a million, with nobody twice
+    assert all(int(slot["Stateful"]["seen"]) == 1 for slot in trainer.run.clients.by_client.values())
 
 
 def test_ledger_counts_what_crosses() -> None:

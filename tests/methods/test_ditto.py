@@ -19,7 +19,7 @@ from harness import (
     distance,
     dropout_network,
     problem_of,
-    slots,
+    states_by_client,
     train,
 )
 from reference import ditto, fedavg
@@ -54,7 +54,7 @@ def test_ditto_against_the_paper(executor: str, lr: float | None, momentum: floa
     theirs = 0.9 if momentum is None else momentum  # the local optimiser's
     state, own = ditto.run(problem_of(trainer, classifier(MOMENTUM), MOMENTUM), 0.7, lr, theirs)
     assert_close(trainer.state, state)
-    kept = slots(trainer, "Ditto", "personal")
+    kept = states_by_client(trainer, "Ditto", "personal")
     assert kept.keys() == own.keys()
     for client, params in own.items():
         assert_close(kept[client], params)
@@ -92,11 +92,11 @@ def test_dittos_own_statistics_are_of_its_own_samples() -> None:
 def test_ditto_alone_trains_for_itself_and_pulled_hard_stays() -> None:
     alone = train(Ditto(lambda_prox=0.0), clients_per_round=1, data=TinyData(order=(3,)))
     # One client's model and the global one then take the same steps.
-    assert_close(slots(alone, "Ditto", "personal")[0], alone.state, 1e-12)
+    assert_close(states_by_client(alone, "Ditto", "personal")[0], alone.state, 1e-12)
     held = train(Ditto(lambda_prox=10.0), rounds=1)  # lr * lambda = 1: each step starts from x again.
     far = train(Ditto(lambda_prox=0.0), rounds=1)
     start = {name: value.detach().double() for name, value in classifier().model.named_parameters()}
-    distances = [max(distance(own, start) for own in slots(run, "Ditto", "personal").values()) for run in (held, far)]
+    distances = [max(distance(own, start) for own in states_by_client(run, "Ditto", "personal").values()) for run in (held, far)]
     assert distances[0] < distances[1] / 2
 
 
@@ -113,5 +113,5 @@ def test_dittos_own_pass_sees_the_local_step(executor: str) -> None:
     """Without the pull, a client's own model is the model that it trains from the same start."""
     module = BatchIndex(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=SGD)
     trainer = train(Ditto(lambda_prox=0.0), module=module, rounds=1, clients_per_round=1, executor=executor)
-    (own,) = slots(trainer, "Ditto", "personal").values()
+    (own,) = states_by_client(trainer, "Ditto", "personal").values()
     assert_close(own, trainer.state)

@@ -52,7 +52,7 @@ def test_feddc_reaches_the_optimum_that_fedavg_misses() -> None:
 
 def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> None:
     trainer = fit(tmp_path, FedDC(alpha=0.2), eval_every=1)
-    slots = [trainer.run.clients.slots.get(client, {}).get("FedDC") for client in range(8)]
+    slots = [trainer.run.clients.by_client.get(client, {}).get("FedDC") for client in range(8)]
     assert None in slots, "some client should not have taken part"
     for state in ("h", "g"):
         total = {name: torch.zeros_like(value) for name, value in trainer.run.params.items()}

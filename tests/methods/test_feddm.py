@@ -85,7 +85,7 @@ def test_feddm_matches_sends_images_and_learns() -> None:
     images = 8 * NUM_CLASSES * 3 * 6
     # Images, one flag a class and the loss; no weights.
     assert trainer.run.ledger.up == {"model": 0, "FedDM": 3 * 5 * (images + 8 * NUM_CLASSES + 8)}
-    assert not trainer.run.clients.slots or not any(trainer.run.clients.slots.values())
+    assert not trainer.run.clients.by_client or not any(trainer.run.clients.by_client.values())
 
 
 def test_perturbation_is_gaussian_of_the_norm_asked_for() -> None:

@@ -20,7 +20,7 @@ from harness import (
     fit,
     make_trainer,
     problem_of,
-    slots,
+    states_by_client,
     train,
     without_times,
 )
@@ -44,7 +44,7 @@ def test_every_client_trains_for_itself(executor: str) -> None:
     trainer = train(Local(), module=classifier(MOMENTUM), **setting)
     problem = problem_of(trainer, classifier(MOMENTUM), MOMENTUM)
     own, start = local.solve(problem), local.run(problem)
-    kept = slots(trainer, "Local", "params")
+    kept = states_by_client(trainer, "Local", "params")
     assert kept.keys() == own.keys() and len(own) > 5
     for client, state in own.items():
         assert_close(kept[client], state)
@@ -70,7 +70,7 @@ def test_every_client_trains_for_itself(executor: str) -> None:
 def test_its_models_are_dittos_that_nothing_pulls() -> None:
     """With everybody there from the first round on, Ditto's own models begin at the initial one too."""
     ours, theirs = (
-        slots(train(method, clients_per_round=8), method.name, key)
+        states_by_client(train(method, clients_per_round=8), method.name, key)
         for method, key in ((Local(), "params"), (Ditto(lambda_prox=0.0), "personal"))
     )
     assert ours.keys() == theirs.keys() == set(range(8))

@@ -93,7 +93,7 @@ def test_moon_adds_exactly_nothing_before_it_has_a_previous_model() -> None:
 
 def test_moon_keeps_each_clients_own_last_model_with_its_buffers() -> None:
     trainer = train(MOON(projection=None), module=classifier(network=BatchNormFeatures), rounds=2, clients_per_round=1.0)
-    kept = [trainer.run.clients.slots[client]["MOON"] for client in range(8)]
+    kept = [trainer.run.clients.by_client[client]["MOON"] for client in range(8)]
     assert kept[0]["buffers"].keys() == trainer.run.buffers.keys()
     weights = torch.tensor([client.num_samples for client in trainer.recorded[-1]], dtype=torch.float64)
     for part, server in (("params", trainer.run.params), ("buffers", trainer.run.buffers)):

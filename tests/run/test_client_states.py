@@ -22,7 +22,7 @@ def state(value: int) -> dict[str, Any]:
 
 def values(states: SavedClientStates) -> dict[int, int]:
     """What each client keeps, which is one number many times."""
-    kept: dict[int, Tensor] = {client: slots["Keeps"]["x"] for client, slots in states.slots.items()}
+    kept: dict[int, Tensor] = {client: own["Keeps"]["x"] for client, own in states.by_client.items()}
     assert all((x == x[0]).all() for x in kept.values())
     return {client: int(x[0]) for client, x in kept.items()}
 
@@ -125,6 +125,8 @@ def test_states_that_are_read_back_give_the_same_numbers(
     resumed = fit(tmp_path, SCAFFOLD(), Ditto(), ckpt_path=str(kept), **options)
     for trainer in (first, resumed):
         assert all(torch.equal(trainer.run.params[name], value) for name, value in whole.params.items())
-        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (trainer.run.clients.slots, whole.states.slots)), strict=True):
+        for a, b in zip(
+            *map(torch.utils._pytree.tree_leaves, (trainer.run.clients.by_client, whole.states.by_client)), strict=True
+        ):
             assert torch.equal(a, b)
     assert without_times(first.history) == without_times(resumed.history)

@@ -203,8 +203,8 @@ def test_a_round_beyond_the_rows_is_a_warning(run: Path) -> None:
 def test_a_client_state_of_another_method_or_shape_is_refused(run: Path) -> None:
     path = states_file(run)
     payload = torch.load(path)
-    client, slots = next(iter(payload["clients"].items()))
-    torch.save(changed(payload, ("clients", client), {"Ditto": slots["SCAFFOLD"]}), path)
+    client, states = next(iter(payload["clients"].items()))
+    torch.save(changed(payload, ("clients", client), {"Ditto": states["SCAFFOLD"]}), path)
     with pytest.raises(ValueError, match=rf"{path}.* a state of Ditto, which is no method of this run"):
         resume(run)
     torch.save(changed(payload, ("clients", client, "SCAFFOLD", "c"), {}), path)

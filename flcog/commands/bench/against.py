@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flcog.commands.bench.contenders.job import Batches, Job
+from flcog.commands.bench.contenders.job import Batches, ContenderJob
 from flcog.core.fabric import num_cores
 
 
@@ -75,7 +75,7 @@ def interpreters(against: str) -> dict[str, str]:
     return chosen
 
 
-def job_of(trainer: Any, batches: Batches) -> Job:
+def job_of(trainer: Any, batches: Batches) -> ContenderJob:
     """Return the job for contenders: the trainer's clients, its optimiser and its device."""
     precision, optimizer = trainer.settings.precision, trainer.run.model.module.configure_optimizers()
     if precision not in ("32-true", "64-true"):
@@ -93,7 +93,7 @@ def job_of(trainer: Any, batches: Batches) -> Job:
         for name, option in inspect.signature(kind).parameters.items()
         if name == "lr" or (name != "params" and name in group and group[name] != option.default)
     }
-    return Job(
+    return ContenderJob(
         batches,
         cohort=len(trainer.sample(0)),
         optimizer=kind.__name__,
@@ -162,7 +162,7 @@ class Contender:
 
 
 @contextmanager
-def started(name: str, python: str, folder: Path, job: Job) -> Iterator[Contender]:
+def started(name: str, python: str, folder: Path, job: ContenderJob) -> Iterator[Contender]:
     """Start a framework's program, which reads its job.
 
     Args:
@@ -201,7 +201,7 @@ OF_OUR_PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "NODE_RANK", "GRO
 """Environment variables of our own processes, which a contender would mistake for its own."""
 
 
-def environment(python: str, folder: Path, job: Job) -> dict[str, str]:
+def environment(python: str, folder: Path, job: ContenderJob) -> dict[str, str]:
     """Return a contender's environment: ours without variables of our processes."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(OF_OUR_PROCESSES)}
     if python != sys.executable:

@@ -207,11 +207,11 @@ def test_without_distillation_it_is_fedavg_exactly() -> None:
 def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
     plain = train(rounds=2, clients_per_round=1.0)
     late = train(dataclasses.replace(TINY, start_round=2), rounds=2, clients_per_round=1.0)
-    assert all("FedCOG" in slots for slots in late.states.slots.values())
+    assert all("FedCOG" in states for states in late.states.by_client.values())
     started = train(TINY, rounds=2, clients_per_round=1.0)
     assert [row["comm/total_bytes"] for row in started.rows] == [row["comm/total_bytes"] for row in plain.rows]
     alone = train(dataclasses.replace(TINY, lambda_dis=0.0), rounds=1)
-    assert not alone.states.slots
+    assert not alone.states.by_client
 
 
 @pytest.mark.parametrize(

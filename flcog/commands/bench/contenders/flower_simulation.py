@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from job import Job, load
+from job import ContenderJob, load
 
 ENDLESS = 10**9
 """Rounds, and seconds that a round may take."""
@@ -27,7 +27,7 @@ class NoFurtherRound(Exception):
 
 
 def train(message: Message, context: Context) -> Message:
-    """What a client does. Job and program are loaded once in each actor's process."""
+    """What a client does. ContenderJob and program are loaded once in each actor's process."""
     asked = message.content["config"]
     (job, program), round, client = load(asked["folder"]), asked["round"], asked["client"]
     torch.set_num_threads(max(1, job.cores // actors(job)))
@@ -72,7 +72,7 @@ class Rounds(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-def actors(job: Job) -> int:
+def actors(job: ContenderJob) -> int:
     """How many clients train side by side."""
     return job.cores if job.device != "cuda" else min(job.cores, ACTORS_ON_A_GPU * job.processes)
 

@@ -57,7 +57,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Job:
+class ContenderJob:
     """Clients, optimiser and device of a contender.
 
     Args:
@@ -83,17 +83,17 @@ class Job:
         return optimizer
 
 
-def save(folder: Path, job: Job, program: nn.Module) -> None:
+def save(folder: Path, job: ContenderJob, program: nn.Module) -> None:
     """Write the files for :func:`load`."""
     torch.save(vars(job) | {"batches": vars(job.batches)}, folder / JOB)
     torch.save(program, folder / PROGRAM)
 
 
 @cache
-def load(folder: str) -> tuple[Job, nn.Module]:
+def load(folder: str) -> tuple[ContenderJob, nn.Module]:
     """The job, and the program: given the tensors of a batch, it returns their loss. Read once per process, on the job's device."""
     content = torch.load(Path(folder) / JOB, map_location="cpu", mmap=True, weights_only=True)
-    job = Job(**content | {"batches": Batches(**content["batches"]).to(content["device"])})
+    job = ContenderJob(**content | {"batches": Batches(**content["batches"]).to(content["device"])})
     # This unpickles a module, which is safe because the bench that started this program has just written it.
     program = torch.load(Path(folder) / PROGRAM, map_location="cpu", weights_only=False)
     return job, program.to(job.device).train()

@@ -8,7 +8,7 @@ from typing import Any
 import pfl.internal.ops.pytorch_ops as pfl_torch
 import torch
 from contend import Turns
-from job import Job, load
+from job import ContenderJob, load
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -44,7 +44,7 @@ class Network(nn.Module):
 class ClientData(Dataset):
     """A client's samples, whose batches are the round's."""
 
-    def __init__(self, job: Job, round: int, client: int) -> None:
+    def __init__(self, job: ContenderJob, round: int, client: int) -> None:
         super().__init__(raw_data=tuple(job.batches.samples(client)), user_id=str(client))
         self._batches = lambda: job.batches.of(round, client)
 
