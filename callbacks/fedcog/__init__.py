@@ -1,5 +1,5 @@
-"""FedCOG and what belongs to it.
+"""The method FedCOG and its observers.
 
-``fedcog`` is the method; ``generation`` optimises the inputs, ``target_labels`` chooses their labels, ``image_generator`` is the network
-of its generator form. ``generated_images`` and ``generation_time`` are observers of it.
+``fedcog`` is the method: ``generation`` optimises the inputs, ``target_labels`` chooses their labels, and ``image_generator`` is
+the network for ``generator=true``. ``generated_images`` and ``generation_time`` are observers of the method.
 """

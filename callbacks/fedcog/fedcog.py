@@ -21,8 +21,8 @@ from flcog.method import ClientView, Context, Method, Upload
 
 @dataclass(frozen=True)
 class FedCOG(Method):
-    """Before it trains, every client makes inputs from the global model that its own last model gets wrong, and while it trains,
-    learns the global model's outputs on them beside its own data.
+    """Every client first generates inputs that the global model recognises and its own last model does not. It then trains on its
+    own data, and on the global model's outputs for the generated inputs.
 
     With x the received model, y_k the client's last local model, y its present one, d_k its numbers of samples by label::
 
@@ -30,38 +30,42 @@ class FedCOG(Method):
         training:      F_k(y) + lambda_kd KL(x(D') || y(D'))                                     (eq. 3)
         or:            (1 - w) F_k(y) + w KL(x(D') || y(D')),   w = |m| / (|d_k| + |m|),   m = max(d_k) - d_k    (A.2.2)
 
-    Generation is Adam on the inputs, from Gaussian noise in the model's input space; each local step takes the next ``batch_size``
-    of them. Nothing but the model travels. Each client keeps its last local model, from round 1 on whatever ``start_round`` is. One
-    that has none yet takes the model it received, with which x agrees: it generates from the global model alone.
+    Generation is Adam on the inputs, which start as Gaussian noise in the model's input space. Each local step uses the next
+    ``batch_size`` of them. Clients and server exchange only the model. Each client keeps its last local model, also in the rounds
+    before ``start_round``. A new client uses the received model in its place, which agrees with x: the client generates from the
+    global model alone.
 
-    Multi-label data, where the paper leaves the details open: binary cross-entropy and each label's Bernoulli divergence, averaged
-    over the labels; and every input is made for one label, allotted as classes are. So each label gets its share of
-    inputs, those too that the client has never seen and for which it knows no company; what else is there, the global model's
-    outputs say.
+    The paper leaves the details of multi-label data open. Here the losses are binary cross-entropy and each label's Bernoulli
+    divergence, averaged over the labels. Every input is generated for one label, and labels get numbers of inputs as classes do.
+    So each label gets its share of inputs, even a label that the client has never seen together with others; the global model's
+    outputs then say which other labels the input shows.
 
     Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR 2024,
     https://arxiv.org/abs/2312.05966. The authors' code (https://github.com/rui-ye/FedCOG) differs: it takes 500 steps,
-    ``targets="complementary"``, ``lambda_kd="balance"`` (of whose distillation it notes that it does not suit CIFAR-10) and
-    ``divergence="code"``. What no option follows: it rounds a label's number of inputs down, distils the outputs of the step with
-    the least loss beside the inputs of the last step, has the global model's own opinion for hard labels, and for labels that
-    exclude none another sums the divergences, where they are averaged here: multiply lambda_kd by the number of labels.
+    ``targets="complementary"``, ``lambda_kd="balance"`` (with a note that this distillation does not suit CIFAR-10) and
+    ``divergence="code"``. Four differences have no option. The code rounds a label's number of inputs down. It distils the
+    outputs of the step with the least loss, but the inputs of the last step. Its hard labels are the global model's own
+    predictions. For multi-label data it sums the divergences over the labels, which are averaged here: multiply lambda_kd by the
+    number of labels.
 
     Args:
-        num_samples: inputs each client makes in a round (N), >= 0. With 0 nothing is distilled: FedAvg, or under ``balance`` the
-            control in which the task loss has its weight of A.2.2 and stands alone.
+        num_samples: number N of inputs that each client generates in a round, >= 0. With 0 nothing is distilled: this is FedAvg,
+            or under ``balance`` the control that gives the task loss its weight of A.2.2 and has no other loss.
         targets: their labels: ``uniform``, or ``complementary`` to the client's own (A.1.1; uniform for a balanced client).
-        steps: of generation, >= 0; 0 is the ablation with Gaussian noise.
+        steps: steps of generation, >= 0; 0 is the ablation with Gaussian noise.
         lambda_dis: weight of the disagreement, >= 0; 0 is the ablation that generates from the global model alone.
         divergence: eq. 2, or the form of the authors' code, see :func:`~flcog.callbacks.fedcog.generation.disagreement`.
-        lr: of Adam, > 0.
-        betas: of Adam, each in [0, 1).
-        generation_batch_size: inputs made, and shown to the teacher, at a time by clients of little memory (A.4.3); None for all.
-        generator: train a convolutional generator, and what it is fed, instead of the inputs themselves (A.4.2); images only.
-        lambda_kd: weight of the distillation, >= 0, of which 0 is FedAvg; or ``balance`` for the weights of A.2.2, by which the
-            inputs weigh what the client lacks for balanced data. ``balance`` with ``complementary`` targets came near the paper's
-            figures on Fashion-MNIST, 0.01 did not on NIID-2. It also makes local steps smaller, by 1 - w, which gained much of that
-            alone: compare with ``num_samples=0``, as configs/tables/fedcog-controls.yaml does (RESULTS.md).
-        hard_labels: the ablation that learns the inputs' labels in place of the global model's outputs.
+        lr: learning rate of Adam, > 0.
+        betas: coefficients of Adam, each in [0, 1).
+        generation_batch_size: inputs in memory at a time while the client generates and the teacher reads them, for clients of
+            little memory (A.4.3); None for all.
+        generator: train a convolutional generator and its latent vectors instead of the inputs themselves (A.4.2); images only.
+        lambda_kd: weight of the distillation, >= 0, where 0 is FedAvg; or ``balance`` for the weights of A.2.2, which weight the
+            inputs by the samples that the client lacks for balanced data. ``balance`` with ``complementary`` targets came near
+            the paper's figures on Fashion-MNIST; 0.01 did not on NIID-2. ``balance`` also multiplies local steps by 1 - w, and
+            this alone accounts for much of the gain: compare with ``num_samples=0``, as configs/tables/fedcog-controls.yaml does
+            (RESULTS.md).
+        hard_labels: the ablation that learns the inputs' labels instead of the global model's outputs.
         batch_size: generated inputs in a local step, >= 1.
 
     Example:
@@ -93,7 +97,7 @@ class FedCOG(Method):
         if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or not self.lambda_kd >= 0):
             raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"FedCOG: betas are two numbers in [0, 1); got {self.betas}")
+            raise ValueError(f"FedCOG: betas must be two numbers in [0, 1); got {self.betas}")
         one_of(self, ("uniform", "complementary"), "targets")
         one_of(self, ("paper", "code"), "divergence")
 
@@ -102,7 +106,7 @@ class FedCOG(Method):
         return self.num_samples > 0 and self.steps > 0 and self.lambda_dis > 0 and self.lambda_kd != 0
 
     def active(self, round: int) -> bool:
-        # The first round of generation needs the local models that earlier rounds left behind.
+        # The first round of generation needs the local models of earlier rounds.
         return super().active(max(round, self.start_round) if self._disagrees else round)
 
     def until(self, round: int) -> Method | None:
@@ -111,7 +115,7 @@ class FedCOG(Method):
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         if not self._disagrees:
             return {}
-        # A new client's last local model is taken to be the global one, with which nothing disagrees.
+        # A new client's last local model is the global one, so that the two agree.
         return {"params": params, "buffers": buffers}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
@@ -154,7 +158,7 @@ class FedCOG(Method):
         return ctx.draws["w"] * (learnt - task_loss) if ctx.draws else learnt
 
     def _learnt(self, apply: Apply, params: Params, ctx: Context) -> Tensor:
-        """The distillation loss on the generated inputs of this step."""
+        """The distillation loss on this step's generated inputs."""
         rows = rows_of_step(ctx.step, self.batch_size, self.num_samples, ctx.inputs["inputs"].device)
         labels, outputs = ctx.draws["labels"], apply(params, ctx.inputs["inputs"][rows])
         if self.hard_labels:
@@ -173,11 +177,11 @@ def make_inputs(
     """The inputs that a client generates.
 
     Args:
-        method: how.
+        method: the settings.
         apply: the client's model as a function.
-        draws: of :meth:`FedCOG.draw`.
+        draws: result of :meth:`FedCOG.draw`.
         received: parameters and buffers of the global model.
-        last: those of the client's last local model, or None to generate without it.
+        last: parameters and buffers of the client's last local model, or None to generate without it.
     """
     generator = {}
     if method.generator:
@@ -199,11 +203,11 @@ def make_inputs(
 
 
 def _input_shape(client: ClientView, images: bool) -> torch.Size:
-    """The shape of one model input; refuses data whose inputs cannot be optimised."""
+    """The shape of one model input; refuses data with inputs that cannot be optimised."""
     inputs: Tensor = client.inputs(torch.zeros(1, dtype=torch.int64))
     if not inputs.is_floating_point():
         raise ValueError(
-            "FedCOG optimises real-valued inputs, but the data's are whole numbers, such as token ids: remove FedCOG"
+            "FedCOG optimises real-valued inputs, but the data's inputs are whole numbers, such as token ids: remove FedCOG"
         )
     if images and inputs.ndim != 4:
         raise ValueError(

@@ -19,13 +19,13 @@ from flcog.method import Callback, ClientView, Run
 class GeneratedImages(Callback):
     """Logs a picture of generated images as ``generated_images``: a column for each class, a row for each number of steps.
 
-    They are those of one client's next round: of the global model and of the last local model of the lowest-numbered client that
-    has one. All rows start from the same noise. Figure 5 of FedCOG, https://arxiv.org/abs/2312.05966.
+    The lowest-numbered client that has a last local model generates them, as it would in its next round. All rows start from the
+    same noise. Figure 5 of FedCOG, https://arxiv.org/abs/2312.05966.
 
     Args:
-        steps: of generation, a row each.
-        every_n_rounds: rounds between pictures, counted while FedCOG acts; its last round always has one.
-        max_classes: columns at most, >= 1.
+        steps: numbers of generation steps, one row for each.
+        every_n_rounds: rounds between pictures, counted from FedCOG's first round; its last round always has one.
+        max_classes: largest number of columns, >= 1.
 
     Example:
         >>> GeneratedImages(steps=(0, 100, 500), every_n_rounds=5).steps
@@ -40,7 +40,7 @@ class GeneratedImages(Callback):
     def on_fit_start(self, run: Run) -> None:
         fedcog_of(run, self)
         if getattr(run.federation.train.inputs, "ndim", 0) != 4:
-            raise ValueError("GeneratedImages shows images, but the data set stores none: remove GeneratedImages")
+            raise ValueError("GeneratedImages shows images, but the data set has none: remove GeneratedImages")
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         method = fedcog_of(run, self)
@@ -61,22 +61,23 @@ def fedcog_of(run: Run, observer: Callback) -> FedCOG:
         if isinstance(method, FedCOG):
             return method
     name = type(observer).__name__
-    raise ValueError(f"{name} looks at what FedCOG generates: add FedCOG to the callbacks, or remove {name}")
+    raise ValueError(f"{name} shows inputs that FedCOG generates: add FedCOG to the callbacks, or remove {name}")
 
 
 def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tensor | None = None) -> Tensor:
-    """What a client would generate from the present global model and its own last one.
+    """The inputs that a client would generate from the present global model and its own last one.
 
     Args:
-        run: the client is its lowest-numbered one that this process holds a local model of.
-        method: how.
+        run: the client is the lowest-numbered one with a local model in this process.
+        method: the settings.
         num_samples: how many inputs.
-        classes: what they show, [num_samples]; None for what the client would choose.
+        classes: labels of the inputs, [num_samples]; None for the client's choice.
     """
     device = run.processes.device
     client, kept = next(run.method_record(method.name).clients, (0, None))
     view = ClientView.of(run.federation, client, method.start_round)
-    # A FedCOG that does not distil (lambda_kd 0) generates nothing; shown is what it would generate if it did.
+    # A FedCOG that does not distil (lambda_kd 0) generates nothing; the picture shows the inputs that it would generate if it
+    # did.
     method = dataclasses.replace(method, num_samples=num_samples, lambda_kd=1.0)
     draws: Slot = method.draw(make_rng(run.settings.seed, "generated images"), view)
     if classes is not None:

@@ -33,15 +33,15 @@ def target_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def disagreement(first: Tensor, second: Tensor, multilabel: bool = False, divergence: Divergence = "paper") -> Tensor:
-    """One minus the mean Jensen-Shannon divergence of two models' outputs: 1 where they agree, 1 - log 2 where they exclude each other.
+    """One minus the mean Jensen-Shannon divergence of two models' outputs: 1 if they agree, 1 - log 2 if they exclude each other.
 
     With p and q their probabilities and m = (p + q) / 2, eq. 2 of FedCOG (https://arxiv.org/abs/2312.05966) is::
 
         1 - 1/2 [KL(p || m) + KL(q || m)]
 
-    The authors' code (https://github.com/rui-ye/FedCOG) turns the divergences round, KL(m || p) and KL(m || q), with every
-    probability held within [0.01, 0.99] and their mean below 1, where its gradient ends: ``divergence="code"``. For labels that
-    exclude none another, p and q are each label's probabilities to be absent or present, averaged over the labels.
+    The authors' code (https://github.com/rui-ye/FedCOG) reverses the divergences, KL(m || p) and KL(m || q), with every
+    probability clamped to [0.01, 0.99] and their mean below 1, where its gradient ends: ``divergence="code"``. For several labels
+    per sample, p and q are each label's probabilities to be absent or present, averaged over the labels.
 
     >>> opposite = torch.tensor([[50.0, 0.0]])
     >>> round(float(disagreement(opposite, -opposite)), 4)
@@ -87,30 +87,30 @@ def generate(
     weights: Params | None = None,
     decode: Callable[[Params], Tensor] = operator.itemgetter("noise"),
 ) -> Tensor:
-    """Inputs, one for each label, that the global model recognises and the local model sees otherwise (eq. 1 of FedCOG).
+    """Inputs, one for each label, that the global model recognises and the local model sees differently (eq. 1 of FedCOG).
 
-    By so many steps of Adam on the inputs x themselves, which start as ``noise``::
+    Adam changes the inputs x themselves, which start as ``noise``, in ``steps`` steps::
 
         min_x  CE(global(x), y) + lambda_dis * disagreement(global(x), local(x))
 
-    or on latent noise z and the weights of a generator, x = decode(z, weights), in their place. Pure, and fit for vmap. The
+    or latent noise z and the weights of a generator, with x = decode(z, weights). The function is pure and runs under vmap. The
     models' parameters get no gradient; put BatchNorm into evaluation mode.
 
     Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR 2024,
     https://arxiv.org/abs/2312.05966.
 
     Args:
-        noise: where x (or z) starts, [N, ...].
+        noise: initial x (or z), [N, ...].
         labels: y, classes [N] or multi-hot rows [N, C].
-        global_model: recognises the labels.
-        local_model: is to disagree; None leaves that term out.
+        global_model: the model that shall recognise the labels.
+        local_model: the model that shall disagree; None leaves that term out.
         lambda_dis: weight of the disagreement; a tensor can switch it off for some clients.
-        steps: of Adam; 0 returns the noise.
-        lr, betas: of Adam.
-        batch_size: inputs that are made at a time, for clients of little memory; None for all at once.
+        steps: steps of Adam; 0 returns the noise.
+        lr, betas: settings of Adam.
+        batch_size: inputs that are generated at a time, for clients of little memory; None for all at once.
         divergence: the form of the disagreement.
-        weights: the generator's initial weights; each batch trains its own from there.
-        decode: x from ``{"noise": ..., **weights}``.
+        weights: the generator's initial weights; each batch trains its own copy.
+        decode: computes x from ``{"noise": ..., **weights}``.
 
     Returns:
         x of the last step, [N, ...].

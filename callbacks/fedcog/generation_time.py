@@ -11,14 +11,14 @@ from flcog.method import Callback, Run
 
 
 class GenerationTime(Callback):
-    """Measures, at the end of a run in which FedCOG acted, how long a client takes to generate different numbers of inputs.
+    """Measures, at the end of a run with FedCOG, how long a client takes to generate different numbers of inputs.
 
-    Prints a line for each and writes ``generation_time.csv`` into the run's directory, with columns ``num_samples`` and ``seconds``.
-    Table 11 of FedCOG, https://arxiv.org/abs/2312.05966.
+    Prints a line for each number and writes ``generation_time.csv`` into the run's directory, with columns ``num_samples`` and
+    ``seconds``. Table 11 of FedCOG, https://arxiv.org/abs/2312.05966.
 
     Args:
         num_samples: the numbers of inputs.
-        repeats: how often each is timed, >= 1; the fastest counts.
+        repeats: measurements of each number, >= 1; the fastest counts.
 
     Example:
         >>> GenerationTime(num_samples=(16, 256)).num_samples

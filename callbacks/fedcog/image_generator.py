@@ -18,8 +18,8 @@ def initial_weights(num_channels: int, rng: torch.Generator) -> Params:
     """Random weights, uniform within ``1 / sqrt(fan_in)`` as in torch's own layers.
 
     Args:
-        num_channels: of the images.
-        rng: the randomness.
+        num_channels: channels of the images.
+        rng: source of the random numbers.
     """
     shapes = {
         "linear": (_MAPS * _SIDE**2, LATENT),
@@ -38,11 +38,12 @@ def initial_weights(num_channels: int, rng: torch.Generator) -> Params:
 def images(variables: Params, size: tuple[int, int]) -> Tensor:
     """Images [N, C, *size] of the latent vectors ``variables["noise"]``, [N, 100].
 
-    What FedCOG's appendix A.4.2 describes (https://arxiv.org/abs/2312.05966): a linear layer to 8,192 values, an upsampling and
-    three 3x3 convolutions. That the values are 128 maps of 8x8, the 64 and 32 channels in between, the leaky ReLUs and that nothing
-    follows the last convolution, so that any range of inputs can be met, are our choice. The authors' code
+    Follows FedCOG's appendix A.4.2 (https://arxiv.org/abs/2312.05966): a linear layer to 8,192 values, an upsampling and three
+    3x3
+    convolutions. The rest is our choice: the values are 128 maps of 8x8, the layers in between have 64 and 32 channels and leaky
+    ReLUs, and nothing follows the last convolution, so that it can reach any range of inputs. The authors' code
     (https://github.com/rui-ye/FedCOG) starts from 256 dimensions, enlarges twice, has 128 and 64 channels in between with
-    BatchNorm, and ends in a sigmoid, which normalised inputs leave.
+    BatchNorm, and ends in a sigmoid, although normalised inputs leave its range.
 
     >>> weights = initial_weights(1, torch.Generator().manual_seed(0))
     >>> images({"noise": torch.zeros(2, LATENT), **weights}, (28, 28)).shape

@@ -1,5 +1,5 @@
-"""FedDisco and what belongs to it.
+"""The method FedDisco and its two commands.
 
-``feddisco`` is the method, ``secure_sum`` how clients learn the distribution of all labels. ``bound`` is its convergence bound, which
-``command`` minimises as ``flcog feddisco-bound``; ``exploration`` is ``flcog feddisco-exploration``, what weights should go by.
+``feddisco`` is the method, ``secure_sum`` the secure aggregation of all clients' label counts. ``bound`` is its convergence bound,
+which ``command`` minimises as ``flcog feddisco-bound``. ``exploration`` is ``flcog feddisco-exploration``.
 """

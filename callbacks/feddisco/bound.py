@@ -1,4 +1,4 @@
-"""FedDisco's theory: the optimisation bound of Theorem 4.5 as a function of the aggregation weights, and what minimises it."""
+"""FedDisco's theory: the optimisation bound of Theorem 4.5 as a function of the aggregation weights, and its minimiser."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from flcog.core.checks import at_least, positive, within
 
 @dataclass(frozen=True)
 class Bound:
-    """How near a stationary point FedAvg with aggregation weights p comes in T rounds: a bound on min_t E||grad F(w_t)||^2.
+    """The bound on min_t E||grad F(w_t)||^2 for FedAvg with aggregation weights p in T rounds: its distance from a stationary point.
 
     With n the K clients' shares of the samples, d their discrepancies, and W_D as in the proof (C.2.3; section 4 drops its K)::
 
@@ -20,9 +20,9 @@ class Bound:
         original:       N(p) / D(p)                 (Theorem 4.5)
         reformulated:   N(p) - lambda D(p)          (eq. 1)
 
-    The reformulation is Dinkelbach's transform of the ratio. With lambda the bound of the weights that one starts from, whatever
-    lowers the reformulation lowers the original; with lambda its least value, both have the same minimiser. That is how
-    :meth:`tightest` finds it, which the paper calls complicated.
+    The reformulation is Dinkelbach's transform of the ratio. If lambda is the bound of the initial weights, weights that lower
+    the reformulation also lower the original. If lambda is the minimum of the original, both have the same minimiser.
+    :meth:`tightest` uses this to find the minimiser, which the paper calls complicated.
 
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, sections 4 and C,
     https://arxiv.org/abs/2305.19229; Dinkelbach, On Nonlinear Fractional Programming, 1967,
@@ -32,10 +32,10 @@ class Bound:
         n: shares of the samples, [K], >= 0 and of sum 1.
         d: discrepancies, [K], >= 0.
         tau: local steps, >= 1.
-        eta: local learning rate, > 0; eta L <= 1 / (2 tau), and small enough that A < 1/3: else the bound bounds nothing.
+        eta: local learning rate, > 0, with eta L <= 1 / (2 tau) and A < 1/3; otherwise the bound does not hold.
         L: smoothness of the clients' losses, > 0.
         sigma: standard deviation of a mini-batch's gradient, >= 0.
-        B: what a unit of discrepancy adds to a client's squared gradient norm, > 0.
+        B: increase of a client's squared gradient norm for each unit of discrepancy, > 0.
         gap: F(w_0) - F_inf, >= 0.
         T: rounds, >= 1.
 
@@ -60,15 +60,15 @@ class Bound:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
         for name, value in vars(self).items():
             values = np.ravel(value)
-            # Below this size the bound's squares and products stay finite.
+            # Below this limit the bound's squares and products stay finite.
             bad = ~(np.abs(values) < 1e75)
             if bad.any():
                 raise ValueError(f"Bound: {name} must be finite, and below 1e75; got {values[bad][0]}")
         if self.n.ndim != 1 or self.n.shape != self.d.shape or not len(self.n):
-            raise ValueError(f"Bound: n and d hold one number per client; got shapes {self.n.shape} and {self.d.shape}")
+            raise ValueError(f"Bound: n and d need one number per client each; got shapes {self.n.shape} and {self.d.shape}")
         if self.n.min() < 0 or abs(self.n.sum() - 1) > 1e-6 or self.d.min() < 0:
             raise ValueError(
-                f"Bound: n are shares >= 0 of sum 1 and d is at least 0; got sum {self.n.sum():g}, least d {self.d.min():g}"
+                f"Bound: n must be shares >= 0 of sum 1, and d at least 0; got sum {self.n.sum():g}, least d {self.d.min():g}"
             )
         at_least(self, 1, "tau", "T")
         at_least(self, 0, "sigma", "gap")
@@ -100,12 +100,12 @@ class Bound:
         return float(1 - 3 * self.A - (1 - self.A) * mismatch)
 
     def original(self, p: np.ndarray) -> float:
-        """The bound of Theorem 4.5; infinite for weights so far from n that it says nothing."""
+        """The bound of Theorem 4.5; infinite for weights so far from n that the theorem does not hold."""
         below = self.denominator(p)
         return self.numerator(p) / below if below > 0 else np.inf
 
     def reformulated(self, p: np.ndarray, weight: float) -> float:
-        """The objective of eq. 1, with ``weight`` for its lambda."""
+        """The objective of eq. 1, with ``weight`` as its lambda."""
         return self.numerator(p) - weight * self.denominator(p)
 
     def gradient(self, p: np.ndarray, weight: float) -> np.ndarray:
@@ -115,19 +115,19 @@ class Bound:
     def minimiser(self, weight: float) -> np.ndarray:
         """The weights that minimise the reformulation, in closed form (eq. 54).
 
-        The multipliers of its constraints make it a projection: the objective is a paraboloid about the projected point.
+        It is a projection onto the simplex, because the objective is a paraboloid about the projected point.
         """
         centre = (self._pull(weight) * self.n - 2 * self.A * self.B * self.d) / self._curvature(weight)
         return project_to_simplex(centre)
 
     def coefficients(self, weight: float) -> tuple[float, float]:
-        """a and b of eq. 2, ``p_k proportional to n_k - a d_k + b``: the minimiser, as far as no client's weight is 0."""
+        """a and b of eq. 2, ``p_k proportional to n_k - a d_k + b``: the minimiser if all clients' weights are positive."""
         a = 2 * self.A * self.B / self._pull(weight)
         noise = self._curvature(weight) / self._pull(weight) - 1
         return a, float(noise + a * self.d.sum()) / len(self.n)
 
     def tightest(self, tolerance: float = 1e-13) -> np.ndarray:
-        """The weights that minimise the original bound: Dinkelbach's iteration, each step of which is the closed form."""
+        """The weights that minimise the original bound, by Dinkelbach's iteration with the closed form as its step."""
         p, ratio = self.n, self.original(self.n)
         while True:
             p = self.minimiser(ratio)
@@ -142,10 +142,10 @@ class Bound:
         Args:
             start: first weights.
             weight: lambda.
-            steps: how many.
+            steps: number of steps.
             lr: step size, as a share of the inverse curvature, in (0, 2): 1 arrives in one step.
         """
-        within(self, "(0, 2)", lr=lr, hint="a share of the inverse curvature, beyond which descent diverges")
+        within(self, "(0, 2)", lr=lr, hint="descent diverges beyond twice the inverse curvature")
         path = [np.asarray(start, dtype=np.float64)]
         for _ in range(steps):
             slope = self.gradient(path[-1], weight)
@@ -153,7 +153,7 @@ class Bound:
         return np.stack(path)
 
     def _pull(self, weight: float) -> float:
-        """How strongly the reformulation draws p_k to n_k."""
+        """The strength with which the reformulation pulls p_k towards n_k."""
         if not 0 <= weight < 1e150:
             raise ValueError(f"Bound: lambda must be at least 0 and finite, and below 1e150; got {weight}")
         return 4 * (1 - self.A) * (self.B * self.d.sum() + len(self.n) * weight)
@@ -165,8 +165,8 @@ class Bound:
 def project_to_simplex(point: np.ndarray) -> np.ndarray:
     """The nearest weights: non-negative and of sum 1.
 
-    Held, Wolfe and Crowder, Validation of subgradient optimization, 1974: one amount is subtracted from all coordinates, and those that
-    would become negative are 0.
+    Held, Wolfe and Crowder, Validation of subgradient optimization, 1974: subtract one amount from all coordinates, and set
+        negative results to 0.
 
     >>> project_to_simplex(np.array([0.7, 0.5, -0.2]))
     array([0.6, 0.4, 0. ])

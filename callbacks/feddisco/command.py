@@ -25,12 +25,12 @@ def clients(partitioner: Partitioner, num_clients: int, num_classes: int, num_sa
     counts = [torch.bincount(labels[partition.client(k)], minlength=num_classes) for k in range(num_clients)]
     distances = np.array([discrepancy(count, torch.ones(num_classes), metric) for count in counts])
     if metric == "kl":
-        distances /= max(distances.sum(), 1e-12)  # as FedDisco's weights take it
+        distances /= max(distances.sum(), 1e-12)  # as in FedDisco's weights
     return partition.sizes / partition.sizes.sum(), distances
 
 
 def minimise_bound(arguments: list[str]) -> None:
-    """Minimise FedDisco's reformulated bound over the aggregation weights, and watch the original (its Theorem 4.5 and Table 6)."""
+    """Minimise FedDisco's reformulated bound over the aggregation weights, and print the original (Theorem 4.5, Table 6)."""
     given = _parser().parse_args(arguments)
     at_least(None, 1, **{f"--{name}": getattr(given, name) for name in ("clients", "classes", "samples", "steps", "every")})
     n, d = clients(Dirichlet(given.beta), given.clients, given.classes, given.samples, given.metric, given.seed)
@@ -48,33 +48,33 @@ def minimise_bound(arguments: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("feddisco-bound", minimise_bound, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--clients", type=int, default=10, help="number of clients")
-    parser.add_argument("--beta", type=float, default=0.5, help="of the Dirichlet split of balanced classes (NIID-1)")
+    parser.add_argument("--beta", type=float, default=0.5, help="parameter of the Dirichlet split of balanced classes (NIID-1)")
     parser.add_argument("--classes", type=int, default=10, help="number of classes")
     parser.add_argument("--samples", type=int, default=50_000, help="size of the training set")
     parser.add_argument("--metric", choices=METRICS, default="kl", help="the discrepancy")
-    parser.add_argument("--seed", type=int, default=0, help="of the split")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split")
     for name, what in (
         ("tau", "local steps"),
         ("eta", "local learning rate"),
         ("L", "smoothness of the losses"),
         ("sigma", "noise of the gradients"),
-        ("B", "dissimilarity that a unit of discrepancy brings"),
-        ("gap", "initial loss above the least"),
+        ("B", "dissimilarity for each unit of discrepancy"),
+        ("gap", "initial loss above the minimum"),
         ("T", "rounds"),
     ):
         default = getattr(Bound, name)
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
     parser.add_argument(
-        "--lambda", dest="weight", type=float, help="of the reformulation; by default the bound of FedAvg's weights"
+        "--lambda", dest="weight", type=float, help="lambda of the reformulation; by default the bound of FedAvg's weights"
     )
-    parser.add_argument("--steps", type=int, default=400, help="of gradient descent")
+    parser.add_argument("--steps", type=int, default=400, help="steps of gradient descent")
     parser.add_argument("--every", type=int, default=100, help="steps between lines")
-    parser.add_argument("--lr", type=float, default=0.01, help="of gradient descent, as a share of the inverse curvature")
+    parser.add_argument("--lr", type=float, default=0.01, help="step size of the descent, as a share of the inverse curvature")
     return parser
 
 
 def _print_descent(bound: Bound, path: np.ndarray, weight: float, every: int) -> None:
-    """Both bounds along the descent, at the closed form, and where the original is least."""
+    """Both bounds along the descent, at the closed form, and at the minimum of the original."""
     print(f"{'step':>8}{'reformulated':>14}{'original':>12}")
     steps = len(path) - 1
     for step in sorted({*range(0, steps + 1, every), steps}):

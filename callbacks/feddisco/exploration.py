@@ -1,4 +1,4 @@
-"""The command ``flcog feddisco-exploration``: FedDisco's Figure 2, what a client's weight should go by."""
+"""The command ``flcog feddisco-exploration``: FedDisco's Figure 2, the relation of a client's accuracy to its size and labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class LocalModel:
         client: its number.
         size: its share of the round's samples, n_k.
         discrepancy: the l2 distance of its labels' distribution from the uniform one.
-        accuracy: on the global test set, in percent.
-        params, buffers: of the model.
+        accuracy: accuracy on the global test set, in percent.
+        params, buffers: parameters and buffers of the model.
     """
 
     client: int
@@ -45,7 +45,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Two clients of similar size: the accuracy, in percent, of their models' mean with weight r for the better one, by r."""
+    """Two clients of similar size: the accuracy, in percent, of their models' mean with weight r for the better model, by r."""
 
     worse: LocalModel
     better: LocalModel
@@ -53,7 +53,7 @@ class Mixture:
 
     @property
     def best(self) -> int:
-        """Where the accuracy is highest."""
+        """The index of the highest accuracy."""
         return int(np.argmax(self.accuracies))
 
 
@@ -64,10 +64,10 @@ class _SingleUploads(Method):
 
 
 def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str = "feddisco-exploration") -> None:
-    """Train every client once, and show what FedDisco's weights go by: its Figure 2.
+    """Train every client once, and compare the client's accuracies by size and by labels: FedDisco's Figure 2.
 
-    Each client's accuracy on the test set stands beside its size and its labels' discrepancy (c and d), and pairs of clients of
-    similar size are averaged with all weights (b). The paper has ten epochs on CIFAR-10 under Dirichlet(0.5):
+    Lists each client's accuracy on the test set with its size and its labels' discrepancy (c and d), and averages pairs of
+    clients of similar size with all weights (b). The paper trains ten epochs on CIFAR-10 under Dirichlet(0.5):
 
     flcog feddisco-exploration -c cifar10 --trainer.local_steps null --trainer.local_epochs 10 --data.partitioner
     flcog.datamodules.NIIDBench --data.partitioner.beta 0.5
@@ -81,7 +81,7 @@ def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str
     trainer.prepare(model, datamodule)
     run = trainer.run
     if run.federation.task != "classification" or run.federation.test is None:
-        raise ValueError("feddisco-exploration needs classes and a test set: give a config of a classification with both")
+        raise ValueError("feddisco-exploration needs classes and a test set: give a config of a classification task with both")
     uploads = sorted(trainer.collect()[0].individual["_SingleUploads"], key=lambda upload: upload.client)
     with trainer.settings.in_force():
         models = _local_models(run, uploads)
@@ -93,7 +93,7 @@ def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str
 
 
 def similar_pairs(sizes: Sequence[float], count: int) -> list[tuple[int, int]]:
-    """``count`` pairs of different places, each with sizes that differ little, the closest first.
+    """``count`` pairs of different positions with similar sizes, the most similar pair first.
 
     >>> similar_pairs([0.1, 0.4, 0.11, 0.38, 0.01], 3)
     [(0, 2), (3, 1)]
@@ -135,7 +135,7 @@ def _mix(run: Run, worse: LocalModel, better: LocalModel) -> Mixture:
 
 
 def _between(ours: Tensor, theirs: Tensor, r: float) -> Tensor:
-    """The mean with weight r for ``theirs``; of whole numbers, such as BatchNorm's count of batches, ``ours``."""
+    """The mean with weight r for ``theirs``; ``ours`` for whole numbers, such as BatchNorm's count of batches."""
     return torch.lerp(ours, theirs, r) if ours.is_floating_point() else ours
 
 
@@ -165,14 +165,14 @@ def _print(models: Sequence[LocalModel], trials: Sequence[Mixture]) -> None:
     for trial in trials:
         best, half = trial.best, SHARES.index(0.5)
         print(
-            f"clients {trial.worse.client} and {trial.better.client}: best with r = {SHARES[best]:g} of the better one, "
+            f"clients {trial.worse.client} and {trial.better.client}: best with r = {SHARES[best]:g} of the better model, "
             f"{trial.accuracies[best]:.2f} %; {trial.accuracies[half]:.2f} % with r = 0.5"
         )
 
 
 def _correlation(one: Sequence[float], other: Sequence[float]) -> str:
     if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return "none, as one of them is the same for all clients"
+        return "undefined, because all clients have the same value"
     return f"{np.corrcoef(one, other)[0, 1]:.2f}"
 
 

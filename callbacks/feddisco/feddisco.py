@@ -19,17 +19,17 @@ METRICS = ("kl", "l1", "l2", "cosine")
 
 
 def discrepancy(counts: Tensor, target: Tensor, metric: str = "kl") -> float:
-    """How far a client's label counts are from the target's shares; without any label, as far as one label alone can be.
+    """The distance of a client's label counts from the target's shares; without labels, the largest of any one label.
 
     >>> discrepancy(torch.tensor([10.0, 0.0]), torch.tensor([0.5, 0.5]), "l1")
     1.0
     """
     if counts.sum() == 0 < target.sum():
-        # A multi-label client may have no label: it counts as one whose only label is the target's rarest, the largest discrepancy.
-        # Under KL the rarest that somebody has, as the divergence would else be infinite.
+        # A multi-label client may have no label. It gets the largest discrepancy, as if its only label were the target's rarest.
+        # Under KL that is the rarest label with a share above 0, because the divergence would otherwise be infinite.
         rarest = (target.where(target > 0, torch.inf) if metric == "kl" else target).argmin()
         counts = torch.nn.functional.one_hot(rarest, len(target))
-    # The clamp avoids 0 / 0 where nobody has a label.
+    # The clamp avoids 0 / 0 if no client has a label.
     shares, target = (value / value.sum().clamp(min=1e-30) for value in (counts.double(), target.double()))
     if metric == "kl":
         return float((torch.xlogy(shares, shares) - torch.xlogy(shares, target)).sum())
@@ -40,36 +40,37 @@ def discrepancy(counts: Tensor, target: Tensor, metric: str = "kl") -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSum(Exchange):
-    """What the server learns of the clients' labels: the counts of all clients together."""
+    """The server's knowledge of the clients' labels: the counts of all clients together."""
 
     label_counts: Tensor
 
 
 @dataclass(frozen=True)
 class FedDisco(Method):
-    """Replaces the aggregation weights: a client counts for its share of the samples, less for a skewed distribution of labels.
+    """Replaces the aggregation weights: a client counts by its share of the samples, and less the more skewed its labels are.
 
     With n_k the client's share of the cohort's samples, D_k its distribution of labels, T the target and e a distance::
 
         p_k = relu(n_k - a d_k + b) / sum_m relu(n_m - a d_m + b),   d_k = e(D_k, T)
 
-    The divergence KL(D_k || T) is divided by its sum over the cohort, as in the authors' code though not in the text: raw, it
-    dwarfs n_k and leaves skewed clients nothing. Each client sends the one number d_k once, when first sampled: how skewed it is,
-    not towards what. If no weight is positive, those from before are kept. Regression counts bins of the target, whose edges are
-    quantiles over all clients' targets, which no exchange provides. Multi-label data counts labels, and a client without any is
-    as far from T as one label alone can be. List it after methods that set weights of their own (FedDyn), whose place it takes.
-    ``flcog feddisco-bound`` shows how near such weights come to the least of the bound that they are derived from (sections 4 and
-    7.3).
+    The divergence KL(D_k || T) is divided by its sum over the cohort, as in the authors' code but not in the paper: undivided, it
+    is much larger than n_k and gives skewed clients a weight of 0. Each client sends the number d_k once, when first sampled. It
+    tells how skewed the labels are, but not which labels the client has. If no weight is positive, the previous weights remain.
+
+    Regression counts the targets in bins, with edges at quantiles of all clients' targets; no exchange provides these quantiles.
+    Multi-label data counts labels; a client without labels gets the largest discrepancy that a single label can have. List
+    FedDisco after methods that set weights of their own (FedDyn), because it replaces them. ``flcog feddisco-bound`` shows how
+    near such weights come to the minimum of the bound from which the authors derive them (sections 4 and 7.3).
 
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229.
 
     Args:
-        a: what a discrepancy costs, >= 0.
-        b: added to all weights, >= 0; with a = 0 too it is FedAvg.
+        a: cost of a discrepancy, >= 0.
+        b: added to all weights, >= 0; a = b = 0 is FedAvg.
         metric: the distance: ``kl``, ``l1``, ``l2`` or ``cosine`` (1 - cos).
-        target: ``uniform``, shares of the classes (the test set's, if that is skewed), or ``global``: the distribution of all
-            clients' labels together, of which the server learns only the sum by one secure aggregation before round 1 (A.3;
-            list FedDisco after methods that change the data, such as Fedssyn).
+        target: ``uniform``; the shares of the classes (the test set's, if that is skewed); or ``global``, the distribution of all
+            clients' labels together. For ``global`` the server learns only the sum of the labels, by one secure aggregation
+            before round 1 (A.3; list FedDisco after methods that change the data, such as Fedssyn).
 
     Example:
         >>> FedDisco(metric="l2", target=[0.9, 0.1]).a
@@ -99,7 +100,7 @@ class FedDisco(Method):
         if self.target != "global":
             return Exchange(federation)
         messages = masked(torch.from_numpy(label_table(federation).toarray()), rng)
-        num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
+        num_bytes = 4 * messages.numel()  # up, and the same down, because every client receives the sum
         return LabelSum(federation, (num_bytes, num_bytes), label_counts=unmasked_sum(messages))
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> FirstContact:
@@ -107,7 +108,7 @@ class FedDisco(Method):
         if self.target == "uniform":
             target = torch.ones_like(counts)
             if client.task == "regression":
-                target[len(client.bin_edges) + 1 :] = 0  # tied targets leave fewer bins than classes
+                target[len(client.bin_edges) + 1 :] = 0  # equal targets leave fewer bins than classes
         elif self.target == "global":
             exchange = client.exchanges[self.name]
             assert isinstance(exchange, LabelSum)

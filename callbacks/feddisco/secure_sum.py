@@ -1,4 +1,4 @@
-"""Secure aggregation by random masks that cancel: the server learns the sum of the clients' counts, and nothing else."""
+"""Secure aggregation with random masks that cancel: the server learns only the sum of the clients' counts."""
 
 import torch
 from torch import Generator, Tensor
@@ -10,15 +10,15 @@ MODULUS = 2**32
 def masked(counts: Tensor, rng: Generator) -> Tensor:
     """The clients' messages: their counts, plus the mask shared with the next client, minus the mask shared with the previous client.
 
-    Masks are uniform modulo 2^32, so each message alone is too, and all but one of them together are: they say nothing of the
-    counts. Modulo 2^32 they add up to the sum of the counts. One client alone has nobody to share a mask with.
+    Masks are uniform modulo 2^32. So is each message, and any set of messages that lacks one: they reveal nothing about the
+    counts. Modulo 2^32 all messages add up to the sum of the counts. A single client has no other to share a mask with.
 
-    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) has the case of two clients. A protocol such as Bonawitz et al., CCS 2017, lets
-    clients agree on masks, and removes the masks of clients that drop out. It is not part of this.
+    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) describes the case of two clients. A protocol such as Bonawitz et al., CCS
+    2017, also lets clients agree on masks and removes the masks of clients that drop out; this function does not.
 
     Args:
-        counts: whole numbers of at least 0 whose sums are below 2^32, [clients, ...].
-        rng: draws the masks.
+        counts: whole numbers of at least 0 with sums below 2^32, [clients, ...].
+        rng: source of the masks.
 
     >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), torch.Generator().manual_seed(0))
     >>> unmasked_sum(messages)

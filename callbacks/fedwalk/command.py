@@ -1,4 +1,4 @@
-"""The command ``flcog leash``: choose a leash's classes from a public set's, with the help of a language model or without."""
+"""The command ``flcog leash``: choose a leash's classes from a public data set's labels, with or without a language model."""
 
 import argparse
 import json
@@ -10,8 +10,8 @@ from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet
 from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
 from flcog.core.commands import parser_of
 
-_INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that WordNet has"}
-"""What to do where a way to rank finds nothing."""
+_INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that are in WordNet"}
+"""The fix for each way to rank, if it finds nothing."""
 
 
 def read_classes(source: str) -> list[str]:
@@ -20,11 +20,11 @@ def read_classes(source: str) -> list[str]:
     >>> read_classes("cat, polar bear")
     ['cat', 'polar bear']
     """
-    # Not Path.is_file, to which many names are a path too long.
+    # Not Path.is_file, which fails on a long list of names because it is too long for a path.
     names = _text_of(Path(source)).splitlines() if os.path.isfile(source) else source.split(",")
     classes = [name.strip() for name in names if name.strip()]
     if not classes or len({name.lower() for name in classes}) < len(classes):
-        raise ValueError(f"--classes wants different names, separated by commas or one a line in a file; got {source!r}")
+        raise ValueError(f"--classes needs different names, separated by commas or one per line of a file; got {source!r}")
     return classes
 
 
@@ -32,9 +32,9 @@ def read_reference(source: str) -> dict[str, str]:
     """The public set's labels with their names.
 
     Args:
-        source: ``imagenet``, which has names alone; a folder with one folder a class, named by ImageNet's order if there are 1000
-            of them, else by the ``words.txt`` in or beside it, as Tiny-ImageNet has; or a file with one label a line, where a
-            WordNet id may come first: ``n02123045 tabby, tabby cat``.
+        source: ``imagenet``, which has only names; a folder with one folder per class, whose names are taken from ImageNet's
+            order if there are 1000 folders, and otherwise from ``words.txt`` in it or beside it, as Tiny-ImageNet has; or a file
+            with one label per line, which may begin with a WordNet id: ``n02123045 tabby, tabby cat``.
     """
     path = Path(source)
     if source == "imagenet":
@@ -48,7 +48,7 @@ def read_reference(source: str) -> dict[str, str]:
         names = _read_labels(lists[0]) if lists else {}
         return {folder: names.get(folder, folder) for folder in folders}
     if not path.is_file():
-        raise ValueError(f"--reference is imagenet, a folder of class folders, or a file of labels; there is no {source}")
+        raise ValueError(f"--reference must be imagenet, a folder of class folders, or a file of labels; found no {source}")
     return _read_labels(path)
 
 
@@ -62,7 +62,7 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{path} must be a text file in UTF-8: {error}") from error
 
 
 def leash(arguments: list[str]) -> None:
@@ -80,10 +80,8 @@ def leash(arguments: list[str]) -> None:
     for name, labels in ranking.items():
         print(f"# {name}: " + "; ".join(_shown(label, reference) + notes.get((name, label), "") for label in labels))
     if given.reference == "imagenet":
-        print(
-            "# These are names. With --reference FOLDER, where ImageNet's classes lie, you get its folders', as ImageFolders wants."
-        )
-    # A list of strings in JSON is one in YAML.
+        print("# These are names. For folders, as ImageFolders needs them, pass ImageNet's class folders: --reference FOLDER.")
+    # A list of strings in JSON is also valid YAML.
     print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
 
 
@@ -97,41 +95,41 @@ def _parser() -> argparse.ArgumentParser:
         ("rank", "Choose without a language model."),
     ):
         options[name] = commands.add_parser(name, help=description, description=description)
-        options[name].add_argument("--classes", required=True, help="your class names: a,b,c or a file with one a line")
+        options[name].add_argument("--classes", required=True, help="your class names: a,b,c or a file with one per line")
         options[name].add_argument(
             "--reference", default="imagenet", help="imagenet, a folder of class folders, or a file of labels"
         )
         options[name].add_argument("--count", type=int, default=4, help="labels ranked for each class")
         if name != "prompt":
             options[name].add_argument("--keep", type=int, default=2, help="labels used for each class")
-            options[name].add_argument("--random", type=int, default=0, help="how many of those are replaced by random ones")
-            options[name].add_argument("--seed", type=int, default=0, help="of the random ones")
+            options[name].add_argument("--random", type=int, default=0, help="number of these that random labels replace")
+            options[name].add_argument("--seed", type=int, default=0, help="seed of the random labels")
     options["read"].add_argument("answer", help="a file with the answer")
     options["rank"].add_argument(
-        "--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet where nltk has it"
+        "--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet if nltk has installed it"
     )
     return parser
 
 
 Notes = dict[tuple[str, str], str]
-"""What stands behind a label in the ranking of a class."""
+"""A note after a label in the ranking of a class."""
 
 
 def _read(given: argparse.Namespace, classes: list[str], reference: dict[str, str]) -> tuple[dict[str, list[str]], Notes]:
-    """The ranking of a language model's answer."""
+    """The ranking in a language model's answer."""
     if not Path(given.answer).is_file():
-        raise ValueError(f"there is no file {given.answer} with an answer")
+        raise ValueError(f"found no file {given.answer}: save the language model's answer there")
     return read_answer(_text_of(Path(given.answer)), classes, reference, given.count), {}
 
 
 def _rank(given: argparse.Namespace, classes: list[str], reference: dict[str, str]) -> tuple[dict[str, list[str]], Notes]:
-    """The ranking by likeness of names, with the likeness as notes."""
+    """The ranking by similarity of names, with the similarity as notes."""
     similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
     unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
     if unlike:
         raise ValueError(
-            f"rank --by {given.by} finds nothing like {', '.join(unlike)} in {given.reference}, whose labels are such as "
-            f"{next(iter(reference.values()))!r}: {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
+            f"rank --by {given.by} finds no label similar to {', '.join(unlike)} in {given.reference} (its first label is "
+            f"{next(iter(reference.values()))!r}): {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
         )
     ranking = rank(similarity, classes, reference, given.count)
     columns = list(reference)

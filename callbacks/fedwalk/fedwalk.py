@@ -1,4 +1,4 @@
-"""FedWalk: the server also trains the global model on public data, the leash, which guides what the clients learn."""
+"""FedWalk: the server also trains the global model on public data, the leash, which guides the clients' learning."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +17,7 @@ from flcog.schedules import Schedule
 
 
 def cosine_and_length(move: Params, other: Params) -> tuple[float, float]:
-    """The cosine between two moves of a model, and the first one's length over the second's; 0 where that is not defined.
+    """The cosine between two moves of a model, and the first one's length over the second's; 0 if undefined.
 
     >>> cosine_and_length({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 10.0])})
     (0.8, 0.5)
@@ -30,12 +30,12 @@ def cosine_and_length(move: Params, other: Params) -> tuple[float, float]:
 
 
 def log_loss_ratio(client_loss: float, leash_loss: float) -> float:
-    """``log2(L^c / L^s)``; -inf while the leash has never been measured.
+    """``log2(L^c / L^s)``; -inf before the leash has been measured.
 
     >>> log_loss_ratio(4.0, 1.0), log_loss_ratio(4.0, float("inf"))
     (2.0, -inf)
     """
-    # In torch a loss of 0 gives inf or nan instead of an error, and nan compares as "do not leash".
+    # In torch a loss of 0 gives inf or nan instead of an error, and a comparison with nan means "do not leash".
     return float(torch.log2(torch.tensor(client_loss, dtype=torch.float64) / leash_loss))
 
 
@@ -55,41 +55,44 @@ class FedWalk(Method):
             W <- W - lr grad F(W)      for num_steps batches
             L^s <- F(W)                on all leash data
 
-    Otherwise L^s stays as it is. L^c starts at 0, as in the paper; L^s at infinity, which the paper leaves open, so the first
-    round leashes. beta has no value there: 0.9 is ours. From 0, L^c stays low for about 1 / (1 - beta) rounds, which then leash
-    more; ``bias_correction`` divides it by 1 - beta^t.
+    Otherwise L^s keeps its value. L^c starts at 0, as in the paper. L^s starts at infinity, which the paper leaves open, so the
+    first round takes leash steps. The paper gives no value of beta; the default 0.9 is ours. Because L^c starts at 0, it stays
+    low for about 1 / (1 - beta) rounds, and more of these rounds take leash steps; ``bias_correction`` divides L^c by 1 - beta^t.
 
-    Nor does the paper say how 20 leash classes meet the model's 10: here the leash reads the model's features through a linear
-    head of its own. It stays on the server: clients neither receive it nor decay it, and the ledger counts one number per client
-    and round, L_k. Both means take the aggregation weights; list ``EqualWeights`` for the paper's plain ones. The gradient is of
-    the leash alone: no momentum, no weight decay. Clients with a momentum of m take steps of up to 1 / (1 - m) times the leash's at
-    the same learning rate; Algorithm 1 has plain steps on both sides. Processes of a run each repeat the leash steps.
+    The paper does not say how 20 leash classes fit the model's 10 outputs. Here the leash has a linear head of its own on the
+    model's
+    features. The head stays on the server: clients neither receive nor decay it, and the ledger counts one number per client
+    and round, L_k. Both means use the aggregation weights; list ``EqualWeights`` for the paper's unweighted ones. The server
+    descends the leash's loss alone, without momentum or weight decay. Clients with a momentum of m take steps of up to 1 / (1 -
+    m) times the leash's at the same learning rate; Algorithm 1 has plain steps on both sides. Each process of a run repeats the
+    leash steps.
 
-    List FedWalk after methods that change the server's step (FedNova, SCAFFOLD, FedAvgM, FedOpt's, FedDyn, FedDC, FedExP), which
-    would else take the leash's part for the clients'. A FedNova listed after it multiplies the leash's steps by the clients' number
-    of steps (for 5 steps by 5, by 13 with a momentum of 0.9), and before that shows the leash a model that has moved by less.
+    List FedWalk after methods that change the server's step (FedNova, SCAFFOLD, FedAvgM, FedOpt's, FedDyn, FedDC, FedExP);
+    otherwise they treat the leash's steps as the clients'. A FedNova listed after it multiplies the leash's steps by the clients'
+    number of steps (for 5 steps by 5, by 13 with a momentum of 0.9), and before that shows the leash a model that has moved by
+    less.
 
     Each round logs ``fedwalk/client_loss`` (L^c as compared), ``fedwalk/llr`` (the ratio's logarithm as compared),
-    ``fedwalk/applied``, ``fedwalk/leash_loss`` (L^s after the round) and ``fedwalk/steps`` (leash steps so far); and what tells
-    whether the leash leads where the clients go: ``fedwalk/cosine`` between its move of the model and the clients' aggregated
-    one, and ``fedwalk/length`` of the first over the second, both 0 in rounds that do not leash.
+    ``fedwalk/applied``, ``fedwalk/leash_loss`` (L^s after the round) and ``fedwalk/steps`` (leash steps so far). Two further
+    columns compare the leash's move of the model with the clients' aggregated move: ``fedwalk/cosine`` between the two, and
+    ``fedwalk/length`` of the first over the second. Both are 0 in rounds without leash steps.
 
     Zhai et al., The Dog Walking Theory: Rethinking Convergence in Federated Learning, 2024, https://arxiv.org/abs/2404.11888.
 
     Args:
-        leash: the public data, whose training set is used whole; a step takes its ``batch_size`` (the paper's 64). Inputs must be
-            of a size that the model reads.
-        tau: bound on the ratio's logarithm, or its schedule by round. -inf is FedAvg, inf always leashes. The paper's values rise
-            over the rounds: 0, 0.5, 1 for a leash close to the clients' data, -1, -0.5, 0 and -1.3, -1.1 for more distant ones, without
-            saying when.
-        num_steps: leash steps of a round that leashes (T_s), >= 1.
-        lr: their step size (gamma), > 0, or its schedule by round, of step sizes and not of factors (``Piecewise``); None is the
-            clients' of that round, as in the paper.
+        leash: the public data. FedWalk uses its whole training set, in batches of its ``batch_size`` (the paper's 64). The model
+            must accept inputs of its size.
+        tau: bound on the ratio's logarithm, or its schedule by round. -inf is FedAvg, inf takes leash steps in every round. The
+            paper's values rise over the rounds: 0, 0.5, 1 for a leash close to the clients' data, -1, -0.5, 0 and -1.3, -1.1 for
+            more distant ones. The paper does not say in which rounds they change.
+        num_steps: leash steps in a round, if it takes any (T_s), >= 1.
+        lr: step size of the leash steps (gamma), > 0, or its schedule by round, of step sizes and not of factors (``Piecewise``);
+            None for the clients' learning rate of the round, as in the paper.
         beta: memory of L^c, in [0, 1).
-        bias_correction: whether L^c makes up for its start at 0.
-        head: ``own``, or ``shared``: the model's head, for a leash with the same classes in the same order. Only the kind of label
-            and the number of classes are compared.
-        mode: ``eval`` or ``train``: whether BatchNorm's statistics hold still in leash steps and dropout is off, or not.
+        bias_correction: whether to correct L^c for its start at 0.
+        head: ``own``, or ``shared``: the model's head, for a leash with the same classes in the same order. Only the kind of
+            label and the number of classes are checked.
+        mode: ``eval`` or ``train``: in ``train``, leash steps update BatchNorm's statistics and use dropout.
 
     Example:
         >>> from flcog.datamodules import Digits
@@ -110,7 +113,7 @@ class FedWalk(Method):
         super().__post_init__()
         if isinstance(self.tau, float) and self.tau != self.tau:
             raise ValueError("FedWalk: tau must be a number or infinite; got nan")
-        at_least(self, 1, "num_steps", hint="tau=-inf never leashes")
+        at_least(self, 1, "num_steps", hint="use tau=-inf for no leash steps")
         check_lr(self)
         within(self, "[0, 1)", "beta")
         _ = self._leash
@@ -126,7 +129,7 @@ class FedWalk(Method):
     def init_server(self, params: Params) -> Slot:
         real = number_dtype()
         losses = {"client_loss": torch.zeros((), dtype=real), "leash_loss": torch.full((), torch.inf, dtype=real)}
-        # The head is made in the first leash step: only then is it known how many features it reads.
+        # The first leash step makes the head, because only then the number of features is known.
         return losses | {"rounds": torch.tensor(0), "steps": torch.tensor(0), "head": {}}
 
     over_data = staticmethod(task_loss)
@@ -142,7 +145,7 @@ class FedWalk(Method):
         client_loss = mean / (1 - self.beta**rounds) if self.bias_correction else mean
         leash_loss, leash = float(server["leash_loss"]), self._leash
         llr = log_loss_ratio(client_loss, leash_loss)
-        # A loss that is not a number never leashes.
+        # A loss of nan never takes leash steps.
         applied = llr < value_at(self.tau, cohort.round)
         cosine, length, buffers = 0.0, 0.0, cohort.buffers
         if applied:

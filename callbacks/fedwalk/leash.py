@@ -1,4 +1,4 @@
-"""The leash: public data, with a head of its own, on which a server trains the global model."""
+"""The leash: public data on which a server trains the global model."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ LOSSES = {
 
 
 def value_at(value: float | Schedule, time: int) -> float:
-    """A number, or what its schedule makes of it.
+    """A number, or the value of a schedule.
 
     >>> value_at(0.5, time=3)
     0.5
@@ -37,11 +37,11 @@ def value_at(value: float | Schedule, time: int) -> float:
 
 
 def check_lr(owner: Any) -> None:
-    """Refuse negative step sizes, and schedules that give factors: a leash has no step size of its own that they could multiply."""
+    """Refuse negative step sizes, and schedules of factors: a leash has no step size of its own to multiply."""
     positive(owner, "lr")
     if isinstance(owner.lr, Exponential | Cosine):
         raise ValueError(
-            f"{owner.name}: lr's schedule is one of step sizes, and {type(owner.lr).__name__} gives factors: "
+            f"{owner.name}: lr must be a number or a schedule of step sizes; got {type(owner.lr).__name__}, which gives factors: "
             "list the step sizes in a flcog.schedules.Piecewise"
         )
     if isinstance(owner.lr, Piecewise) and not all(0 <= value < math.inf for value in owner.lr.values):
@@ -51,7 +51,8 @@ def check_lr(owner: Any) -> None:
 def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: int) -> Iterator[tuple[int, Tensor]]:
     """Leash steps ``first`` to ``first + count - 1``, each with its rows: shuffled passes over all samples, in full batches.
 
-    What is left of a pass lies elsewhere in the next. Rows are a function of the step and the seed: a run remembers a counter.
+    The last incomplete batch of a pass is dropped, and each pass has another order. Rows are a function of the step and the seed,
+    so a run need only remember the number of steps.
 
     >>> [(step, sorted(rows.tolist())) for step, rows in leash_rows(4, 4, first=7, count=2, seed=0)]
     [(7, [0, 1, 2, 3]), (8, [0, 1, 2, 3])]
@@ -65,7 +66,7 @@ def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: 
 
 
 def linear_head(num_features: int, num_outputs: int, rng: torch.Generator, like: Tensor) -> Params:
-    """Weights and biases uniform in +-1 / sqrt(num_features), as ``torch.nn.Linear`` has them; the same in every precision."""
+    """Weights and biases uniform in +-1 / sqrt(num_features), as in ``torch.nn.Linear``; the same in every precision."""
 
     def uniform(*shape: int) -> Tensor:
         return ((2 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1) * num_features**-0.5).to(like)
@@ -75,14 +76,14 @@ def linear_head(num_features: int, num_outputs: int, rng: torch.Generator, like:
 
 @dataclass(frozen=True)
 class Leash:
-    """Public data to train on, with a loss that shares the model's features, or all of the model.
+    """Public data for training, with a loss that shares the model's features, or the whole model.
 
     Args:
         name: the method that uses it, for messages.
-        data: its training set, whole, is the leash; its batch sizes are those of a leash step and of a measurement.
-        head: what reads the features: ``own``, a linear layer that only the server has, or ``shared``, the model's head.
-        mode: of the model in leash steps. In ``train`` BatchNorm normalises by the batch and moves its statistics, and dropout
-            drops.
+        data: the leash is its whole training set; it also sets the batch sizes of leash steps and of measurements.
+        head: ``own``, a linear layer on the features that only the server has, or ``shared``, the model's head.
+        mode: the model's mode in leash steps. In ``train`` BatchNorm normalises by the batch and updates its statistics, and
+            dropout is on.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Leash:
         one_of(self, ("eval", "train"), "mode")
 
     def check(self, model: ClientModule) -> None:
-        """Refuse what the model cannot learn, before a round has been trained."""
+        """Refuse a leash that the model cannot learn, before any round."""
         data, parameter = type(self.data).__name__, next(model.parameters())
         inputs, _ = self._read(torch.arange(1), parameter)
         try:
@@ -109,12 +110,12 @@ class Leash:
             ) from error
         if self.head == "shared" and (model.task != self.data.task or outputs.shape[1] != self._num_outputs):
             raise ValueError(
-                f"{self.name}: head=shared needs a leash labelled as the federation is: the model has {outputs.shape[1]} outputs "
+                f"{self.name}: head=shared needs a leash with the federation's labels: the model has {outputs.shape[1]} outputs "
                 f"for {model.task}, {data} needs {self._num_outputs} for {self.data.task}; use head=own"
             )
 
     def make_head(self, apply: Apply, params: Params, rng: torch.Generator) -> Params:
-        """A new head of the leash's own; nothing where it shares the model's."""
+        """A new head of the leash's own; empty if it shares the model's."""
         if self.head == "shared":
             return {}
         like = next(iter(params.values()))
@@ -125,7 +126,7 @@ class Leash:
     def walk(
         self, apply: Apply, params: Params, head: Params, lr: float, first: int, count: int, seed: int
     ) -> tuple[Params, Params]:
-        """``count`` steps of plain SGD on the leash, of which ``first`` have been taken before: new parameters and head."""
+        """``count`` steps of plain SGD on the leash, after ``first`` earlier ones: new parameters and head."""
         for step, rows in leash_rows(len(self.data.federation.train), self.data.batch_size, first, count, seed):
             keys = fold_each(fold(seed, "leash", "augment", step), rows.numpy())
             like = next(iter(params.values()))
@@ -133,13 +134,13 @@ class Leash:
             noise = fold(seed, "leash", "dropout", step) >> 1
             if self.mode == "train":
                 apply = self._with_dropout(apply, noise, like.device)
-            # flcog's dropout draws from its keys, torch's from the global stream.
+            # flcog's dropout draws from the step's keys, torch's from the global stream.
             with torch.enable_grad(), seeded(noise, like.device) if self.mode == "train" else nullcontext():
                 params, head = ({n: v.detach().requires_grad_() for n, v in part.items()} for part in (params, head))
                 loss = self._loss(apply, params, head, inputs, targets, training=self.mode == "train")
                 leaves = [*params.values(), *head.values()]
                 gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
-            # Of unused parameters torch 2.7 makes zeros that require a gradient.
+            # torch 2.7 gives unused parameters gradients of zero that require a gradient themselves.
             params, head = ({n: v.detach() - lr * next(gradients).detach() for n, v in part.items()} for part in (params, head))
         return params, head
 

@@ -1,4 +1,4 @@
-"""LeashPretraining: training on public data before round 1, the arm that FedWalk is compared with."""
+"""LeashPretraining: training on public data before round 1, an arm for comparison with FedWalk."""
 
 import copy
 import logging
@@ -21,19 +21,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeashPretraining(Method):
-    """Trains the initial model on public data, a leash, before round 1; the rounds are left as they are.
+    """Trains the initial model on public data, a leash, before round 1; the rounds are unchanged.
 
     ::
 
         W_0 <- W_0 - lr grad F(W_0)      for num_steps batches of the leash
 
-    FedWalk's comparison arm, which holds the leash only before the walk. The paper does not say for how many steps, nor at which
-    rates. For as many as :class:`~flcog.callbacks.FedWalk` took, fewer than its rounds where tau decides, set ``num_steps`` to the
-    last value of its column ``fedwalk/steps``, and ``lr`` to the rates of those steps: a ``Piecewise`` whose boundaries count steps.
-    It is the cheaper: a run of FedWalk also measures the clients' losses and the leash's.
+    FedWalk's comparison arm, which holds the leash only before the walk. The paper does not state the number of steps or their
+    rates. To take the same steps as :class:`~flcog.callbacks.FedWalk`, set ``num_steps`` to the last value of its column
+    ``fedwalk/steps`` (less than its rounds if tau decides), and ``lr`` to the rates of those steps: a ``Piecewise`` with
+    boundaries in steps. It costs less than FedWalk, which also measures the clients' losses and the leash's.
 
-    The leash's head is thrown away afterwards, unless it is the model's. It runs where the model is made, on the CPU, and again on
-    every start of a run, also of one that then resumes from a checkpoint, whose parameters take the place of the result. With a
+    The leash's head is discarded afterwards, unless it is the model's. The training runs on the CPU when the model is made, on
+    every start of a run. A resumed run repeats it as well, and then replaces the result by the checkpoint's parameters. With a
     ``start_round`` above 0 there is none.
 
     Zhai et al., The Dog Walking Theory: Rethinking Convergence in Federated Learning, 2024, section 5.3 (2),
@@ -45,7 +45,7 @@ class LeashPretraining(Method):
         lr: their step size, > 0, or its schedule by step, counted from 0.
         head: ``own`` or ``shared``, as in FedWalk.
         mode: ``eval`` or ``train``, as in FedWalk.
-        seed: of the batches and the head; None draws it from the run's.
+        seed: seed of the batches and the head; None draws it from the run's.
 
     Example:
         >>> from flcog.datamodules import Digits
@@ -75,7 +75,7 @@ class LeashPretraining(Method):
             return model
         leash, seed = self._leash, int(torch.randint(2**62, ())) if self.seed is None else self.seed
         leash.check(model)
-        # A copy: the user's module may serve another run, which trains it anew.
+        # A copy, because the user's module may serve another run, which trains it from the start.
         function = ModelFunction(copy.deepcopy(model))
         apply = Apply(function, function.buffers)
         params = {name: value.detach() for name, value in function.params.items()}

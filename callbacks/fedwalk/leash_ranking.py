@@ -1,4 +1,4 @@
-"""Which labels of a public set are most like a user's classes, without a language model."""
+"""Rankings of a public data set's labels by similarity to a user's classes, without a language model."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ import numpy as np
 
 
 def text_similarity(classes: Sequence[str], reference: dict[str, str]) -> np.ndarray:
-    """How much spelling each class shares with the nearest name of each label, in [0, 1], [classes, labels].
+    """The similarity in spelling of each class and the nearest name of each label, in [0, 1], [classes, labels].
 
-    Cosines of TF-IDF vectors of letter sequences: "tabby cat" is near "cat"; what needs knowledge ("deer" and "gazelle") is missed.
+    Cosines of TF-IDF vectors of letter sequences: "tabby cat" is near "cat", but "deer" and "gazelle" are not near each other.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -43,7 +43,7 @@ def wordnet_similarity(classes: Sequence[str], reference: dict[str, str]) -> np.
 
 
 def rank(similarity: np.ndarray, classes: Sequence[str], reference: dict[str, str], count: int) -> dict[str, list[str]]:
-    """The ``count`` most similar labels of each class; equals in the reference's order.
+    """The ``count`` most similar labels of each class; equally similar ones in the reference's order.
 
     >>> rank(np.array([[0.2, 0.9]]), ["cat"], {"n1": "dog", "n2": "tabby"}, count=1)
     {'cat': ['n2']}

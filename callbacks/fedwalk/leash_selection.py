@@ -1,4 +1,4 @@
-"""Which classes of a public set make a leash: the question for a language model, and its answer, checked."""
+"""The choice of a leash's classes from a public data set: the question for a language model, and the check of its answer."""
 
 import ast
 import difflib
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 Ranking = dict[str, list[str]]
-"""For each of the user's classes the labels of the reference that are most like it, best first."""
+"""For each of the user's classes, the most similar labels of the reference, best first."""
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def prompt(classes: Sequence[str], reference: dict[str, str], count: int) -> str:
-    """What the paper asks GPT-4 (appendix B.1), after the list that it refers to.
+    """The paper's question for GPT-4 (appendix B.1), after the list that it refers to.
 
     Args:
         classes: the user's class names.
         reference: the public set's labels, each with its names.
-        count: how many labels are wanted for each class.
+        count: number of labels for each class.
     """
     top = NUMBERS[count] if count < len(NUMBERS) else str(count)
     shown = {
@@ -36,14 +36,14 @@ def prompt(classes: Sequence[str], reference: dict[str, str], count: int) -> str
 
 
 def read_answer(answer: str, classes: Sequence[str], reference: dict[str, str], count: int) -> Ranking:
-    """The dictionary in a model's answer, whatever is written around it; every fault it has is said at once.
+    """The dictionary in a model's answer, whose other text is ignored; the error lists all faults at once.
 
     >>> read_answer("Sure! {'cat': ['tabby']}", ["cat"], {"n02123045": "tabby, tabby cat"}, count=1)
     {'cat': ['n02123045']}
     """
     given, exact, plain = _dictionary(answer), _spellings(reference, str.strip), _spellings(reference, _plain)
     concepts = {_plain(name): name for name in classes}
-    faults = [f"{key!r} is none of the classes" for key in given if _plain(key) not in concepts]
+    faults = [f"{key!r} is not a class" for key in given if _plain(key) not in concepts]
     ranking: Ranking = {}
     for name in classes:
         keys = [key for key in given if _plain(key) == _plain(name)]
@@ -70,15 +70,15 @@ def read_answer(answer: str, classes: Sequence[str], reference: dict[str, str], 
 
 
 def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterable[str] = (), seed: int = 0) -> list[str]:
-    """The leash's classes: first every class's best label, then every second best, ... none twice.
+    """The leash's classes: first the best label of every class, then the second best of every class, and so on, each label once.
 
     Args:
         ranking: the labels to choose from.
         per_class: labels for each class (2 of the paper's 4).
-        random: how many of the last are replaced by labels drawn at random from ``reference``: 0 for low heterogeneity (LH), half
+        random: number of the last labels that random ones from ``reference`` replace: 0 for low heterogeneity (LH), half
             of them for the paper's MH, all for HH.
         reference: all labels.
-        seed: of the draw.
+        seed: seed of the draw.
 
     >>> choose({"cat": ["tabby", "lynx"], "tiger": ["tabby", "lynx", "puma"]}, per_class=1)
     ['tabby', 'lynx']
@@ -89,7 +89,7 @@ def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterabl
             new = next((label for label in labels if label not in chosen), None)
             if new is None:
                 raise ValueError(
-                    f"all {len(labels)} labels of {name!r} are taken by other classes too: rank more, or take fewer per class"
+                    f"all {len(labels)} labels of {name!r} are taken by other classes too: raise --count, or lower --keep"
                 )
             chosen.append(new)
     if not 0 <= random <= len(chosen):
@@ -97,7 +97,9 @@ def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterabl
     kept = chosen[: len(chosen) - random]
     others = [label for label in reference if label not in kept]
     if len(others) < random:
-        raise ValueError(f"the reference has {len(others)} labels besides those kept, too few for random={random}")
+        raise ValueError(
+            f"the reference has {len(others)} labels besides the {len(kept)} kept, too few for random={random}: lower it"
+        )
     return kept + [others[i] for i in np.random.default_rng(seed).permutation(len(others))[:random]]
 
 
@@ -110,15 +112,15 @@ def _either(labels: Sequence[str]) -> str:
 
 
 def _find(label: object, reference: dict[str, str], exact: dict[str, list[str]], plain: dict[str, list[str]]) -> list[str]:
-    """The labels that may be meant; after a WordNet id, whatever name is given for it does not matter."""
-    # The exact spelling first: in ImageNet a Cardigan is a dog, and a cardigan a garment.
+    """The labels that a model's answer may mean. After a WordNet id, the name is ignored."""
+    # Compare the exact spelling first: in ImageNet a Cardigan is a dog, and a cardigan a garment.
     found = exact.get(str(label).strip()) or plain.get(_plain(label), [])
     wordnet_id = re.match(r"n\d{8}\b", _plain(label))
     return [wordnet_id[0]] if len(found) != 1 and wordnet_id and wordnet_id[0] in reference else found
 
 
 def _spellings(reference: dict[str, str], form: Callable[[str], str]) -> dict[str, list[str]]:
-    """Every way to write a label (itself, all of its names, one of them), with the labels so written; labels come before names."""
+    """Every spelling of a label (itself, all its names, a single name), with the labels that it may mean; labels before names."""
     labels: dict[str, list[str]] = {}
     names: dict[str, list[str]] = {}
     for label, text in reference.items():
@@ -138,4 +140,4 @@ def _dictionary(answer: str) -> dict[object, Sequence[object]]:
             continue
         if isinstance(given, dict) and all(isinstance(value, str | list | tuple) for value in given.values()):
             return given
-    raise ValueError("the answer holds no dictionary of lists, {'class': ['label', ...], ...}")
+    raise ValueError("the answer has no dictionary of lists, {'class': ['label', ...], ...}: ask again, or write one by hand")

@@ -287,7 +287,7 @@ def test_dsprites_factors(tmp_path: Path, factors: np.ndarray) -> None:
 
 def test_a_leash_list_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
-    with one_line("labels.txt is no text in UTF-8"):
+    with one_line("labels.txt must be a text file in UTF-8"):
         leash(["prompt", "--classes", str(tmp_path / "labels.txt")])
 
 

@@ -106,7 +106,7 @@ REFUSED: Refusals = {
         ({"lambda_kd": float("nan")}, "lambda_kd must be at least 0, or 'balance'; got nan"),
         ({"lambda_kd": "auto"}, "lambda_kd must be at least 0, or 'balance'; got 'auto'"),
         ({"lr": 0.0}, "lr must be positive; got 0.0"),
-        ({"betas": (0.5, 1.0)}, "betas are two numbers in [0, 1); got (0.5, 1.0)"),
+        ({"betas": (0.5, 1.0)}, "betas must be two numbers in [0, 1); got (0.5, 1.0)"),
         ({"generation_batch_size": 0}, "generation_batch_size must be at least 1, or null; got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"targets": "random"}, "targets must be uniform or complementary; got 'random'"),
@@ -387,7 +387,7 @@ def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[s
     torch.testing.assert_close(to_pixels(data.federation, data.federation.preprocess(stored)), stored / 255)
     with pytest.raises(ValueError, match="add FedCOG"):
         fit(tmp_path, GenerationTime(), rounds=1)
-    with pytest.raises(ValueError, match="stores none"):
+    with pytest.raises(ValueError, match="the data set has none"):
         fit(tmp_path, TINY, GeneratedImages(), rounds=1)
 
 

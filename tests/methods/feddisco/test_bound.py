@@ -171,8 +171,8 @@ def test_descent_ends_at_the_closed_form() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Bound([0.5, 0.5], [0.1]), r"one number per client; got shapes \(2,\) and \(1,\)"),
-        (lambda: Bound([0.5, 0.6], [0.1, 0.1]), r"shares >= 0 of sum 1 and d is at least 0; got sum 1\.1"),
+        (lambda: Bound([0.5, 0.5], [0.1]), r"one number per client each; got shapes \(2,\) and \(1,\)"),
+        (lambda: Bound([0.5, 0.6], [0.1, 0.1]), r"shares >= 0 of sum 1, and d at least 0; got sum 1\.1"),
         (lambda: Bound([1.0], [-0.1]), r"least d -0\.1"),
         (lambda: Bound([1.0], [0.1], tau=0), "tau must be at least 1; got 0"),
         (lambda: Bound([1.0], [0.1], B=0.0), r"B must be positive; got 0\.0"),
@@ -185,7 +185,10 @@ def test_descent_ends_at_the_closed_form() -> None:
         (lambda: Bound([1.0], [0.1], gap=np.inf), "gap must be finite, and below 1e75; got inf"),
         (lambda: Bound([1.0], [0.1], sigma=np.nan), "sigma must be finite, and below 1e75; got nan"),
         (lambda: Bound([1.0], [0.1], B=np.inf), "B must be finite, and below 1e75; got inf"),
-        (lambda: random_bound(0).descend(np.full(4, 0.25), 0.1, 3, lr=2.0), r"lr must lie in \(0, 2\); got 2\.0: a share"),
+        (
+            lambda: random_bound(0).descend(np.full(4, 0.25), 0.1, 3, lr=2.0),
+            r"lr must lie in \(0, 2\); got 2\.0: descent diverges",
+        ),
     ],
 )
 def test_bad_bounds(make: Any, message: str) -> None:
@@ -206,7 +209,7 @@ def test_bad_bounds(make: Any, message: str) -> None:
         (["--L", "1e308"], "L must be finite, and below 1e75; got 1e+308"),
         (["--sigma", "nan"], "sigma must be finite, and below 1e75; got nan"),
         (["--beta", "nan"], "beta must be positive and finite; got nan"),
-        (["--lr", "nan"], "lr must lie in (0, 2); got nan: a share of the inverse curvature"),
+        (["--lr", "nan"], "lr must lie in (0, 2); got nan: descent diverges beyond twice the inverse curvature"),
     ],
 )
 def test_bad_commands(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FedWalk: [
         ({"leash": tiny_leash(), "tau": math.nan}, "tau must be a number or infinite; got nan"),
-        ({"leash": tiny_leash(), "num_steps": 0}, "num_steps must be at least 1; got 0: tau=-inf never leashes"),
+        ({"leash": tiny_leash(), "num_steps": 0}, "num_steps must be at least 1; got 0: use tau=-inf for no leash steps"),
         ({"leash": tiny_leash(), "lr": 0.0}, "lr must be positive, or null; got 0.0"),
         (
             {"leash": tiny_leash(), "lr": Piecewise([0.1, -0.1], [3])},
@@ -74,7 +74,8 @@ REFUSED: Refusals = {
         ({"leash": tiny_leash(), "lr": Piecewise([math.inf])}, "lr's values must be finite and at least 0; got [inf]"),
         (
             {"leash": tiny_leash(), "lr": Cosine(300)},
-            "lr's schedule is one of step sizes, and Cosine gives factors: list the step sizes in a flcog.schedules.Piecewise",
+            "lr must be a number or a schedule of step sizes; got Cosine, which gives factors: "
+            "list the step sizes in a flcog.schedules.Piecewise",
         ),
         ({"leash": tiny_leash(), "beta": 1.0}, "beta must lie in [0, 1); got 1.0"),
         ({"leash": tiny_leash(), "head": "two"}, "head must be own or shared; got 'two'"),
@@ -87,7 +88,8 @@ REFUSED: Refusals = {
         ({"leash": tiny_leash(), "lr": Piecewise([-1.0])}, "lr's values must be finite and at least 0; got [-1.0]"),
         (
             {"leash": tiny_leash(), "lr": Exponential(0.9)},
-            "lr's schedule is one of step sizes, and Exponential gives factors: list the step sizes in a flcog.schedules.Piecewise",
+            "lr must be a number or a schedule of step sizes; got Exponential, which gives factors: "
+            "list the step sizes in a flcog.schedules.Piecewise",
         ),
         ({"leash": tiny_leash(), "head": 1}, "head must be own or shared; got 1"),
     ],
