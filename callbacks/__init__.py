@@ -1,4 +1,4 @@
-"""Federated methods and observers, to be listed in ``FederatedTrainer(callbacks=[...])`` in the order in which they act."""
+"""Federated methods and observers for ``FederatedTrainer(callbacks=[...])``, which calls them in the order of the list."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""ClientDropout: sampled clients drop out of a round at random, before they have sent anything."""
+"""ClientDropout: removes sampled clients from a round at random, before they have sent anything."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from flcog.method import ClientView, Method, Plan
 
 @dataclass(frozen=True)
 class ClientDropout(Method):
-    """Takes each sampled client out of the round with a fixed probability, before it has sent or changed anything.
+    """Removes each sampled client from the round with a fixed probability, before it has sent or changed anything.
 
     ::
 
         S <- {k in S : u_k >= probability},   u_k ~ uniform[0, 1)
 
-    A round that all drop out of leaves the model as it was. Bonawitz et al., Towards Federated Learning at Scale: System Design,
-    MLSys 2019, https://arxiv.org/abs/1902.01046, report drop-out rates of 6 to 10 %.
+    A round without any remaining client does not change the model. Bonawitz et al., Towards Federated Learning at Scale: System
+    Design, MLSys 2019, https://arxiv.org/abs/1902.01046, report drop-out rates of 6 to 10 %.
 
     Args:
-        probability: of each client and round, in [0, 1).
+        probability: probability that a client drops out of a round, in [0, 1).
 
     Example:
         >>> ClientDropout(probability=0.0).plan(Plan(10), None, torch.Generator())

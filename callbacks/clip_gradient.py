@@ -1,4 +1,4 @@
-"""ClipGradient: the gradient of every local step is shortened to a given norm, if it is longer."""
+"""ClipGradient: bounds the norm of the gradient of every local step."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from flcog.method.gradient_clip import clip
 
 @dataclass(frozen=True)
 class ClipGradient(Method):
-    """Shortens every client's gradient g of every local step to a norm of at most ``max_norm``, so that no client blows up.
+    """Shortens every client's gradient g of every local step to a norm of at most ``max_norm``, so that no client diverges.
 
     ::
 
         g <- g min(1, max_norm / ||g||)
 
-    It acts on what methods before it made of the gradient: list it after SCAFFOLD to bound the corrected one.
+    It clips the gradient after the changes of methods listed before it: list it after SCAFFOLD to clip the corrected gradient.
 
     Pascanu et al., On the Difficulty of Training Recurrent Neural Networks, ICML 2013, https://arxiv.org/abs/1211.5063. The codes
     of FedDyn, FedDC and FedExP clip at 10.

@@ -1,4 +1,4 @@
-"""ClipUpdate: everything that a client sends is shortened to a given norm, if it is longer."""
+"""ClipUpdate: bounds the norm of everything that a client sends."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,15 +16,15 @@ from flcog.wire.envelope import Envelope, map_fields
 
 @dataclass(frozen=True)
 class ClipUpdate(Stage):
-    """Shortens each client's envelope u, all its changes and messages taken together as one vector, to a norm of at most ``norm``.
+    """Shortens each client's envelope u, one vector of all its changes and messages, to a norm of at most ``norm``.
 
     ::
 
         u <- u min(1, norm / ||u||)
 
-    The vector holds the change of the model, the change of BatchNorm's statistics against those that the client received, and the
-    messages of all methods, such as SCAFFOLD's. One factor shortens them all. Whole numbers pass unchanged. A client's measurements,
-    such as its training loss, are not part of it.
+    The vector consists of the change of the model, the change of BatchNorm's statistics from the received ones, and the
+    messages of all methods, such as SCAFFOLD's. One factor shortens them all. Whole numbers pass unchanged. A client's
+    measurements, such as its training loss, do not belong to the vector.
 
     McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963 ("flat
     clipping").
@@ -52,7 +52,7 @@ class ClipUpdate(Stage):
             return factor.to(value.dtype) * value if _is_float(value) else value
 
         clipped = map_fields(shortened, envelope._replace(buffers={}))
-        # A factor of 1 must leave statistics as they are, which a difference that is added again would not.
+        # A factor of 1 must return the very same statistics, which subtracting and adding would round.
         moved = {name: shortened(value - ctx.received.buffers[name]) for name, value in envelope.buffers.items()}
         buffers = {
             name: torch.where(factor < 1, ctx.received.buffers[name] + moved[name], value) if _is_float(value) else value
@@ -62,7 +62,7 @@ class ClipUpdate(Stage):
 
 
 def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:
-    """The floating-point tensors of an envelope, each once, with the change of the buffers in the place of the buffers."""
+    """The floating-point tensors of an envelope, each once, with buffers replaced by their change."""
     moved = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
     found: list[Tensor] = []
 
@@ -76,7 +76,7 @@ def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:
 
 
 def clip_factor(values: list[Tensor], norm: float) -> Tensor:
-    """The factor by which tensors, taken together as one vector, are shortened.
+    """The factor that shortens tensors, taken together as one vector, to a norm of at most ``norm``.
 
     >>> clip_factor([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
     tensor(0.2000)

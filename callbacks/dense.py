@@ -1,4 +1,4 @@
-"""DENSE: the server distils the clients' ensemble into one model, on images made from the ensemble itself."""
+"""DENSE: the server distils the clients' ensemble into one model, on images generated from the ensemble itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 def synthesis_loss(
     teacher: Tensor, student: Tensor, labels: Tensor, distances: Tensor, oh: float, bn: float, adv: float
 ) -> Tensor:
-    """The loss of generated images: low where the teacher is sure of the labels, BatchNorm's statistics are those of training, and the
+    """The loss of generated images: low if the teacher is sure of the labels, the batch statistics match BatchNorm's, and the
     student disagrees with the teacher.
 
     >>> sure = torch.tensor([[9.0, 0.0]])
@@ -34,34 +34,35 @@ def synthesis_loss(
 
 @dataclass(frozen=True)
 class DENSE(Method):
-    """Lets the server train the new global model to be the clients' ensemble, on images that a generator makes of that ensemble.
+    """Lets the server train the new global model to imitate the clients' ensemble, on images generated from the ensemble.
 
-    With teacher(x) the mean of the clients' outputs, G a generator started anew in every epoch and z, learnt too, its noise::
+    With teacher(x) the mean of the clients' outputs, G a generator that starts from new weights in every epoch, and z its noise,
+    which is also trained::
 
         x = G(z):  min_{G, z}  oh CE(teacher(x), y) + bn sum_{k, layer} (||mean(x) - mu|| + ||var(x) - sigma^2||)
                                - adv mean(1[teacher and student differ] KL(teacher(x) || student(x)))
-        student:   min  T^2 KL(p(teacher(x) / T) || p(student(x) / T))  over all x made so far, once an epoch
+        student:   min  T^2 KL(p(teacher(x) / T) || p(student(x) / T))  over all x generated so far, once an epoch
 
-    with y uniform and mu, sigma^2 the statistics of client k's BatchNorm layer. Made for a single round (``trainer.rounds: 1``)
-    of long local training; further rounds do the same again. The server sees single clients' models. The student starts from
-    the clients' mean, so that methods listed before still count (the authors' starts anew), and keeps the clients' mean BatchNorm
-    statistics. Costs epochs * (generator_steps + epochs / 2) passes through every client's model.
+    with y uniform and mu, sigma^2 the statistics of client k's BatchNorm layer. DENSE is designed for a single round
+    (``trainer.rounds: 1``) of long local training; further rounds repeat it. The server sees single clients' models. The student
+    starts from the clients' mean, so that methods listed before still count (the authors' starts from random weights), and keeps
+    the clients' mean BatchNorm statistics. Costs epochs * (generator_steps + epochs / 2) passes through every client's model.
 
     Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, https://arxiv.org/abs/2112.12371;
     https://github.com/zj-jayzhang/DENSE.
 
     Args:
-        epochs: of making a batch and distilling on all, >= 1.
-        generator_steps: of Adam in each, >= 1.
-        batch_size: images made in an epoch, and in a step of the student, >= 2.
-        generator_lr: of the generator's Adam, > 0.
+        epochs: repetitions of generating a batch and distilling on all batches, >= 1.
+        generator_steps: steps of Adam in each epoch, >= 1.
+        batch_size: images generated in an epoch, and in a step of the student, >= 2.
+        generator_lr: learning rate of the generator's Adam, > 0.
         oh: weight of the labels in the generator's loss, >= 0.
         bn: weight of the BatchNorm statistics, >= 0.
         adv: weight of the student's errors, >= 0.
         temperature: T, > 0.
-        lr: of the student's SGD, > 0.
-        momentum: of the student's SGD, in [0, 1).
-        crop: pixels by which models see an image moved at most, at random, >= 0.
+        lr: learning rate of the student's SGD, > 0.
+        momentum: momentum of the student's SGD, in [0, 1).
+        crop: largest random shift, in pixels, of the images that models see, >= 0.
         flip: whether models see half of the images mirrored; not for digits.
         latent: length of z, >= 1.
         width: channels of the generator, >= 1.
@@ -102,7 +103,7 @@ class DENSE(Method):
         return {"shape": torch.tensor(example_of(client).shape[1:])}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        # The server has no data that would show it the inputs' shape.
+        # The server has no data from which it could learn the inputs' shape.
         return Upload(delta, ctx.state, sum={"shape": ctx.draws["shape"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
@@ -110,7 +111,7 @@ class DENSE(Method):
         clients = [({name: value + upload.delta[name] for name, value in params.items()}, upload.buffers) for upload in uploads]
         student = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
         models = [apply.frozen(model, statistics) for model, statistics in clients]
-        student_model = apply.frozen(student, cohort.buffers)  # whose statistics are already the clients' mean
+        student_model = apply.frozen(student, cohort.buffers)  # these buffers are already the clients' mean
         sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
         rng, pool = cohort.rng("DENSE", device), torch.empty(0, device=device)
         shape = tuple(uploads[0].sum["shape"].tolist())
@@ -138,7 +139,7 @@ class DENSE(Method):
         network: nn.Module,
         rng: torch.Generator,
     ) -> Tensor:
-        """A batch of images from a generator that is trained for them alone: those of its step with the least loss."""
+        """A batch of images from a generator that is trained for this batch: the images of the step with the least loss."""
         generator = input_generator(shape, self.latent, self.width, rng)
         z = torch.randn(self.batch_size, self.latent, generator=rng, device=rng.device).requires_grad_()
         learnt = [*generator.parameters(), z]

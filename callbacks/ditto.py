@@ -1,4 +1,4 @@
-"""Ditto: beside the global model every client trains one of its own, held near the global one."""
+"""Ditto: each client also trains a model of its own, held near the global model."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,28 @@ from flcog.method import ClientView, Context, Method, Personal
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Leaves the global model's training as it is; each local step also moves the client's own model, on the same batch.
+    """Does not change the global model's training; each local step also moves the client's own model, on the same batch.
 
-    With x the model received at the round's start and v_k client k's own, which it keeps::
+    With x the model received at the start of the round, and v_k client k's own model, which the client keeps::
 
         v_k <- v_k - lr [grad F_k(v_k) + lambda (v_k - x)]
 
-    So both the paper and its code have it: plain steps, and plain SGD for the global model too. Where the local optimiser has
-    momentum r, a plain v_k learns 1 / (1 - r) times more slowly than the global model does; ``momentum: null`` gives it the same.
+    The paper and its code take plain steps for v_k, and plain SGD for the global model too. If the local optimiser has momentum
+    r, a plain v_k learns 1 / (1 - r) times more slowly than the global model; ``momentum: null`` gives both the same momentum.
 
-    A client's first v_k is the first model it receives. Twice FedAvg's computation, none of it sent. v_k runs on batch statistics
-    in training and on the global model's statistics in evaluation where there is BatchNorm. The paper weighs clients alike,
-    sampled by their size: list ``EqualWeights`` for its mean.
+    A client's first v_k is the first model it receives. The computation is twice FedAvg's, and nothing more is sent. With
+    BatchNorm, v_k uses batch statistics in training and the global model's statistics in evaluation. The paper samples clients by
+    their size and weights them equally: list ``EqualWeights`` for its mean.
 
     Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, https://arxiv.org/abs/2012.04221;
     https://github.com/litian96/ditto.
 
     Args:
-        lambda_prox: lambda, how strongly v_k is pulled to x, >= 0; 0 trains every client for itself. The authors choose it among
-            0.1, 1 and 2.
-        lr: step of v_k, > 0; None for the local optimiser's.
-        momentum: of v_k's steps, in [0, 1), from 0 in every round, as the local optimiser's; None for the local optimiser's.
+        lambda_prox: lambda, the strength of the pull of v_k to x, >= 0; with 0 every client trains alone. The authors choose it
+            among 0.1, 1 and 2.
+        lr: learning rate for v_k, > 0; None for the local optimiser's.
+        momentum: momentum for v_k, in [0, 1), starting at 0 in every round as the local optimiser's does; None for the local
+            optimiser's.
 
     Example:
         >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {}, None)
@@ -57,7 +58,8 @@ class Ditto(Method):
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         def loss(own: Params) -> Tensor:
-            # On copies of the buffers, so that this pass leaves the BatchNorm statistics of the client's global model alone.
+            # This pass uses copies of the buffers, so that it does not change the BatchNorm statistics of the client's global
+            # model.
             scratch = apply.with_buffers({name: buffer.clone() for name, buffer in ctx.buffers.items()})
             return scratch.loss(own, batch)
 
@@ -68,7 +70,7 @@ class Ditto(Method):
         if self.momentum == 0:
             return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}}
         momentum = ctx.optimisation.momentum if self.momentum is None else self.momentum
-        kept = count_on(next(iter(own.values())).device, ctx.step) > 0  # nothing of the round before
+        kept = count_on(next(iter(own.values())).device, ctx.step) > 0  # the momentum starts at 0 in each round
         move = {name: momentum * kept * ctx.state["velocity"][name] + value for name, value in move.items()}
         return params, {"personal": {name: value - lr * move[name] for name, value in own.items()}, "velocity": move}
 

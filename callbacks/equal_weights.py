@@ -10,13 +10,13 @@ from flcog.method import Cohort, Method
 
 @dataclass(frozen=True)
 class EqualWeights(Method):
-    """Replaces the aggregation weights: every client of the cohort S counts the same, whatever its number of samples.
+    """Replaces the aggregation weights: every client of the cohort S counts equally, whatever its number of samples.
 
     ::
 
         p_k = 1 / |S|
 
-    The analyses of SCAFFOLD and many others assume it; Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378.
+    The analyses of SCAFFOLD and many others assume this; Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378.
 
     Example:
         >>> EqualWeights().weights(torch.tensor([0.7, 0.3]), [], None)

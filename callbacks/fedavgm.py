@@ -63,7 +63,7 @@ class FedAvgM(Method):
 
 @dataclass(frozen=True)
 class FedAvgMInFedCOG(FedAvgM):
-    """Gives the server momentum as the program of FedCOG does for its baseline: after the first round, the step is divided by 1 + beta.
+    """Gives the server momentum as the program of FedCOG does for its baseline: after round 1, the step is divided by 1 + beta.
 
     ::
 

@@ -1,4 +1,4 @@
-"""FedDC: each client tracks how far its model drifts from the global one, and what it sends is corrected by that drift."""
+"""FedDC: each client tracks the drift of its model from the global one, and corrects its update by that drift."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from flcog.method.gradient_clip import clip
 
 @dataclass(frozen=True)
 class FedDC(Method):
-    """Lets every client drift from the received model by what it learnt of its own drift, and corrects its gradient as SCAFFOLD does.
+    """Lets every client move away from the received model by the drift it has learnt, and corrects its gradient as SCAFFOLD does.
 
-    Client k, with drift h_k and mean gradient g_k, trains y from x in K steps; the server keeps the means h and g of all N
-    clients' and moves by the cohort S::
+    Client k, with drift h_k and mean gradient g_k, trains y from x in K steps. The server keeps h and g, the means over all N
+    clients, and updates them from the cohort S::
 
         F_k(y) + alpha / 2 ||y - (x - h_k)||^2 + <y, g - g_k>
         h_k <- h_k + (y - x)
@@ -29,7 +29,7 @@ class FedDC(Method):
         x <- mean_S y + h,  h <- h + (1 / N) sum_S (y - x),  g <- g + (1 / N) sum_S (g_k' - g_k),  h first
 
     All start at 0. K is the client's own number of steps, with local momentum counted in steps of plain SGD (see
-    :class:`~flcog.callbacks.SCAFFOLD`). The mean is plain, not weighted by samples: a method listed later may set other weights,
+    :class:`~flcog.callbacks.SCAFFOLD`). The mean is not weighted by samples: a method listed later may set other weights,
     as FedDisco does. The authors' code scales alpha and g by the client's share of the samples, 1 for equal clients.
 
     Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022,
@@ -90,8 +90,8 @@ class FedDC(Method):
 class FedDCInFedDisco(FedDC):
     """Lets clients drift as the program of FedDisco does for its baseline: without FedDC's correction of the gradient.
 
-    The program computes the correction and never adds it, so this class neither keeps nor sends g. With w_k the client's number of
-    samples over the clients' mean number, its gradient is that of the following, clipped to a norm of 10::
+    The program computes the correction but never adds it, so this class neither keeps nor sends g. With w_k the client's number
+    of samples over the clients' mean number, it clips the gradient of this loss to a norm of 10::
 
         F_k(y) + alpha / (2 w_k) ||y - (x - h_k)||^2
 
@@ -129,7 +129,7 @@ class FedDCInFedDisco(FedDC):
 
 
 def _anchor(ctx: Context) -> Params:
-    """The point x - h_k to which a client is pulled."""
+    """The point x - h_k that attracts the client's model."""
     return {name: value - ctx.state["h"][name] for name, value in ctx.received.params.items()}
 
 

@@ -12,7 +12,7 @@ from flcog.method import Context, Method
 
 
 def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:
-    """How correlated the columns of ``features`` [B, d] are over the rows that count; 0 for a single row or column.
+    """The correlation of the columns of ``features`` [B, d] over the rows of the mask; 0 for a single row or column.
 
     >>> decorrelation(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
     tensor(0.5000)
@@ -28,19 +28,20 @@ def decorrelation(features: Tensor, mask: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class FedDecorr(Method):
-    """Adds to every local loss the correlations between a batch's features, so that unequal clients do not collapse dimensions.
+    """Adds to every local loss the correlations between a batch's features, so that unequal clients do not lose dimensions.
 
     With Z the batch's features [N, d], each column centred and divided by its standard deviation::
 
         F_k(y) + beta * 1 / (N d (d - 1)) * sum_{i != j} (Z^T Z)_ij^2
 
-    This is the authors' code, on whose scale beta was tuned: (N - 1)^2 / N times the mean squared correlation, so about N times
-    it. Batches of one row have no correlations and add 0.
+    This is the scale of the authors' code, for which they tuned beta: (N - 1)^2 / N times the mean squared correlation, so about
+    N times the mean. Batches of one row have no correlations and add 0.
 
-    Deviations are sqrt(variance + 1e-8), as there. A feature that hardly varies in a batch (by 1e-4 or less: a dead unit, a
-    vanishing scale of BatchNorm) has slopes thousands of times those of others and curvatures of 1e7, so that local steps
-    of SGD multiply its last digits (1e-15 to 2e-6 in eight steps of a tiny network): runs that differ in rounding part ways there,
-    under the authors' formula in plain torch as here.
+    Deviations are sqrt(variance + 1e-8), as in that code. The formula is unstable for a feature that hardly varies in a batch (by
+    1e-4
+    or less: a dead unit, a vanishing scale of BatchNorm). Such a feature has slopes thousands of times larger than other features
+        and curvatures of 1e7, so that local steps of SGD amplify rounding errors (from 1e-15 to 2e-6 in eight steps of a tiny
+        network). Runs that differ in rounding then diverge from each other, also with the authors' formula in plain torch.
 
     Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning, ICLR 2023,
     https://arxiv.org/abs/2210.00226; https://github.com/bytedance/FedDecorr.

@@ -1,4 +1,4 @@
-"""FedDM: clients send no weights but a few images each, on which the model behaves as on their data."""
+"""FedDM: clients send no weights but a few images each, chosen so that the model behaves on them as on the clients' data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from flcog.method import ClientView, Cohort, Context, Gradient, GradientFunction
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mean of the rows [B, D] of each class, [C, D], and how many there are, [C]; 0 for a class without any.
+    """The mean of the rows [B, D] of each class, [C, D], and their number, [C]; 0 for a class without rows.
 
     >>> class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), 2)
     (tensor([[0.],
@@ -32,7 +32,7 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int, mask: Tensor |
 
 
 def perturb(params: Params, key: Tensor, step: Tensor | int, rho: float) -> Params:
-    """``params`` plus Gaussian noise cut to the norm ``rho``."""
+    """``params`` plus Gaussian noise that is cut to the norm ``rho``."""
     if rho == 0:
         return params
     noise = normal(key, step, (sum(value.numel() for value in params.values()),))
@@ -42,35 +42,36 @@ def perturb(params: Params, key: Tensor, step: Tensor | int, rho: float) -> Para
 
 @dataclass(frozen=True)
 class FedDM(Method):
-    """Trains no model at the clients: each makes images like its own data in the model's eyes, and the server trains on all of them.
+    """Trains no model at the clients: each optimises images to resemble its data to the model, and the server trains on them.
 
     In every local step client k takes a batch, draws a model w from a ball around the received x, and moves its images S by SGD
     along the gradient of the loss over the batch's classes c, with f_w a sample's features or outputs::
 
         sum_c ||mean_{batch, c} f_w - mean_{S, c} f_w||^2   for features and for outputs,   w = x + Gaussian noise of norm <= rho
 
-    S starts as ``images_per_class`` of its own samples of each class it has, and is all it sends. The server then trains x on the
-    images of the round's clients. The local optimiser, other methods' losses and ``train/loss`` (0) mean nothing here: the
-    loss is ``feddm/matching_loss``. BatchNorm runs as in evaluation throughout. The paper's clients take 1000 steps, with 256
-    samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single clients' images.
+    S starts as ``images_per_class`` of the client's own samples of each class, and the client sends only S. The server then
+    trains x on the images of the round's clients. The local optimiser, other methods' losses and ``train/loss`` (0) have no
+    meaning here: the loss is ``feddm/matching_loss``. BatchNorm always runs in evaluation mode. The paper's clients take 1000
+    steps, with 256 samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single
+    clients' images.
 
-    Nothing bounds the images. Where the model stretches inputs to features and outputs by up to s, their SGD diverges once
-    ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2: a growing ``feddm/matching_loss``, rounding
-    that grows with it, and at last an update that is no number. Lower ``image_lr`` then; clipping the model's gradient does nothing.
+    The images are unbounded. If the model stretches distances between inputs by up to s, the SGD of the images diverges once
+    ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2. ``feddm/matching_loss`` and rounding errors
+    then grow, until an update is NaN. Lower ``image_lr`` in that case; clipping the model's gradient has no effect.
 
     Xiong et al., FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning, CVPR 2023,
     https://arxiv.org/abs/2207.09653.
 
     Args:
         images_per_class: size of a client's set, >= 1.
-        image_lr: of the images' SGD, > 0.
-        image_momentum: of the images' SGD, in [0, 1).
+        image_lr: learning rate of the images' SGD, > 0.
+        image_momentum: momentum of the images' SGD, in [0, 1).
         rho: radius of the ball, >= 0.
         server_epochs: passes of the server over the images, >= 1.
-        server_batch_size: images in its steps, >= 1.
-        server_lr: of the server's SGD, > 0.
-        server_momentum: of the server's SGD, in [0, 1).
-        server_weight_decay: of the server's SGD, >= 0.
+        server_batch_size: images in a step of the server, >= 1.
+        server_lr: learning rate of the server's SGD, > 0.
+        server_momentum: momentum of the server's SGD, in [0, 1).
+        server_weight_decay: weight decay of the server's SGD, >= 0.
 
     Example:
         >>> FedDM(rho=1.0).tasks
@@ -91,10 +92,10 @@ class FedDM(Method):
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     plain_batches: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
-        "DENSE": "FedDM's clients send images, not the models whose outputs DENSE distils",
-        "FedGen": "FedDM's clients send images, not the models that FedGen trains its generator against",
+        "DENSE": "FedDM's clients send images, and DENSE needs models to distil",
+        "FedGen": "FedDM's clients send images, and FedGen needs models to train its generator",
         "FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count",
-        "LocalModels": "FedDM's clients send images, not the models that LocalModels measures",
+        "LocalModels": "FedDM's clients send images, and LocalModels needs models to measure",
     }
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class FedDM(Method):
         targets, own = client.targets.cpu(), torch.arange(client.num_samples)
         for label in range(client.num_classes):
             of_class = own[targets == label]
-            # A class that the client lacks is filled with some sample and set to 0 below: every client's tensors have the same shape.
+            # A missing class gets some sample, which is set to 0 below, so that all clients' tensors have the same shape.
             of_class = of_class if len(of_class) else own[:1]
             repeats = -(-self.images_per_class // len(of_class))
             order = torch.cat([torch.randperm(len(of_class), generator=rng) for _ in range(repeats)])
@@ -154,7 +155,7 @@ class FedDM(Method):
         return Upload(None, {}, mean={"loss": ctx.state["loss"]}, sum=made)
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        # By client, as the server's shuffle must not depend on the order in which an executor hands them over.
+        # Sorted by client, because the server's shuffle must not depend on the executor's order.
         uploads = sorted(messages.individual, key=lambda upload: upload.client)
         sets = [(upload.sum["images"], upload.sum["present"] > 0) for upload in uploads]
         inputs = torch.cat([images[present].flatten(0, 1) for images, present in sets])

@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser, linear and quadratic, under which the clients' optima agree with the server's."""
+"""FedDyn: a dynamic regulariser, linear and quadratic, that aligns the clients' optima with the server's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,24 +22,25 @@ def _inner(left: Params, right: Params) -> Tensor:
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Adds to every local loss a linear and a quadratic term, whose sum leaves a client that agrees with the server at rest.
+    """Adds to every local loss a linear and a quadratic term, which cancel for a client that agrees with the server.
 
-    Client k, with gradient state g_k, trains y from x; the server keeps h, and moves by the cohort S, of N clients in all::
+    Client k, with gradient state g_k, trains y from x. The server keeps h, and updates it from the cohort S, of N clients in
+    all::
 
         F_k(y) - <g_k, y> + alpha / 2 ||y - x||^2
         g_k <- g_k - alpha (y - x)
         h <- h - (alpha / N) sum_S (y - x)
         x <- mean_S y - h / alpha
 
-    All start at 0. The mean is plain, not weighted by samples: a method listed later may set other weights, as FedDisco does; one
-    listed earlier is overruled. The authors' code scales alpha by the client's share of the samples, which the paper does not.
+    All start at 0. The mean is not weighted by samples: a method listed later may set other weights, as FedDisco does; weights of
+    methods listed earlier are replaced. The authors' code scales alpha by the client's share of the samples; the paper does not.
 
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
 
     Args:
         alpha: strength of both terms, > 0.
-        evaluate_mean: whether to evaluate mean_S y, as the paper's figures and the code of all who compare with it do, instead of
-            the server's x.
+        evaluate_mean: whether to evaluate mean_S y instead of the server's x. The paper's figures and the code of papers that
+            compare with it evaluate mean_S y.
 
     Example:
         >>> method, h = FedDyn(alpha=0.1), {"w": torch.tensor([0.5])}
@@ -85,10 +86,10 @@ class FedDyn(Method):
 
 @dataclass(frozen=True)
 class FedDynInFedDisco(FedDyn):
-    """Adds FedDyn's two terms as the program of FedDisco does for its baseline: only the linear term is scaled by the client's size.
+    """Adds FedDyn's two terms as the program of FedDisco does for its baseline: the client's size scales only the linear term.
 
-    With w_k the client's number of samples over the clients' mean number, the quadratic term is a weight decay, which joins the
-    gradient after it was clipped::
+    With w_k the client's number of samples over the clients' mean number, the quadratic term acts as a weight decay that is added
+    to the gradient after clipping::
 
         gradient of F_k(y) - <g_k + alpha x, y> / w_k, clipped to a norm of 10, plus alpha y
 

@@ -1,4 +1,4 @@
-"""FedExP: the server extrapolates, with a step size that grows where the clients' updates disagree."""
+"""FedExP: the server extrapolates, with a step size that grows if the clients' updates disagree."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,18 +30,18 @@ class FedExP(Method):
         paper:  eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + epsilon decay^t)))
         x <- x + eta D
 
-    ``code`` is what the authors run and what the tables of this project have run: its epsilon grows with the cohort. The iterates
-    oscillate: paper and code evaluate the mean of the last two, while training goes on from the last. (The code's first
-    evaluation is of the first iterate alone; here it is the mean with the model at the start.) Clients send one number more. The
+    ``code`` is the authors' program, and this project's tables use it: its epsilon grows with the cohort. The iterates
+    oscillate. Paper and code therefore evaluate the mean of the last two, and continue training from the last. (The code's first
+    evaluation is of the first iterate alone; here it is the mean with the initial model.) Each client sends one more number. The
     round's step size is logged as ``fedexp/eta``.
 
     Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
 
     Args:
         epsilon: keeps eta at 1 for small updates, > 0; a large one is FedAvg. The paper takes 0.001, and 0.1 on EMNIST.
-        decay: of epsilon from round to round, in (0, 1]. Updates shrink with the local learning rate: where that decays by
-            0.998 a round, the authors' code decays epsilon by its square, 0.996.
-        form: which epsilon: ``code`` or ``paper``.
+        decay: factor on epsilon from round to round, in (0, 1]. Updates shrink with the local learning rate: the authors' code
+            multiplies the learning rate by 0.998 each round, and epsilon by its square, 0.996.
+        form: the form of epsilon in the equation: ``code`` or ``paper``.
         evaluate_mean: whether to evaluate the mean of the last two iterates instead of the last one.
 
     Example:

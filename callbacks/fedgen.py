@@ -1,4 +1,4 @@
-"""FedGen: the server learns a generator of features from the clients' heads, and clients train on what it makes."""
+"""FedGen: the server trains a generator of features against the clients' heads, and clients train on the generated features."""
 
 import re
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
-    """What the generator minimises, without the weight of the diversity: ``sum_k mean(s_k,y CE(outputs_k, y)) + diversity``.
+    """The generator's loss, without the weight of the diversity: ``sum_k mean(s_k,y CE(outputs_k, y)) + diversity``.
 
     Args:
-        features, noise, labels: what it made, from what.
-        outputs: each client's head's, on ``features``.
+        features, noise, labels: the generated features, with their noise and labels.
+        outputs: outputs of each client's head on ``features``.
         shares: each client's share of each class's samples, [K, C].
     """
     losses = [
@@ -38,19 +38,19 @@ def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Seq
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """Trains a generator of features at the server, against all clients' heads, and gives its features to the clients to train on.
+    """Trains a generator of features at the server, against all clients' heads; clients also train on the generated features.
 
-    The generator G makes features from uniform noise e and a label y. With head_k client k's and s_ky its share of the cohort's
-    samples of class y, the server minimises, by Adam, over y of the cohort::
+    The generator G makes features from uniform noise e and a label y. With head_k client k's head and s_ky the client's share of
+    the cohort's samples of class y, the server minimises, by Adam, over the cohort's labels y::
 
         sum_k E[s_ky CE(head_k(G(e, y)), y)] + exp(-mean_ij(||e_i - e_j||^2 / |e|  *  ||G_i - G_j||_1 / |G|))
 
-    and from the second round on each local step in round t, or the first ``guided_steps``, adds, with p(.) the softmax,::
+    From the second round on, each local step in round t (or the first ``guided_steps``) adds, with p(.) the softmax,::
 
         decay^t (alpha E[CE(head(G(e, y')), y')] + beta KL(p(head(G(e, y))) || p(model(x))))
 
-    y' are uniform, (x, y) the client's batch, and the KL's first side has no gradient. The server sees single clients' models
-    and label counts. The generator is BatchNorm'd; clients run it in evaluation mode.
+    The y' are uniform, (x, y) is the client's batch, and the first argument of the KL has no gradient. The server sees single
+    clients' models and label counts. The generator has BatchNorm; clients run it in evaluation mode.
 
     Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
     https://arxiv.org/abs/2105.10056; https://github.com/zhuangdizhu/FedGen, whose third server term has weight 0.
@@ -58,16 +58,17 @@ class FedGen(Method):
     Args:
         alpha: strength of the clients' cross-entropy, >= 0; 10 in all of the authors' settings.
         beta: strength of the clients' divergence, >= 0; the authors take 10 for MNIST and 1 for EMNIST.
-        decay: of both, and of the generator's learning rate, by round, in (0, 1].
-        guided_steps: local steps with the two terms, >= 0, from a round's first on; None for all. The authors' rounds have 20 steps,
-            all of them guided: with their 20 in rounds of 400 most of the training would be plain.
+        decay: factor by round on both strengths, and on the generator's learning rate, in (0, 1].
+        guided_steps: number of local steps with the two terms, >= 0, counted from the start of a round; None for all. The
+            authors' rounds have 20 steps, all of them guided. In rounds of 400 steps, 20 guided ones would leave most of the
+            training unchanged.
         batch_size: generated features in a step of client or server, >= 2.
-        noise_dim: length of e, >= 1; the authors name 32 for MNIST and EMNIST, 64 for CIFAR.
-        hidden: width of the generator, >= 1; the authors name 256 and 512.
-        server_steps: of the generator's training in a round, >= 1.
-        lr: of its Adam, > 0; the authors take 3e-4, and 1e-4 for EMNIST.
-        weight_decay: of its Adam, >= 0.
-        seed: of its first weights.
+        noise_dim: length of e, >= 1; the authors' values are 32 for MNIST and EMNIST, 64 for CIFAR.
+        hidden: width of the generator, >= 1; the authors' values are 256 and 512.
+        server_steps: steps of the generator's training in a round, >= 1.
+        lr: learning rate of the generator's Adam, > 0; the authors use 3e-4, and 1e-4 for EMNIST.
+        weight_decay: weight decay of the generator's Adam, >= 0.
+        seed: seed of the generator's first weights.
 
     Example:
         >>> FedGen().individual_uploads
@@ -101,7 +102,7 @@ class FedGen(Method):
         heads = [value for name, value in params.items() if re.search(r"(^|\.)head\.weight$", name)]
         if len(heads) != 1 or heads[0].ndim != 2:
             raise ValueError(
-                "FedGen makes the features that a linear head reads, and finds none in the model: use one of flcog.models"
+                "FedGen generates the features that a linear head reads, and the model has none: use a network of flcog.models"
             )
         num_classes, num_features = heads[0].shape
         generator = feature_generator(self.noise_dim, num_classes, self.hidden, num_features, self.seed)
@@ -111,7 +112,7 @@ class FedGen(Method):
         return {"generator": server["generator"]}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        # In its first round the generator has learnt nothing yet.
+        # In the first round the generator is untrained.
         scale = self.decay ** (client.round - self.start_round) if client.round > self.start_round else 0.0
         counts = client.label_counts.to(number_dtype())
         return {"key": draw_key(rng), "scale": torch.tensor(scale, dtype=number_dtype()), "counts": counts}

@@ -1,4 +1,4 @@
-"""FedNova: updates are normalised by each client's number of local steps before they are averaged."""
+"""FedNova: normalises updates by each client's number of local steps before they are averaged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from flcog.method import Cohort, Context, Messages, Method, Upload
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """Averages the clients' updates per local step, and rescales the mean: unequal numbers of steps no longer bend the objective.
+    """Averages the clients' updates per local step, and rescales the mean: unequal numbers of steps no longer bias the objective.
 
-    Client k of weight p_k moves the model by D_k in K_k steps, which amount to a_k plain SGD steps::
+    Client k of weight p_k moves the model by D_k in K_k steps, equivalent to a_k plain SGD steps::
 
         a_k = K_k,  or  [K_k - r (1 - r^K_k) / (1 - r)] / (1 - r)  with local momentum r
         x <- x + (sum_k p_k a_k) * sum_k p_k D_k / a_k
 
-    Equal a_k give FedAvg. The paper has another a_k for FedProx as the local solver, which is not implemented: beside
-    :class:`~flcog.callbacks.FedProx` steps are counted as SGD's, which is right where lr * mu * K is small.
+    Equal a_k give FedAvg. The paper has another a_k for FedProx as the local solver, which is not implemented: with
+    :class:`~flcog.callbacks.FedProx`, steps are counted as SGD's, which is a good approximation if lr * mu * K is small.
 
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020,
     https://arxiv.org/abs/2007.07481.
@@ -62,7 +62,7 @@ class FedNovaInFedDisco(FedNova):
     https://github.com/MediaBrain-SJTU/FedDisco.
 
     Args:
-        batch_size: the data's own, >= 1.
+        batch_size: batch size of the data, >= 1.
 
     Example:
         >>> FedNovaInFedDisco(batch_size=32).batch_size

@@ -12,7 +12,7 @@ from flcog.method import Cohort, Messages, Method
 
 @dataclass(frozen=True)
 class _AdaptiveServer(Method):
-    """Steps along the mean update's running mean, each parameter scaled by the root of its own accumulated square."""
+    """Steps along the running mean of the mean updates, each parameter scaled by the root of its own accumulated square."""
 
     lr: float = 0.01
     beta1: float = 0.9
@@ -24,7 +24,7 @@ class _AdaptiveServer(Method):
         within(self, "[0, 1)", "beta1")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
-        """The second moment after a round, of which ``square`` is the mean update's: here the three differ."""
+        """The second moment after a round with a mean update of square ``square``. The three methods differ only here."""
         raise NotImplementedError
 
     def init_server(self, params: Params) -> Slot:
@@ -41,7 +41,7 @@ class _AdaptiveServer(Method):
 
 @dataclass(frozen=True)
 class FedAdagrad(_AdaptiveServer):
-    """Makes the server step by Adagrad, with the clients' mean update for a gradient: parameters that moved much move less.
+    """Makes the server step by Adagrad, with the clients' mean update as the gradient: parameters that moved much move less.
 
     With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
 
@@ -50,9 +50,9 @@ class FedAdagrad(_AdaptiveServer):
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295.
 
     Args:
-        lr: the server's step size (eta), > 0; of the order of the change wanted per round and parameter.
+        lr: the server's step size (eta), > 0; about the change that a parameter should make in a round.
         beta1: momentum, in [0, 1).
-        tau: floor of the scale, > 0: the larger, the less adaptive.
+        tau: lower limit of the scale, > 0: the larger, the less adaptive.
 
     Example:
         >>> FedAdagrad().beta1
@@ -68,7 +68,7 @@ class FedAdagrad(_AdaptiveServer):
 
 @dataclass(frozen=True)
 class FedAdam(_AdaptiveServer):
-    """Makes the server step by Adam, with the clients' mean update for a gradient.
+    """Makes the server step by Adam, with the clients' mean update as the gradient.
 
     With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
 
@@ -77,9 +77,9 @@ class FedAdam(_AdaptiveServer):
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295.
 
     Args:
-        lr: the server's step size (eta), > 0; of the order of the change wanted per round and parameter.
+        lr: the server's step size (eta), > 0; about the change that a parameter should make in a round.
         beta1: momentum, in [0, 1).
-        tau: floor of the scale, > 0: the larger, the less adaptive.
+        tau: lower limit of the scale, > 0: the larger, the less adaptive.
         beta2: memory of the scale, in [0, 1).
 
     Example:
@@ -99,7 +99,7 @@ class FedAdam(_AdaptiveServer):
 
 @dataclass(frozen=True)
 class FedYogi(_AdaptiveServer):
-    """Makes the server step by Yogi, with the clients' mean update for a gradient: the scale forgets more slowly than Adam's.
+    """Makes the server step by Yogi, with the clients' mean update as the gradient: the scale forgets more slowly than Adam's.
 
     With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
 
@@ -108,9 +108,9 @@ class FedYogi(_AdaptiveServer):
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295.
 
     Args:
-        lr: the server's step size (eta), > 0; of the order of the change wanted per round and parameter.
+        lr: the server's step size (eta), > 0; about the change that a parameter should make in a round.
         beta1: momentum, in [0, 1).
-        tau: floor of the scale, > 0: the larger, the less adaptive.
+        tau: lower limit of the scale, > 0: the larger, the less adaptive.
         beta2: memory of the scale, in [0, 1).
 
     Example:

@@ -1,4 +1,4 @@
-"""FedProx: clients are held near the model they received."""
+"""FedProx: keeps clients near the model that they received."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class FedProx(Method):
 
         F_k(y) + mu / 2 ||y - x||^2
 
-    The distance is over parameters; buffers (BatchNorm's statistics) are no part of it.
+    The distance is over parameters, without buffers (BatchNorm's statistics).
 
     Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127. The paper also lets
     clients do unequal work: add :class:`~flcog.callbacks.Stragglers` for that.

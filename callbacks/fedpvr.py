@@ -21,8 +21,8 @@ class FedPVR(Method):
         c_k' = c_k - c + (x - y) / (K lr)
         c <- c + (1 / N) sum_S (c_k' - c_k)
 
-    of which only the chosen part is kept and sent. K is counted as in :class:`~flcog.callbacks.SCAFFOLD`, and as there the
-    estimate means nothing for adaptive local optimisers. (The authors' code runs momentum on the other layers alone.)
+    A client keeps and sends only the chosen part of these. K is counted as in :class:`~flcog.callbacks.SCAFFOLD`, and as there
+    the estimate is meaningless for adaptive local optimisers. (The authors' code uses momentum only on the other layers.)
 
     Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data, CVPR 2023,
     https://arxiv.org/abs/2212.02191.
@@ -53,7 +53,7 @@ class FedPVR(Method):
         c = {name: torch.zeros_like(value) for name, value in params.items() if re.search(self._pattern, name)}
         if not c:
             raise ValueError(
-                f"FedPVR: layers={self._pattern!r} is in none of the parameters' names, which are {', '.join(params)}"
+                f"FedPVR: layers={self._pattern!r} matches none of the parameters' names: choose among {', '.join(params)}"
             )
         return {"c": c}
 

@@ -1,4 +1,4 @@
-"""FedReg: local steps are corrected so that they do not forget what the global model knows."""
+"""FedReg: corrects local steps so that they do not forget the global model's knowledge."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from flcog.method import Context, Gradient, GradientFunction, Method
 
 
 def mix(share: float, params: Params, anchor: Params) -> Params:
-    """The point at ``share`` of the way from ``anchor`` to ``params``."""
+    """The point at fraction ``share`` of the way from ``anchor`` to ``params``."""
     return {name: share * value + (1 - share) * anchor[name] for name, value in params.items()}
 
 
 def reject(direction: Params, gradient: Params) -> Params:
-    """``direction`` without its part along ``gradient``; a part against it stays.
+    """``direction`` without its component along ``gradient``; an opposite component stays.
 
     >>> reject({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([2.0, 0.0])})
     {'w': tensor([0., 4.])}
@@ -31,7 +31,7 @@ def reject(direction: Params, gradient: Params) -> Params:
 
 
 def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> list[Batch]:
-    """The batch with its inputs moved ``steps`` times by eta along the sign of the loss's gradient, within their range; for each eta."""
+    """For each eta, the batch with inputs moved ``steps`` times by eta along the sign of the loss's gradient, in their range."""
     inputs, copies, around = batch.inputs, len(etas), [1] * (batch.inputs.ndim - 1)
     padding = inputs.new_zeros(len(inputs)).bool() if batch.mask is None else batch.mask == 0
     padding = padding.view(-1, *around)
@@ -49,7 +49,7 @@ def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> l
 
 @dataclass(frozen=True)
 class FedReg(Method):
-    """Takes every local gradient nearer the received model, and after each step undoes what it forgot on data made from the batch.
+    """Takes every local gradient nearer the received model, and after each step undoes forgetting, measured on modified batches.
 
     With x the received model and y the client's, on each batch B of inputs and labels::
 
@@ -60,18 +60,18 @@ class FedReg(Method):
         d <- y - x;  d <- d - max(0, <d, g2> / ||g2||^2) g2;  d <- d - max(0, <d, g3> / ||g3||^2) g3
         y <- x + d
 
-    A step costs 2 steps + 3 gradients. Passes over made data leave BatchNorm's statistics alone. Inputs stay in the batch's range,
-    as the authors' code means them to. The authors weigh clients alike, which :class:`~flcog.callbacks.EqualWeights` does.
+    A step costs 2 steps + 3 gradients. Passes over the modified batches do not change BatchNorm's statistics. Inputs stay in the
+    batch's range, as the authors' code intends. The authors weight clients equally: list :class:`~flcog.callbacks.EqualWeights`.
 
     Xu et al., Acceleration of Federated Learning with Alleviated Forgetting in Local Training, ICLR 2022,
     https://arxiv.org/abs/2203.02645; https://github.com/Zoesgithub/FedReg.
 
     Args:
-        gamma: where the gradient is taken, in [0, 1]: 1 at y, 0 at x. The authors take 0.4 for MNIST, 0.5 for CIFAR-10 and 0.25
+        gamma: the point of the gradient, in [0, 1]: 1 for y, 0 for x. The authors use 0.4 for MNIST, 0.5 for CIFAR-10 and 0.25
             for CIFAR-100.
-        eta_s: step of the pseudo inputs, > 0.
-        eta_p: step of the perturbed inputs, > 0; the authors' is a hundredth of ``eta_s``.
-        steps: steps of both, >= 1.
+        eta_s: step size for the pseudo inputs, > 0.
+        eta_p: step size for the perturbed inputs, > 0; the authors' is a hundredth of ``eta_s``.
+        steps: number of steps for both, >= 1.
 
     Example:
         >>> FedReg(gamma=0.25).tasks
@@ -100,7 +100,7 @@ class FedReg(Method):
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         if not batch.inputs.is_floating_point():
-            raise ValueError(f"FedReg moves inputs along gradients, which {batch.inputs.dtype} inputs have not: remove it")
+            raise ValueError(f"FedReg moves inputs along gradients, and {batch.inputs.dtype} inputs have none: remove FedReg")
         x, received = ctx.received.params, apply.frozen(ctx.received.params, ctx.received.buffers)
         pseudo, perturbed = climb(received, batch, (self.eta_s, self.eta_p), self.steps)
         labels = received(pseudo.inputs).softmax(1)

@@ -17,23 +17,24 @@ from flcog.method import ClientView, Context, ParameterMask, Personal, Upload
 
 @dataclass(frozen=True)
 class FedRep(ParameterMask):
-    """Splits the model: each client trains a head of its own, which stays with it, then the shared body, which alone is averaged.
+    """Splits the model: each client first trains a head of its own, which it keeps, and then the body, which the server averages.
 
     With body b and head h_k of client k, whose T local steps end with B = max(1, round(body_share T)) on the body::
 
         h_k <- T - B steps on F_k(b, h_k) by h_k alone
         b_k <- B steps on F_k(b, h_k) by b alone        b <- sum_k p_k b_k
 
-    The part at rest stays as it is: neither momentum nor weight decay moves it, and the body's momentum starts at 0. That is exact
-    for SGD in one parameter group; Adam's step counter runs on, and AdamW's decay enters the body's moments. BatchNorm's
-    statistics move in both phases and belong to the body. The global model's own head never trains: what counts is
-    ``test/personal_accuracy_mean`` (set ``data.client_test``), for which the authors train the heads once more at the end.
+    The part that is not trained does not change: neither momentum nor weight decay moves it, and the body's momentum starts at 0.
+    That is exact for SGD in one parameter group; Adam's step counter continues, and AdamW's decay enters the body's moments.
+    BatchNorm's statistics move in both phases and belong to the body. The global model's own head never trains, so look at
+    ``test/personal_accuracy_mean`` (set ``data.client_test``). For this measurement the authors train the heads once more at the
+    end.
 
     Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021,
     https://arxiv.org/abs/2102.07078; https://github.com/lgcollins/FedRep.
 
     Args:
-        head: regular expression that the names of a client's own parameters contain.
+        head: regular expression for the names of a client's own parameters.
         body_share: share of the local steps for the body, in (0, 1). The authors take 1/11 for CIFAR-10 and 5/15 for CIFAR-100.
 
     Example:
@@ -45,9 +46,9 @@ class FedRep(ParameterMask):
     body_share: float = 0.1
 
     excludes: ClassVar[Mapping[str, str]] = {
-        "DENSE": "FedRep's clients keep their heads, without which DENSE has no models to distil",
-        "FedGen": "FedRep's clients keep their heads, against which FedGen trains its generator",
-        "LocalModels": "FedRep's clients keep their heads, without which LocalModels has no models to measure",
+        "DENSE": "FedRep's clients keep their heads, and DENSE needs whole models to distil",
+        "FedGen": "FedRep's clients keep their heads, and FedGen needs them to train its generator",
+        "LocalModels": "FedRep's clients keep their heads, and LocalModels needs whole models to measure",
     }
 
     def __post_init__(self) -> None:
@@ -65,7 +66,8 @@ class FedRep(ParameterMask):
         count = sum(1 for name in params if re.search(self.head, name))
         if not 0 < count < len(params):
             which = "none" if count == 0 else "all"
-            raise ValueError(f"FedRep: head={self.head!r} is in {which} of the parameters' names, which are {', '.join(params)}")
+            names = ", ".join(params)
+            raise ValueError(f"FedRep: head={self.head!r} matches {which} of the parameters' names: choose among {names}")
         return {}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
@@ -76,7 +78,7 @@ class FedRep(ParameterMask):
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         on_head = self._on_head(ctx)
-        # A part that is not trained now gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
+        # The part that is not trained gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
         return {
             name: torch.where(on_head == (name in ctx.state["head"]), value, -ctx.optimisation.weight_decay * params[name])
             for name, value in gradient.items()
@@ -89,7 +91,7 @@ class FedRep(ParameterMask):
         return body | head, {"head": head}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        # The head is not sent: methods that are listed after this one see it unchanged.
+        # The head is not sent: methods listed after this one see it unchanged.
         kept = ctx.state["head"]
         return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.state)
 

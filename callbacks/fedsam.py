@@ -10,7 +10,7 @@ from flcog.method import Context, Gradient, GradientFunction, Method
 
 
 def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: float) -> Params:
-    """The step of length ``rho`` to where the loss rises most; the adaptive one measures length relative to the parameters.
+    """The step of length ``rho`` to the largest increase of the loss; the adaptive step scales length by the parameters' size.
 
     >>> ascent({"w": torch.tensor([3.0, 4.0])}, {}, rho=1.0, adaptive=False, eta=0.0)
     {'w': tensor([0.6000, 0.8000])}
@@ -18,29 +18,29 @@ def ascent(gradient: Params, params: Params, rho: float, adaptive: bool, eta: fl
     scale = {name: params[name].abs() + eta if adaptive else 1.0 for name in gradient}
     scaled = {name: scale[name] * value for name, value in gradient.items()}
     norm = torch.stack([value.square().sum() for value in scaled.values()]).sum().sqrt()
-    # A zero gradient has no direction: stay there.
+    # A zero gradient has no direction, so there is no step.
     return {name: scale[name] * value * (rho / norm.clamp(min=1e-12)) for name, value in scaled.items()}
 
 
 @dataclass(frozen=True)
 class FedSAM(Method):
-    """Takes every local gradient at the worst point nearby, so that clients, and with them their mean, end in flat minima.
+    """Takes every local gradient at the worst point nearby, so that the clients' models, and their mean, end in flat minima.
 
-    With g the gradient of the local loss F at y, whose norm is that of all parameters together::
+    With g the gradient of the local loss F at y, and its norm taken over all parameters together::
 
         g <- grad F(y + rho g / ||g||)
         g <- grad F(y + rho T^2 g / ||T g||),  T = |y| + eta        (adaptive)
 
-    The step starts at y. Weight decay belongs to the local optimiser and is not felt by the ascent. BatchNorm's statistics are
-    those of the pass at y. A step costs two passes.
+    The step starts at y. The ascent ignores weight decay, which belongs to the local optimiser. BatchNorm's statistics come from
+    the pass at y. A step costs two passes.
 
     Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022, https://arxiv.org/abs/2206.02618;
     Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022,
     https://arxiv.org/abs/2203.11834, where the adaptive form is FedASAM.
 
     Args:
-        rho: radius of the neighbourhood, >= 0; 0 is FedAvg. Caldarola et al. use 0.1 on CIFAR-10, and 0.7 adaptively.
-        adaptive: whether the neighbourhood is stretched along each parameter by its size.
+        rho: radius of the neighbourhood, >= 0; 0 is FedAvg. Caldarola et al. use 0.1 on CIFAR-10, and 0.7 for the adaptive form.
+        adaptive: whether to stretch the neighbourhood along each parameter by its size.
         eta: added to that size, >= 0.
 
     Example:

@@ -10,14 +10,14 @@ from flcog.models.lora import adapters
 
 @dataclass(frozen=True)
 class FFALoRA(Method):
-    """Freezes the matrix A of every LoRA adapter as it was drawn: clients train and send B alone, and half as much of the adapters.
+    """Freezes the initial matrix A of every LoRA adapter: clients train and send only B, half of the adapters' parameters.
 
-    With A_k and B_k client k's matrices and p_k its weight, LoRA's server averages each for itself, and so makes another model than
-    the clients' mean; with A the same everywhere it does not::
+    With A_k and B_k client k's matrices and p_k its weight, LoRA's server averages A and B separately. Its model then differs
+    from the clients' mean, unless all clients have the same A::
 
         sum_k p_k B_k  sum_k p_k A_k  !=  sum_k p_k B_k A_k        sum_k p_k B_k  A  =  sum_k p_k B_k A
 
-    The model is changed before round 1, so that ``start_round`` means nothing. The head trains as it did.
+    The method changes the model before round 1, so ``start_round`` has no effect. The head trains as before.
 
     Sun et al., Improving LoRA in Privacy-preserving Federated Learning, ICLR 2024, https://arxiv.org/abs/2403.12313.
 

@@ -1,4 +1,4 @@
-"""FineTune: every client's own model is the global one, trained a little on the client's data."""
+"""FineTune: every client's own model is the global model after a few training steps on the client's data."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from flcog.method import ClientView, Context, Method, Personal, Upload
 class FineTune(Method):
     """Changes nothing in training; at every evaluation each client trains a copy of the global model on its own samples.
 
-    With x the global model, F_k client k's task loss alone and lr the local optimiser's::
+    With x the global model, F_k client k's task loss without other methods' terms, and lr the local optimiser's learning rate::
 
         v_k = x;  ``steps`` times:  v_k <- v_k - lr grad F_k(v_k)
 
     v_k is measured on the client's own test set (``data.client_test``, ``data.client_val``), as ``test/personal_accuracy_mean``
-    and its like, and then forgotten. List it with any method to measure that one with fine-tuning. Costs ``steps`` local
-    steps for each client of the federation, whenever the model is evaluated.
+    and similar columns, and then discarded. List it with any method to measure that method with fine-tuning. Costs ``steps``
+    local steps for each client of the federation at every evaluation.
 
-    With ``steps: null`` v_k is the client's last local model instead, as it was before it was averaged: tuned from the global model
-    that began the round, for the whole round, with the losses of all methods. That is what FedCOG calls fine-tuning (A.4.1). A client
-    keeps a model for it, and has the global one before its first round.
+    With ``steps: null``, v_k is instead the client's last local model before averaging, which was trained from the global model
+        for the whole round, with the losses of all methods. FedCOG calls this fine-tuning (A.4.1). Each client keeps this model;
+        before the client's first round it is the global one.
 
     Cheng et al., Fine-tuning is Fine in Federated Learning, 2021, https://arxiv.org/abs/2108.07313; in FedCOG's Table 9,
     https://arxiv.org/abs/2312.05966.

@@ -14,13 +14,14 @@ from flcog.method import ClientUpload, Cohort, Messages, ParameterMask
 
 
 def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tuple[Tensor, Tensor]:
-    """``U S`` and ``V^T`` of ``sum_k p_k B_k A_k = U S V^T``, cut to the rank of ``old``; rows of A beyond the sum's rank stay as they are.
+    """``U S`` and ``V^T`` of ``sum_k p_k B_k A_k = U S V^T``, cut to the rank of ``old``; further rows of A are unchanged.
 
-    The sum itself is never formed: it is a product of two thin matrices, whose triangular parts hold its singular values.
+    The sum itself is never computed. It is a product of two thin matrices, and its singular values are those of a product of
+    their small triangular parts.
 
     Args:
         changes: p_k, B_k and A_k of each client.
-        old: A as the round began with it.
+        old: A at the start of the round.
 
     >>> b, a = factors([(0.5, torch.tensor([[2.0], [0.0]]), torch.tensor([[0.0, 3.0]]))], torch.ones(2, 2))
     >>> b @ a, a[1]
@@ -33,7 +34,7 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
     u, singular, v = torch.linalg.svd(upper @ lower.T, full_matrices=False)
     rank = min(len(old), int((singular > 1e-12 * singular[0]).sum()))
     b, a = (outer @ u * singular)[:, :rank], (v @ inner.T)[:rank]
-    # The sign of a singular vector is arbitrary: here the largest entry of A's row is made positive.
+    # The sign of a singular vector is arbitrary: here the largest entry of each row of A is positive.
     sign = a.gather(1, a.abs().argmax(1, keepdim=True)).sign()
     full = old.new_zeros(len(b), len(old))
     full[:, :rank] = (b * sign.T).to(full)
@@ -42,15 +43,16 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
 
 @dataclass(frozen=True)
 class FlexLoRA(ParameterMask):
-    """Gives each client adapters of the rank that it can afford, and averages the changes that these amount to, not their matrices.
+    """Gives each client adapters of a rank it can afford, and averages the resulting changes of the model, not the matrices.
 
-    Client k of rank r_k trains B_k (its columns) and A_k (its rows); the server takes the singular value decomposition of the mean
-    change and sends each client as much of it as its rank holds::
+    Client k of rank r_k trains B_k (its columns) and A_k (its rows). The server computes the singular value decomposition of the
+    mean change, and sends each client as many singular values as its rank allows::
 
         W = sum_k p_k B_k A_k = U S V^T        B_k <- U[:, :r_k] S[:r_k]        A_k <- V[:, :r_k]^T
 
-    The global model has the model's own rank. In the first round a client begins with the first r_k rows of the A that was drawn. Clients
-    neither receive nor send what lies beyond their rank, nor does the ledger count it. Everything else is averaged as ever.
+    The global model has the model's own rank. In the first round a client starts with the first r_k rows of the initial A.
+    Clients neither receive nor send anything beyond their rank, and the ledger does not count it. All other parameters are
+    averaged as usual.
 
     Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources, NeurIPS 2024,
     https://arxiv.org/abs/2402.11505.
@@ -68,7 +70,7 @@ class FlexLoRA(ParameterMask):
     individual_uploads: ClassVar[bool] = True
     needs_adapters: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
-        "FFALoRA": "FFALoRA freezes the matrices A that FlexLoRA's server makes anew",
+        "FFALoRA": "FFALoRA freezes the matrices A, and FlexLoRA's server replaces them",
         "FedDM": "FedDM's clients send images, not the adapters that FlexLoRA averages",
     }
 
@@ -110,5 +112,5 @@ def _pairs(params: Params) -> Iterator[tuple[str, str]]:
 
 
 def _sent(params: Params, upload: ClientUpload, a: str, b: str) -> tuple[Tensor, Tensor]:
-    """A client's matrices B and A of one adapter, a convolution's A as a matrix too."""
+    """A client's matrices B and A of one adapter; a convolution's A is also returned as a matrix."""
     return params[b] + upload.delta[b], (params[a] + upload.delta[a]).flatten(1)

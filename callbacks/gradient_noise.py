@@ -1,4 +1,4 @@
-"""GradientNoise: Gaussian noise of a chosen strength is added to local gradients, to study what stochastic noise does to a method."""
+"""GradientNoise: adds Gaussian noise of a chosen strength to local gradients, to study its effect on a method."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ from flcog.method import ClientView, Context, Method
 class GradientNoise(Method):
     """Adds Gaussian noise to every gradient of every local step.
 
-    With d the ``dimension`` that the noise's variance is divided by, each parameter's step becomes::
+    With d the ``dimension`` that divides the noise's variance, each step becomes::
 
         y <- y - lr (grad f(y) + s),     s ~ N(0, sigma^2 / d I)
 
-    With full batches sigma^2, times the number of parameters over d, is the whole of the stochastic noise. Eq. A.6 of Fedssyn,
-    Li et al. 2024, https://arxiv.org/abs/2306.13263, whose softmax regression on MNIST has d = 784, its inputs' dimension.
+    With full batches there is no other stochastic noise; its total is sigma^2 times the number of parameters over d. Eq. A.6 of
+    Fedssyn, Li et al. 2024, https://arxiv.org/abs/2306.13263; its softmax regression on MNIST has d = 784, the inputs' dimension.
 
     Args:
-        sigma: >= 0.
-        dimension: d, >= 1; None for the model's number of parameters, with which E ||s||^2 = sigma^2.
+        sigma: strength of the noise, >= 0.
+        dimension: d, >= 1; None for the model's number of parameters, so that E ||s||^2 = sigma^2.
 
     Example:
         >>> GradientNoise(sigma=10.0, dimension=784).sigma

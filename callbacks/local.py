@@ -1,4 +1,4 @@
-"""Local: every client trains a model of its own, alone, to compare federated methods with."""
+"""Local: every client trains a model of its own, alone, for comparison with federated methods."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from flcog.method import ClientView, Context, Method, Personal, Upload
 class Local(Method):
     """Lets every client train a model of its own on its own data, all from the same initial weights; nothing is ever sent.
 
-    What each client reaches without the others, which shows what federation is worth. With y_k the model that client k keeps::
+    This is each client's result without the others, and shows the benefit of federation. With y_k the model that client k keeps::
 
-        y_k <- y_k - lr grad F_k(y_k),   in the rounds in which the client is sampled, as many local steps as in other arms
+        y_k <- y_k - lr grad F_k(y_k),   in the rounds with the client, as many local steps as in other arms
 
-    ``test/accuracy``, ``test/loss`` and the like are means over all clients of their own models on the global test set, which costs
-    one evaluation for each of them (raise ``trainer.eval_every`` for many); ``test/personal_accuracy_*`` their spread on each
-    client's own held-out part (``data.client_test``). Clients who were not sampled yet have the initial model, and BatchNorm's
-    statistics are taken on the client's samples. There is no global model: the run's stays the initial one.
+    ``test/accuracy``, ``test/loss`` and the like are means over all clients' own models on the global test set. This costs one
+    evaluation for each client (raise ``trainer.eval_every`` if there are many). ``test/personal_accuracy_*`` describes the models
+    on each client's own held-out part (``data.client_test``). Clients that have not been sampled yet have the initial model.
+    BatchNorm's statistics come from the client's samples. There is no global model: the run's stays the initial one.
 
-    Smith et al., Federated Multi-Task Learning, NeurIPS 2017, https://arxiv.org/abs/1705.10467, compare with it as "local".
+    Smith et al., Federated Multi-Task Learning, NeurIPS 2017, https://arxiv.org/abs/1705.10467, call this comparison "local".
 
     Example:
         >>> Local().communicates

@@ -1,4 +1,4 @@
-"""MOON: a contrastive loss pulls a client's features to the global model's and pushes them from its own previous model's."""
+"""MOON: a contrastive loss pulls a client's features to the global model's and pushes them away from its own previous model's."""
 
 import copy
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor
 
 
 class Projected(FeatureModel):
-    """A network whose features pass through one hidden layer more before a new linear head reads them.
+    """A network with a further hidden layer between its features and a new linear head.
 
     Args:
-        body: the network; its own head is taken off.
+        body: the network; its own head is removed.
         width: number of projected features.
     """
 
@@ -37,7 +37,7 @@ class Projected(FeatureModel):
         super().__init__()
         if not isinstance(body, FeatureModel) or not isinstance(body.head, nn.Linear):
             raise ValueError(
-                f"MOON projects the features that a linear head reads; {type(body).__name__} has none: set projection=None"
+                f"MOON projects the features that a linear head reads, and {type(body).__name__} has none: set projection=None"
             )
         before, self.num_features = body.num_features, width
         self.projection = nn.Sequential(nn.Linear(before, before), nn.ReLU(), nn.Linear(before, width))
@@ -51,23 +51,23 @@ class Projected(FeatureModel):
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """Adds to every local loss a contrast, on each batch, of the client's features z with those of two models it does not train.
+    """Adds to every local loss a contrast, on each batch, of the client's features z with the features of two earlier models.
 
-    The positive z_glob is the received model's; the negative z_prev that of this client's last local model, or none (and the
-    term 0) before it has one. Both run in evaluation mode. With tau the temperature::
+    The positive z_glob comes from the received model, the negative z_prev from this client's last local model; without one, the
+    term is 0. Both run in evaluation mode. With tau the temperature::
 
         F_k(y) + mu * mean(-log[ exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)) ])
 
-    A step costs three forward passes, and a client keeps a model, from round 1 on whatever ``start_round`` is: its first round has
-    negatives if there were any before it. The paper's z is a projection of the model's features, from which its head classifies;
-    FedCOG and FedDisco take the features themselves, which is ``projection=None``.
+    A step costs three forward passes. A client keeps its last local model, also in the rounds before ``start_round``, so that the
+    first round of contrast has negatives. The paper's z is a projection of the model's features that the head reads;
+    FedCOG and FedDisco use the features themselves, which is ``projection=None``.
 
     Li et al., Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257.
 
     Args:
         mu: strength of the contrast, >= 0; 0 without a projection is FedAvg. The paper tunes it over 0.1, 1, 5 and 10.
         temperature: tau, > 0.
-        projection: width of the projection, >= 1, or None for none.
+        projection: width of the projection, >= 1, or None for no projection.
 
     Example:
         >>> MOON(mu=5.0, projection=None).temperature
@@ -87,13 +87,13 @@ class MOON(Method):
     def configure_model(self, model: ClientModule) -> ClientModule:
         if self.projection is None:
             return model
-        # A copy: the user's module may serve another run, which projects it anew.
+        # A copy, because the user's module may serve another run, which adds a projection of its own.
         model = copy.deepcopy(model)
         model.model = Projected(model.model, self.projection)
         return model
 
     def active(self, round: int) -> bool:
-        # Earlier rounds leave behind the local models with which the first contrast is made.
+        # The first contrast needs the local models of earlier rounds.
         return super().active(max(round, self.start_round))
 
     def until(self, round: int) -> Method | None:

@@ -1,4 +1,4 @@
-"""Which methods each of the four papers that flcog reproduces uses: as what it proposes, inside it, or to compare with it.
+"""The methods of each of the four papers that flcog reproduces: the proposed method, its parts, and its competitors.
 
 >>> [paper for paper, methods in PAPERS.items() if "FedNova" in methods]
 ['FedWalk']
@@ -14,7 +14,7 @@ PAPERS = {
     "Fedssyn": (
         *("Fedssyn", "FedProx", "SCAFFOLD", "FedDyn", "FedPVR", "FedGen", "DENSE", "FedDM", "GradientNoise", "Centralized"),
     ),
-    # Table 2, section 5.3 (pre-training); its algorithm 1 takes the clients' plain mean.
+    # Table 2, section 5.3 (pre-training); its algorithm 1 uses the clients' unweighted mean.
     "FedWalk": ("FedWalk", "FedProx", "SCAFFOLD", "FedNova", "LeashPretraining", "EqualWeights"),
     # Tables 1 and 2 (its eight baselines), 13 (equal weights), B.7 (stragglers).
     "FedDisco": (
@@ -24,4 +24,4 @@ PAPERS = {
 }
 
 BOUNDS = {"Centralized": "all data pooled, as many steps", "Local": "every client for itself"}
-"""Methods that papers draw as lines beside all others, and what they are; each has a config of its name."""
+"""Methods that papers draw as lines for comparison, each with a description; each has a config of its name."""

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the clients' differences out of their gradients."""
+"""SCAFFOLD: control variates remove the clients' differences from their gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,18 @@ from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 class SCAFFOLD(Method):
     """Corrects every local gradient by the difference between the average client's gradient and this client's own.
 
-    Client k steps along ``g - c_k + c``. After K steps from x to y it estimates its gradient anew (the paper's option II), and the
-    server moves by the cohort S, of N clients in all::
+    Client k steps along ``g - c_k + c``. After K steps from x to y it estimates its mean gradient c_k again (the paper's option
+    II), and the server updates x and c from the cohort S, of N clients in all::
 
         c_k' = c_k - c + (x - y) / (K lr)
         x <- x + server_lr * mean_S (y - x)
         c <- c + (1 / N) sum_S (c_k' - c_k)
 
-    K is the client's own number of steps. Local momentum r makes K steps travel up to K / (1 - r) gradients, which the formula
-    would read as a gradient up to 1 / (1 - r) times too long, and diverge: K is therefore counted in steps of plain SGD. The
-    estimate means nothing for adaptive local optimisers such as Adam. c weighs all clients alike, as in the paper, so the optimum
-    is that of the clients' plain mean, whatever weights average the models; list ``EqualWeights`` to average them alike too.
+    K is the client's own number of steps. Local momentum r makes K steps as long as up to K / (1 - r) plain ones. The formula
+    would then overestimate the gradient by up to 1 / (1 - r), and training would diverge: K is therefore counted in steps of
+    plain SGD. The estimate is meaningless for adaptive local optimisers such as Adam. As in the paper, c weights all clients
+    equally, so the optimum is the optimum of the clients' unweighted mean loss, whatever weights average the models; list
+    ``EqualWeights`` to average the models equally too.
 
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     https://arxiv.org/abs/1910.06378.
@@ -81,12 +82,12 @@ class SCAFFOLD(Method):
 class SCAFFOLDInFedDisco(SCAFFOLD):
     """Corrects clients as the programs of FedDisco and NIID-Bench do: the correction moves the model after the optimiser's step.
 
-    It passes by the momentum, and K is the number of steps as it is::
+    The correction does not pass through the momentum, and K counts the actual steps::
 
         y <- y - lr (c - c_k)  after each step
 
-    c is then up to 1 / (1 - r) times a gradient, but momentum does not lengthen it again. To first order this is SCAFFOLD. It is meant
-    for SGD without dampening or Nesterov's step.
+    c is then up to 1 / (1 - r) times a gradient, but momentum does not lengthen it again. To first order this is SCAFFOLD. It is
+    for SGD without dampening or Nesterov momentum.
 
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
     https://github.com/MediaBrain-SJTU/FedDisco.
@@ -104,7 +105,7 @@ class SCAFFOLDInFedDisco(SCAFFOLD):
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         own, mean = ctx.state["c"], ctx.server["c"]
-        # Momentum r turns the first step's correction into r times itself in the second step, and so on. Adding 1 - r of it later makes
-        # its part of the velocity c - c_k in every step, as if the step itself had been corrected.
+        # Momentum r repeats the first step's correction r times as large in the second step, and so on. Later steps add only 1 -
+        # r of the correction. The velocity then contains c - c_k in every step, as if each step itself had been corrected.
         added = 1 - ctx.optimisation.momentum * (ctx.step > 0)
         return {name: value + added * (mean[name] - own[name]) for name, value in gradient.items()}

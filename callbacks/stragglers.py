@@ -1,4 +1,4 @@
-"""Stragglers: every client takes a random number of local steps, as slow and fast ones do."""
+"""Stragglers: every client takes a random number of local steps, like slow and fast devices."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ from flcog.method import ClientView, Method, Plan
 
 @dataclass(frozen=True)
 class Stragglers(Method):
-    """Replaces each client's number of local steps by one drawn anew every round: devices get done what they can.
+    """Replaces each client's number of local steps by a random one in every round, like slow and fast devices.
 
     ::
 
         K_k ~ uniform{min_steps, ..., max_steps}
 
-    FedDisco (appendix B.7) draws 50 to 500 steps; the setting is that of Wang et al., Tackling the Objective Inconsistency Problem
+    FedDisco (appendix B.7) draws 50 to 500 steps, in the setting of Wang et al., Tackling the Objective Inconsistency Problem
     in Heterogeneous Federated Optimization, NeurIPS 2020, https://arxiv.org/abs/2007.07481.
 
     Args:
-        min_steps: the fewest steps, >= 1.
-        max_steps: the most steps, >= min_steps.
+        min_steps: smallest number of steps, >= 1.
+        max_steps: largest number of steps, >= min_steps.
 
     Example:
         >>> Stragglers(min_steps=3, max_steps=3).plan(Plan(10), None, torch.Generator())

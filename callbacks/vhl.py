@@ -1,4 +1,4 @@
-"""VHL: clients also train on one virtual data set, the same for all, and align their features with that set's."""
+"""VHL: clients also train on a virtual data set, the same for all, and align the features of real and virtual samples."""
 
 import copy
 import functools
@@ -24,9 +24,9 @@ from flcog.method import ClientView, Context, Method
 def virtual_set(
     seed: int, num_classes: int, per_class: int, std: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Inputs [N, *shape] and labels [N] of the virtual set: for each class noise around a mean of its own, which is noise too.
+    """Inputs [N, *shape] and labels [N] of the virtual set: each class is noise around a mean of its own, which is also noise.
 
-    Images are made with 8x8 pixels, enlarged, cut to [0, 1] and normalised by 0.5 and 0.25, as the authors' are.
+    Images start as 8x8 pixels and are enlarged, clipped to [0, 1] and normalised by 0.5 and 0.25, as in the authors' code.
 
     >>> inputs, labels = virtual_set(0, 2, 3, 0.5, (1, 28, 28), torch.float32, torch.device("cpu"))
     >>> inputs.shape, labels.tolist()
@@ -41,7 +41,7 @@ def virtual_set(
 
 
 def supervised_contrast(features: Tensor, labels: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """The loss that makes rows of the same label point the same way, and others elsewhere; a row alone with its label counts as 0.
+    """A loss that aligns rows of the same label and separates rows of different ones; a row without a partner counts as 0.
 
     Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, https://arxiv.org/abs/2004.11362.
     """
@@ -57,16 +57,16 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float, ma
 
 @dataclass(frozen=True)
 class VHL(Method):
-    """Adds to every local step a batch of a virtual data set that all clients share, and ties each class's features to its.
+    """Adds to every local step a batch of a virtual data set that all clients share, and aligns real features with it.
 
-    The model gets one output more for each class, for the C virtual ones. On a real batch (x, y), a virtual batch (v, u) and their
+    The model gets C more outputs, for the C virtual classes. On a real batch (x, y), a virtual batch (v, u) and their
     features f(.), with sg for a stopped gradient, the local loss becomes::
 
         CE(x, y) + virtual CE(v, C + u) + align SupCon([f(x), sg f(v)], [y, u]) + virtual_align SupCon(f(v), u)
 
-    Both CE run over all 2C outputs; evaluation, other methods and ``train/loss`` see the first C. The set follows from ``seed``,
-    so nothing of it is sent; it is the Gaussian one of the authors' (theirs is by default drawn by an untrained StyleGAN), not
-    augmented. A step costs two forward and backward passes; BatchNorm sees real and virtual samples one after another.
+    Both CE run over all 2C outputs; evaluation, other methods and ``train/loss`` see the first C. Every client computes the set
+    from ``seed``, so it is never sent. It is the authors' Gaussian set, without augmentation; their default draws images with an
+    untrained StyleGAN. A step costs two forward and backward passes; BatchNorm sees real samples first and virtual ones second.
 
     Tang et al., Virtual Homogeneity Learning, ICML 2022, https://arxiv.org/abs/2206.02465; https://github.com/wizard1203/VHL.
 
@@ -74,11 +74,11 @@ class VHL(Method):
         virtual: weight of the virtual samples' cross-entropy, >= 0.
         align: weight of the contrast of real and virtual features, >= 0.
         virtual_align: weight of the contrast among virtual features, >= 0.
-        temperature: of both contrasts, > 0.
+        temperature: temperature of both contrasts, > 0.
         batch_size: virtual samples in a step, >= 1.
-        samples_per_class: size of the virtual set, >= 1.
-        std: spread of a virtual class about its mean, whose own is 1; >= 0.
-        seed: of the virtual set and the new outputs.
+        samples_per_class: virtual samples of each class, >= 1.
+        std: spread of a virtual class about its mean, >= 0; the means have a spread of 1.
+        seed: seed of the virtual set and the new outputs.
 
     Example:
         >>> VHL(batch_size=64).tasks
@@ -108,7 +108,7 @@ class VHL(Method):
         head = getattr(model.model, "head", None)
         if not model.has_features or not isinstance(head, nn.Linear):
             raise ValueError(
-                f"VHL adds outputs to a linear head, which {type(model.model).__name__} has not: use one of flcog.models"
+                f"VHL adds outputs to a linear head, and {type(model.model).__name__} has none: use a network of flcog.models"
             )
         extra = nn.Linear(head.in_features, head.out_features)
         rng, bound = torch.Generator().manual_seed(self.seed), 1 / math.sqrt(head.in_features)
@@ -124,15 +124,15 @@ class VHL(Method):
         )
         if virtual != head:
             raise ValueError(
-                f"VHL's outputs read {virtual[1]} features and the model's head {head[1]}: a method listed after VHL has changed the "
-                "head (MOON does, unless projection=None). List VHL after it"
+                f"VHL's outputs need {virtual[1]} features, the model's head reads {head[1]}: a method listed after VHL has changed "
+                "the head (MOON does, unless projection=None). List VHL after it"
             )
         return {}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         sample: Tensor = client.inputs(torch.zeros(1, dtype=torch.long))
         if not sample.is_floating_point():
-            raise ValueError(f"VHL makes virtual images or rows of a table; this data set holds {sample.dtype} inputs: remove it")
+            raise ValueError(f"VHL makes virtual images or rows of a table; this data set has {sample.dtype} inputs: remove it")
         self._set(client.num_classes, sample)  # fills the cache here, outside the client's vectorised program
         return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=rng)}
 

@@ -1,1 +1,1 @@
-"""Observers of any run, which change nothing in it; those that look at one method live in its family."""
+"""Observers that suit any run and do not change it. Observers of a single method are in the method's folder."""

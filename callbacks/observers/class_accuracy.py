@@ -10,7 +10,7 @@ GROUPS = ("head", "middle", "tail")
 
 
 def frequency_groups(counts: Tensor, head: float, tail: float) -> dict[str, Tensor]:
-    """The classes that are frequent, rare, and neither; of equally frequent ones the lower number counts as more frequent.
+    """The frequent, the rare and the other classes; of two equally frequent classes, the lower number counts as more frequent.
 
     >>> frequency_groups(torch.tensor([5, 90, 40, 10, 20]), head=0.4, tail=0.2)
     {'head': tensor([1, 2]), 'middle': tensor([4, 3]), 'tail': tensor([0])}
@@ -22,21 +22,22 @@ def frequency_groups(counts: Tensor, head: float, tail: float) -> dict[str, Tens
 
 
 class ClassAccuracy(Callback):
-    """Adds to each evaluation the global model's test accuracy on every class, and on the training set's frequent and rare classes.
+    """Adds to each evaluation the global model's test accuracy on every class, and on frequent and rare classes.
 
-    Columns, of which the last three are means over the classes that most, fewer and fewest of all clients' samples belong to::
+    The last three columns are means over the most frequent, the medium and the rarest classes of all clients' samples::
 
-        test/class_accuracy_0, ...       of each class, by its number
-        test/class_accuracy_mean, _std   over the classes: the tail counts as much as the head
+        test/class_accuracy_0, ...       accuracy on each class, by its number
+        test/class_accuracy_mean, _std   over all classes, with equal weights
         test/class_accuracy_head, _middle, _tail
 
-    A picture of the last evaluation, ``class_accuracy``, goes to the trackers and into the run's directory. Costs a pass over the
-    test set. Figure 8 of FedDisco, https://arxiv.org/abs/2305.19229, where head, middle and tail are 4, 3 and 3 of 10 classes.
+    The trackers and the run's directory get a picture of the last evaluation, ``class_accuracy``. Each evaluation costs a pass
+    over the test set. Figure 8 of FedDisco, https://arxiv.org/abs/2305.19229; its head, middle and tail are 4, 3 and 3 of 10
+    classes.
 
     Args:
-        head: share of the classes that are the head, in [0, 1].
-        tail: share of the classes that are the tail, in [0, 1 - head].
-        each: whether every class gets a column; the groups' are there in any case.
+        head: share of the classes in the head, in [0, 1].
+        tail: share of the classes in the tail, in [0, 1 - head].
+        each: whether to add a column for every class; the other columns are always there.
 
     Example:
         >>> ClassAccuracy(head=0.36, tail=0.31).tail  # CIFAR-100-LT's many, medium and few
@@ -45,7 +46,7 @@ class ClassAccuracy(Callback):
 
     def __init__(self, head: float = 0.4, tail: float = 0.3, each: bool = True) -> None:
         if head < 0 or tail < 0 or head + tail > 1:
-            raise ValueError(f"ClassAccuracy: head and tail are shares of the classes, together at most 1; got {head} and {tail}")
+            raise ValueError(f"ClassAccuracy: head and tail must be shares that sum to at most 1; got {head} and {tail}")
         self.head, self.tail, self.each = head, tail, each
         self._last: Tensor | None = None
 
@@ -54,12 +55,12 @@ class ClassAccuracy(Callback):
         task = run.federation.task
         if task != "classification" or not isinstance(run.model.module, ClientModule):
             given = f"{task} data" if task != "classification" else type(run.model.module).__name__
-            raise ValueError(f"ClassAccuracy measures a flcog.Classifier on classes, not {given}: remove ClassAccuracy")
+            raise ValueError(f"ClassAccuracy needs a flcog.Classifier and classes; got {given}: remove ClassAccuracy")
         if run.federation.test is None:
-            raise ValueError("ClassAccuracy looks at the test set, which the data do not have: remove it")
+            raise ValueError("ClassAccuracy needs a test set, and the data have none: remove ClassAccuracy")
         if run.settings.eval_every == 0:
             raise ValueError(
-                "ClassAccuracy looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, or remove ClassAccuracy"
+                "ClassAccuracy needs evaluations, but trainer.eval_every=0: set it to 1 or more, or remove ClassAccuracy"
             )
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
@@ -86,7 +87,7 @@ class ClassAccuracy(Callback):
 
 def class_figure(accuracy: Tensor, groups: dict[str, Tensor], class_names: tuple[str, ...] | None) -> object:
     """A bar for each class, from the most frequent to the rarest, coloured by group."""
-    # matplotlib takes half a second to import, which only a run that ends here spends.
+    # matplotlib takes half a second to import; only runs that reach this point spend it.
     from matplotlib.figure import Figure
 
     order = torch.cat(list(groups.values()))

@@ -8,15 +8,15 @@ from flcog.method import Callback, Run
 
 
 class EarlyStopping(Callback):
-    """Ends the run when a metric has stopped improving, or has reached a threshold; says which in one line.
+    """Ends the run when a metric has stopped improving or has reached a threshold, and prints the reason.
 
     Args:
-        monitor: the metric, as ``metrics.csv`` names it. By default the task's main one (accuracy, macro-AP or mse), on the
-            validation set where there is one and else on the test set.
-        mode: whether it should grow (max) or fall (min). By default losses and errors should fall, all others grow.
-        patience: evaluations in a row without improvement (``trainer.eval_every`` rounds apart) after which the run ends.
-        min_delta: by how much more than this a value must be better to count as an improvement.
-        threshold: a value that is good enough: the run ends at the first evaluation that reaches it. None for none.
+        monitor: the metric, by its name in ``metrics.csv``. By default the task's main one (accuracy, macro-AP or mse), on the
+            validation set if there is one, and otherwise on the test set.
+        mode: whether it should grow (max) or fall (min). By default losses and errors should fall, and all others grow.
+        patience: number of successive evaluations without improvement (``trainer.eval_every`` rounds apart) that ends the run.
+        min_delta: a value must be better than the best one by more than this to count as an improvement.
+        threshold: the run ends at the first evaluation that reaches this value. None for no threshold.
 
     Example:
         >>> EarlyStopping(monitor="test/accuracy", patience=5, threshold=0.9).patience
@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
         self._monitor.check(run.settings.eval_every, self)
         if run.round == 0 or self.monitor not in (None, self._metric):
             self.load_state_dict({})
-        self._decide(run)  # a run that had stopped stays so, unless it is now given more patience
+        self._decide(run)  # a run that had stopped remains stopped, unless its patience is now larger
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics)
@@ -62,7 +62,7 @@ class EarlyStopping(Callback):
         if name != self._metric:
             self.load_state_dict({"metric": name})
         self._last = metrics[name]
-        # NaN is no improvement: no comparison with it holds.
+        # NaN is not an improvement, because every comparison with it is false.
         if self._last == self._last and (
             self._best is None or self._monitor.gain(name, self._last, over=self._best) > self.min_delta
         ):
@@ -72,7 +72,7 @@ class EarlyStopping(Callback):
         self._decide(run)
 
     def _decide(self, run: Run) -> None:
-        # Every process decides alike, even where a metric's last digit differs between machines.
+        # All processes take the same decision, even if a metric's last digit differs between machines.
         reason = run.processes.agree(self._reason())
         if reason is not None:
             run.should_stop = True

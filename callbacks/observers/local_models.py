@@ -12,22 +12,22 @@ from flcog.method import Method, Run
 
 @dataclass(frozen=True)
 class LocalModels(Method):
-    """Changes nothing, and adds to each evaluation how far the cohort's local models are from the global one and how good they are.
+    """Changes nothing, and adds to each evaluation the accuracy of the cohort's local models and their distance from the global one.
 
-    For a client's model y_k as it was sent, and x the global model of its round's end, over the clients of the round::
+    For a client's model y_k as it was sent, and x the global model at the end of the round, over the clients of the round::
 
         local/distance_*            ||x - y_k||, over parameters
-        local/test_accuracy_*       of y_k on the global test set: what training at the client has left of general knowledge
+        local/test_accuracy_*       of y_k on the global test set: the general knowledge that remains after local training
         local/reweighted_accuracy_* of y_k on the global test set, every class weighted by its share of the client's own samples
         local/client_accuracy_*     of y_k on the client's own test part (``data.client_test``)
 
-    each with ``mean``, ``std``, ``worst_decile`` (of which the distance's is the farthest) and quantiles ``q10``, ``q50``, ``q90``;
-    other tasks have their own score in accuracy's place, and none that is reweighted. The first three are Figure 2 of FedCOG
-    (Ye et al., ICLR 2024), https://arxiv.org/abs/2312.05966, whose "personalized test dataset" the authors' code makes by
-    reweighting, which takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds by
+    each with ``mean``, ``std``, ``worst_decile`` (for the distance, the most distant decile) and quantiles ``q10``, ``q50``,
+    ``q90``. Other tasks have their own score instead of accuracy, and no reweighted one. The first three are Figure 2 of FedCOG
+    (Ye et al., ICLR 2024), https://arxiv.org/abs/2312.05966. Its authors' code makes the "personalized test dataset" by
+    reweighting, which takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds with
     ``start_round`` and ``stop_round``.
 
-    It looks at single clients' models, so no secure aggregation can be simulated beside it.
+    It reads single clients' models, so it cannot run together with secure aggregation.
 
     Example:
         >>> LocalModels(start_round=50).individual_uploads
@@ -43,7 +43,7 @@ class LocalModels(Method):
         for upload in uploads.clients:
             if upload.delta.keys() != uploads.params.keys():
                 raise ValueError(
-                    "LocalModels measures the models that clients send, but a method of this run sends none: remove one"
+                    "LocalModels measures the models that clients send, and a method of this run makes them send none: remove one"
                 )
             client, buffers = upload.client, uploads.buffers | upload.buffers
             params = {name: value + upload.delta[name] for name, value in uploads.params.items()}

@@ -1,4 +1,4 @@
-"""RoundsToTarget: an observer that says after how many rounds and bytes a metric first reached a target."""
+"""RoundsToTarget: an observer that reports the rounds and bytes after which a metric first reached a target."""
 
 from typing import Any, Literal
 
@@ -8,16 +8,17 @@ from flcog.method import Callback, Run
 
 
 class RoundsToTarget(Callback):
-    """Says after how many rounds and bytes a metric first reached a target, and adds that to the round's row.
+    """Prints after how many rounds and bytes a metric first reached a target, and adds both to that round's row.
 
     For a target of 0.8 on test accuracy the columns are ``to_accuracy_0.8/rounds``, ``to_accuracy_0.8/up_bytes`` and
-    ``to_accuracy_0.8/down_bytes``, in the row of that round only. List one for each target.
+    ``to_accuracy_0.8/down_bytes``, only in the row of that round. List the observer once for each target.
 
     Args:
         target: the value to reach.
-        monitor: the metric, as ``metrics.csv`` names it. By default the task's main one (accuracy, macro-AP or mse), on the
-            test set where there is one.
-        mode: whether it is reached from below (max) or from above (min). By default losses and errors come from above.
+        monitor: the metric, by its name in ``metrics.csv``. By default the task's main one (accuracy, macro-AP or mse), on the
+            test set if there is one.
+        mode: whether the metric reaches the target from below (max) or from above (min). By default losses and errors come
+            from above.
 
     Example:
         >>> RoundsToTarget(target=0.8).target

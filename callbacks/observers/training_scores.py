@@ -12,14 +12,14 @@ class TrainingScores(Callback):
 
     Columns, for a classifier::
 
-        training/loss, training/accuracy    of the global model (``train/loss`` is the mean of what clients see while they train)
-        training/accuracy_at_best           of the one that has been the best on the test set so far
+        training/loss, training/accuracy    of the global model (``train/loss`` is the clients' mean loss during local training)
+        training/accuracy_at_best           of the model that is the best on the test set so far
 
-    other tasks have their own scores. FedWalk's Figure 2 shows the first, its Table 2 the last, for it takes the global model with
-    the highest accuracy (https://arxiv.org/abs/2404.11888). Costs a pass over the training set.
+    Other tasks have their own scores. FedWalk's Figure 2 shows the first; its Table 2 shows the last, because it reports the
+    global model with the highest accuracy (https://arxiv.org/abs/2404.11888). Costs a pass over the training set.
 
     Args:
-        every: the loss and the scores are taken at every so many evaluations, and whenever the model is the best so far, >= 1.
+        every: evaluations between measurements, >= 1; the scores are also measured whenever the model is the best so far.
 
     Example:
         >>> TrainingScores(every=10).every
@@ -33,7 +33,7 @@ class TrainingScores(Callback):
     def on_fit_start(self, run: Run) -> None:
         if run.settings.eval_every == 0:
             raise ValueError(
-                "TrainingScores looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, or remove TrainingScores"
+                "TrainingScores needs evaluations, but trainer.eval_every=0: set it to 1 or more, or remove TrainingScores"
             )
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:

@@ -1,1 +1,1 @@
-"""What several methods are built of: distillation, keyed noise, gradients by inputs, server-side networks, grids of images."""
+"""Building blocks of several methods: distillation, keyed noise, gradients by inputs, server-side networks, grids of images."""

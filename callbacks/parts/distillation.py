@@ -1,4 +1,4 @@
-"""Knowledge distillation: the loss with which one model learns another's outputs on inputs that need no labels."""
+"""Knowledge distillation: a loss for learning another model's outputs on inputs that need no labels."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from torch import Tensor
 def log_probabilities(outputs: Tensor, multilabel: bool = False) -> Tensor:
     """Log-probabilities of the classes, [B, C], or of each label to be absent or present, [B, C, 2].
 
-    Half precision is widened: the differences that divergences are made of would drown in it.
+    Half precision is widened, because it would lose the small differences between log-probabilities.
 
     >>> log_probabilities(torch.tensor([[0.0, 0.0]]), multilabel=True).exp()
     tensor([[[0.5000, 0.5000],
@@ -29,17 +29,18 @@ def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, multilabel: bool = False, temperature: float = 1.0) -> Tensor:
-    """How far a student's outputs are from its teacher's: ``T^2 KL(p(teacher / T) || p(student / T))``.
+    """The distance of a student's outputs from its teacher's: ``T^2 KL(p(teacher / T) || p(student / T))``.
 
-    p is the softmax, or for labels that exclude none another each one's sigmoid; their divergences are then averaged over the
-    labels, as their cross-entropies are. ``T^2`` keeps the gradient's size.
+    p is the softmax. With several labels per sample it is each label's sigmoid, and the divergences are averaged over the labels,
+    as their cross-entropies are. ``T^2`` keeps the gradient's size.
 
     Hinton et al., Distilling the Knowledge in a Neural Network, 2015, https://arxiv.org/abs/1503.02531.
 
     Args:
         student: outputs (logits) [B, C] of the model that learns.
-        teacher: outputs [B, C] of the one it learns from, without a gradient.
-        multilabel: whether several labels can hold at once.
+        teacher: outputs [B, C] of the teacher, without a gradient.
+        multilabel: whether a sample can have several labels.
+        temperature: T > 0; above 1 it softens both distributions.
         temperature: T > 0; more than 1 softens both.
 
     Example:
@@ -52,7 +53,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, multilabel: bool = False
 
 
 def rows_of_step(step: Tensor | int, batch_size: int, num_samples: int, device: torch.device | None = None) -> Tensor:
-    """The rows that local step ``step`` takes of a set that is read round and round in batches, [min(batch_size, num_samples)].
+    """The rows for local step ``step`` of a set that is read repeatedly in batches, [min(batch_size, num_samples)].
 
     >>> rows_of_step(1, batch_size=2, num_samples=3)
     tensor([2, 0])

@@ -13,13 +13,13 @@ def image_grid(
     columns: int | None = None,
     cell: float = 1.0,
 ) -> Figure:
-    """Rows of images [N, H, W, C] of colours in [0, 1], each beside its name.
+    """Rows of images [N, H, W, C] of colours in [0, 1], each row with its name.
 
     Args:
         rows: the images; a row may have fewer than there are columns.
-        row_names: of each row.
-        column_names: above the first row; none where there are none.
-        columns: how many; None for the first row's length.
+        row_names: names of the rows.
+        column_names: names above the first row; may be empty.
+        columns: number of columns; None for the first row's length.
         cell: inches of an image's side.
 
     Example:
@@ -36,7 +36,7 @@ def image_grid(
             axes[row, column].set(xticks=[], yticks=[], frame_on=False)
             if column < len(images):
                 image = images[column]
-                # Other numbers of channels than three are shown as grey, by their mean.
+                # With other than three channels, show their mean as grey.
                 axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
     for column, name in enumerate(column_names[:columns]):
         axes[0, column].set_title(name, fontsize=8)

@@ -1,7 +1,8 @@
-"""Cheaper gradients of convolutions by their inputs on CPUs, for methods that generate inputs.
+"""Faster gradients of convolutions by their inputs on CPUs, for methods that generate inputs.
 
-Training never asks for a first layer's gradient by its inputs; generating inputs (FedCOG, FedReg, FedDM, DENSE) asks for little else.
-torch's own takes several times the layer's forward pass there: it is laid out for many input channels, and images have one or three.
+Training never needs a first layer's gradient by its inputs; generating inputs (FedCOG, FedReg, FedDM, DENSE) needs little else.
+torch's implementation takes several times as long as the layer's forward pass, because it is optimised for many input channels,
+and images have one or three.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution of stride 1 whose gradient by its inputs is one too: of the outputs' gradient, by the kernels turned round."""
+    """A convolution of stride 1. Its gradient by its inputs is the outputs' gradient, convolved with the flipped kernels."""
 
     generate_vmap_rule = True
 
@@ -42,7 +43,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class InputGradients(TorchFunctionMode):
-    """Where it is entered, first layers of convolution on a CPU have a cheaper gradient by their inputs, equal up to rounding.
+    """Within this mode, first convolutions on a CPU have a faster gradient by their inputs, equal up to rounding.
 
     >>> x, layer = torch.randn(2, 1, 8, 8, requires_grad=True), torch.nn.Conv2d(1, 6, 5)
     >>> with InputGradients():
@@ -68,7 +69,7 @@ def _plain(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int]] | None:
-    """The arguments of :class:`_Convolution`, where it computes the same and is the faster."""
+    """The arguments of :class:`_Convolution`, if it computes the same and is faster; otherwise None."""
     if input.device.type != "cpu" or torch.is_autocast_enabled("cpu") or input.ndim != 4 or weight.shape[1] > 4 or groups != 1:
         return None
     if isinstance(padding, str) or any(value != 1 for sizes in (stride, dilation) for value in _pair(sizes)):

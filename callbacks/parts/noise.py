@@ -1,4 +1,4 @@
-"""Keyed noise for pure hooks: values that depend on a drawn key, the step and the position alone, so every executor draws the same."""
+"""Keyed noise for pure hooks: values that depend only on a drawn key, the step and the position, the same in every executor."""
 
 import torch
 from torch import Tensor
@@ -8,14 +8,14 @@ from flcog.core.randomness import GOLDEN, mix
 
 
 def draw_key(rng: torch.Generator) -> Tensor:
-    """All the randomness that a client's round needs, in one number."""
+    """The randomness of a client's round, in one number."""
     return torch.randint(2**62, (), generator=rng)
 
 
 def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:
-    """Values in [0, 1), independent for every key, step, stream and position; rows added at the end leave the others alone.
+    """Values in [0, 1), independent for every key, step, stream and position; further rows do not change the others.
 
-    They are float32 at least; what a bfloat16 model reads is rounded by the caller.
+    They are float32 at least; for a bfloat16 model the caller rounds them.
 
     The values that ``Method.draw`` returns must not grow with the number of steps or with the model, so it draws only a key.
 
@@ -24,7 +24,7 @@ def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int
     """
     position = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
     bits = mix(mix(mix(mix(key) + step) + stream) + position * GOLDEN)
-    # 24 bits are what a float32 holds below 1: every value is exact, and none rounds up to 1, as one in 500 would in bfloat16.
+    # A float32 below 1 has 24 bits, so every value is exact and none rounds up to 1. In bfloat16 one in 500 would.
     return ((bits >> 40) & (2**24 - 1)).to(number_dtype()) * 2.0**-24
 
 

@@ -1,4 +1,4 @@
-"""A client's number of samples, measured by that of the average client."""
+"""A client's number of samples relative to the average client's."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from flcog.method import ClientView
 
 
 def relative_size(client: ClientView) -> Tensor:
-    """``N n_k / sum_j n_j`` over all N clients, not only the round's: 1 where all clients are equally large.
+    """``N n_k / sum_j n_j`` over all N clients of the run: 1 if all clients are equally large.
 
-    FedDyn and FedDC divide the strength of their terms by it in their authors' code: the local loss is a mean over the client's own
-    samples, and so counts for more, per sample, where a client has few.
+    FedDyn and FedDC divide the strength of their terms by it in their authors' code: the local loss is a mean over the client's
+    own samples, so each sample of a small client counts for more.
 
     >>> from flcog.method import Population
     >>> relative_size(ClientView(0, 15, 0, Population(3, 90, "classification", 10)))

@@ -13,7 +13,7 @@ from flcog.method import ClientView
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """Rows [B, num_classes] with a 1 at each label (torch's own refuses vmap: it looks at the labels)."""
+    """Rows [B, num_classes] with a 1 at each label (torch's own function reads the labels' values, so vmap refuses it)."""
     return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
 
 
@@ -22,14 +22,14 @@ def feature_generator(noise_dim: int, num_classes: int, hidden: int, num_feature
     rng, values = torch.Generator().manual_seed(seed), {}
     for name, rows, columns in (("first", hidden, noise_dim + num_classes), ("last", num_features, hidden)):
         for part, shape in (("weight", (rows, columns)), ("bias", (rows,))):
-            # In float32 whatever the run's precision, which would change the numbers drawn.
+            # Always drawn in float32, because the run's precision would change the numbers.
             values[f"{name}.{part}"] = (2 * torch.rand(shape, generator=rng, dtype=torch.float32) - 1) / columns**0.5
     norm = {"weight": 1.0, "bias": 0.0, "mean": 0.0, "var": 1.0}
     return values | {f"norm.{name}": torch.full((hidden,), value) for name, value in norm.items()}
 
 
 def features_of(generator: Params, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
-    """Features [B, num_features] for noise [B, noise_dim] and labels [B]; training moves BatchNorm's statistics in place."""
+    """Features [B, num_features] for noise [B, noise_dim] and labels [B]; training updates BatchNorm's statistics in place."""
     num_classes = generator["first.weight"].shape[1] - noise.shape[1]
     noise = noise.to(generator["first.weight"].dtype)
     inputs = torch.cat([noise, one_hot(labels, num_classes, noise.dtype)], 1)
@@ -42,7 +42,7 @@ def features_of(generator: Params, noise: Tensor, labels: Tensor, training: bool
 def input_generator(shape: tuple[int, ...], latent: int, width: int, rng: torch.Generator) -> nn.Module:
     """From noise [B, latent] to inputs [B, *shape]: three convolutions for images, a hidden layer for rows of a table.
 
-    The server does not know how clients normalise their inputs; mean 0 and variance 1 of the last layer stand in for it.
+    The server does not know how clients normalise their inputs, so the last layer's outputs have mean 0 and variance 1.
 
     >>> input_generator((1, 28, 28), latent=16, width=4, rng=torch.Generator())(torch.randn(2, 16)).shape
     torch.Size([2, 1, 28, 28])
@@ -61,14 +61,14 @@ def input_generator(shape: tuple[int, ...], latent: int, width: int, rng: torch.
     network.to(rng.device)
     with torch.no_grad():
         for name, value in network.named_parameters():
-            # Scales of BatchNorm lie about 1, all other weights about 0.
+            # BatchNorm's scales start near 1, all other weights near 0.
             value.zero_() if name.endswith("bias") else value.normal_(float(value.ndim == 1), 0.02, generator=rng)
     return network
 
 
 @contextmanager
 def batch_norm_distances(network: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects, for every pass through a BatchNorm layer, how far the batch's statistics are from the layer's own.
+    """Collects, for every pass through a BatchNorm layer, the distance of the batch's statistics from the layer's own.
 
     ``||mean(x) - mu|| + ||var(x) - sigma^2||``; Yin et al., Dreaming to Distill, CVPR 2020, https://arxiv.org/abs/1912.08795.
     """
@@ -88,7 +88,7 @@ def batch_norm_distances(network: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def random_view(images: Tensor, crop: int, flip: bool, rng: torch.Generator) -> Tensor:
-    """Each image [B, C, H, W] moved by up to ``crop`` pixels and, if asked for, mirrored by chance; rows of a table as they are."""
+    """Each image [B, C, H, W] shifted by up to ``crop`` pixels and, with ``flip``, mirrored at random; tables unchanged."""
     if images.ndim != 4:
         return images
     (count, _, height, width), device = images.shape, images.device
@@ -102,7 +102,7 @@ def random_view(images: Tensor, crop: int, flip: bool, rng: torch.Generator) -> 
 
 
 def descend(optimizer: torch.optim.Optimizer, leaves: Iterable[Tensor], loss: Tensor) -> None:
-    """One step of ``optimizer`` on ``leaves`` alone, whatever else took part in the loss."""
+    """One step of ``optimizer`` on ``leaves`` alone; other tensors of the loss get no gradient."""
     leaves = list(leaves)
     for leaf, slope in zip(leaves, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True):
         leaf.grad = slope
@@ -110,7 +110,7 @@ def descend(optimizer: torch.optim.Optimizer, leaves: Iterable[Tensor], loss: Te
 
 
 def example_of(client: ClientView) -> Tensor:
-    """One input of the client's, model-ready, [1, ...]; an error where inputs are no numbers that could be generated."""
+    """One model-ready input of the client, [1, ...]; an error if inputs are not numbers that can be generated."""
     sample: Tensor = client.inputs(torch.zeros(1, dtype=torch.int64))
     if not sample.is_floating_point():
         raise ValueError(f"{sample.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")

@@ -60,7 +60,7 @@ class Monitor:
         """Refuse a run that never evaluates."""
         if eval_every == 0:
             raise ValueError(
-                f"{type(observer).__name__} looks at evaluations, and trainer.eval_every=0 makes none: set it to 1 or more, "
+                f"{type(observer).__name__} needs evaluations, but trainer.eval_every=0: set it to 1 or more, "
                 f"or remove {type(observer).__name__}"
             )
 

@@ -49,16 +49,16 @@ EXCLUSIVE = {
     ("Ditto", "FedRep"): "both define 'personal', of which a run can have one",
     ("Ditto", "FineTune"): "both define 'personal', of which a run can have one",
     ("FedRep", "FineTune"): "both define 'personal', of which a run can have one",
-    ("DENSE", "FedDM"): "FedDM's clients send images, not the models whose outputs DENSE distils",
-    ("FedDM", "FedGen"): "FedDM's clients send images, not the models that FedGen trains its generator against",
+    ("DENSE", "FedDM"): "FedDM's clients send images, and DENSE needs models to distil",
+    ("FedDM", "FedGen"): "FedDM's clients send images, and FedGen needs models to train its generator",
     ("FedDM", "FedNova"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
     ("FedDM", "FedNovaInFedDisco"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
-    ("FedDM", "LocalModels"): "FedDM's clients send images, not the models that LocalModels measures",
-    ("DENSE", "FedRep"): "FedRep's clients keep their heads, without which DENSE has no models to distil",
-    ("FedGen", "FedRep"): "FedRep's clients keep their heads, against which FedGen trains its generator",
-    ("FedRep", "LocalModels"): "FedRep's clients keep their heads, without which LocalModels has no models to measure",
+    ("FedDM", "LocalModels"): "FedDM's clients send images, and LocalModels needs models to measure",
+    ("DENSE", "FedRep"): "FedRep's clients keep their heads, and DENSE needs whole models to distil",
+    ("FedGen", "FedRep"): "FedRep's clients keep their heads, and FedGen needs them to train its generator",
+    ("FedRep", "LocalModels"): "FedRep's clients keep their heads, and LocalModels needs whole models to measure",
     ("FedDM", "FlexLoRA"): "FedDM's clients send images, not the adapters that FlexLoRA averages",
-    ("FFALoRA", "FlexLoRA"): "FFALoRA freezes the matrices A that FlexLoRA's server makes anew",
+    ("FFALoRA", "FlexLoRA"): "FFALoRA freezes the matrices A, and FlexLoRA's server replaces them",
     ("MOON", "MOON-projected"): "MOON is listed 2 times in callbacks",
     ("Ditto", "Local"): "both define 'personal', of which a run can have one",
     ("FedRep", "Local"): "both define 'personal', of which a run can have one",
@@ -66,7 +66,7 @@ EXCLUSIVE = {
 }
 """Pairs that no order makes possible, and why."""
 EXCLUSIVE |= {
-    ("Centralized", name): "the pooled data are one client's, so that nobody else has a model of its own"
+    ("Centralized", name): "the pooled data belong to one client, so no other client has a model of its own"
     for name in ("Ditto", "FedRep", "FineTune", "Local")
 }
 AT_THE_SERVER = (

@@ -88,5 +88,7 @@ def test_fedreg_is_for_single_labels(targets: Any) -> None:
 
 def test_fedreg_cannot_move_tokens() -> None:
     tokens: Any = Batch(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"FedReg moves inputs along gradients, which torch\.int64 inputs have not: remove it"):
+    with pytest.raises(
+        ValueError, match=r"FedReg moves inputs along gradients, and torch\.int64 inputs have none: remove FedReg"
+    ):
         FedReg().after_step(None, {}, {}, tokens, None)  # type: ignore[arg-type]

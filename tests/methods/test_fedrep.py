@@ -66,6 +66,6 @@ def test_fedrep_at_rest_means_not_a_bit(executor: str) -> None:
 def test_fedrep_names_the_parameters_it_could_keep() -> None:
     for head, which in (("classifier", "none"), ("", "all")):
         with pytest.raises(
-            ValueError, match=rf"FedRep: head='{head}' is in {which} of the parameters' names, which are model.hidden"
+            ValueError, match=rf"FedRep: head='{head}' matches {which} of the parameters' names: choose among model.hidden"
         ):
             train(FedRep(head=head))

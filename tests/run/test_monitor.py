@@ -92,5 +92,5 @@ def test_a_metric_that_is_not_measured_is_refused_at_the_first_evaluation(tmp_pa
 
 def test_observers_of_evaluations_refuse_a_run_without_any(tmp_path: Path) -> None:
     for observer in (EarlyStopping(), RoundsToTarget(0.5)):
-        with pytest.raises(ValueError, match="eval_every=0 makes none"):
+        with pytest.raises(ValueError, match="eval_every=0: set it"):
             fit(tmp_path, observer, eval_every=0)

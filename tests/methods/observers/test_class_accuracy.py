@@ -54,5 +54,5 @@ def test_the_groups_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shares", [(-0.1, 0.3), (0.8, 0.3)])
 def test_bad_groups(shares: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="ClassAccuracy: head and tail are shares of the classes, together at most 1"):
+    with pytest.raises(ValueError, match="ClassAccuracy: head and tail must be shares that sum to at most 1"):
         ClassAccuracy(*shares)

@@ -42,15 +42,15 @@ class WithoutTest(TinyData):
 @pytest.mark.parametrize(
     ("observer", "options", "message"),
     [
-        (ClassAccuracy(), {"eval_every": 0}, "eval_every=0 makes none: set it to 1 or more, or remove ClassAccuracy"),
-        (ClassAccuracy(), {"data": WithoutTest()}, "the test set, which the data do not have"),
+        (ClassAccuracy(), {"eval_every": 0}, "eval_every=0: set it to 1 or more, or remove ClassAccuracy"),
+        (ClassAccuracy(), {"data": WithoutTest()}, "needs a test set, and the data have none"),
         (
             ClassAccuracy(),
             {"data": TinyData(targets="regression"), "module": flcog.Regressor(MLP(6, (8,), 1))},
-            "not regression data: remove ClassAccuracy",
+            "got regression data: remove ClassAccuracy",
         ),
-        (ClientFairness(), {}, "none are held out: set data.client_test=0.2"),
-        (ClientFairness(), {"data": TinyData(client_test=0.3), "eval_every": 0}, "eval_every=0 makes none"),
+        (ClientFairness(), {}, "there are none: set data.client_test=0.2"),
+        (ClientFairness(), {"data": TinyData(client_test=0.3), "eval_every": 0}, "eval_every=0: set it"),
     ],
 )
 def test_observers_refuse_runs_that_they_cannot_observe(observer: Any, options: Any, message: str, tmp_path: Path) -> None:

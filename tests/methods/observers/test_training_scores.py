@@ -78,7 +78,7 @@ def test_which_is_better(name: str, value: float, earlier: list[float], best: bo
 
 
 def test_it_needs_evaluations(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.eval_every=0 makes none"):
+    with pytest.raises(ValueError, match=r"needs evaluations, but trainer\.eval_every=0: set it"):
         fit(tmp_path, TrainingScores(), eval_every=0)
     with pytest.raises(ValueError, match="every must be at least 1; got 0"):
         TrainingScores(every=0)
