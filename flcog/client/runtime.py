@@ -27,7 +27,7 @@ from flcog.evaluation import Evaluator, reweighted
 from flcog.method import ClientView, GlobalModel, Method, first_contact
 from flcog.reading import Reader
 from flcog.wire.population import Population
-from flcog.wire.soundness import of_client, state_sizes
+from flcog.wire.soundness import of_client, state_ranges
 
 
 @dataclass
@@ -259,7 +259,7 @@ class ClientRuntime:
             self._provisional[client] = {name: state for name, state in states if pytree.tree_leaves(state)}
         masked = [_masked_bytes(work.masks, result.manifest.params) for work in result.works]
         envelope = result.envelope._replace(
-            measured={**result.envelope.measured, **state_sizes(result.states, methods, len(clients))}
+            measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
         )
         return ClientReply(clients, envelope, result.manifest, masked)
 

@@ -13,7 +13,7 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params
 from flcog.method import Aggregator, ClientUpload, Method
 from flcog.wire.envelope import Envelope
-from flcog.wire.soundness import STATE_SIZE, is_sound, of_client, suspects
+from flcog.wire.soundness import STATE_RANGE, is_sound, of_client, suspects
 
 
 class BadUpdate(ValueError):
@@ -292,6 +292,6 @@ def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
     for name in envelope.mean:
         parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
     for name, value in envelope.measured.items():
-        if name.startswith(STATE_SIZE):
-            parts.append((f" (in {name.removeprefix(STATE_SIZE)}'s state of the client)", value))
+        if name.startswith(STATE_RANGE):
+            parts.append((f" (in {name.removeprefix(STATE_RANGE)}'s state of the client)", value))
     return next((where for where, tree in parts if not is_sound(tree, k)), None)

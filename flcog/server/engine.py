@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -76,6 +77,11 @@ class Engine:
     def num_clients(self) -> int:
         return len(self.roll_call.sizes)
 
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """The sizes of the training sets, as an array, because reading single numbers of a tensor is slow."""
+        return self.roll_call.sizes.numpy()
+
     @property
     def cohort_size(self) -> int:
         """The number of clients in a round."""
@@ -97,7 +103,7 @@ class Engine:
 
     def view(self, client: int, round: int) -> ClientView:
         """A client's view for ``plan``: its number and the size of its training set."""
-        return ClientView(client, int(self.roll_call.sizes[client]), round, self.population)
+        return ClientView(client, int(self._sizes[client]), round, self.population)
 
     def rates(self, round: int) -> list[float]:
         """The learning rates of the optimiser's groups in a round."""
