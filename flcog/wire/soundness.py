@@ -24,9 +24,8 @@ def state_ranges(states: Sequence[Any], methods: Sequence[str], count: int) -> d
     found = {}
     for name, state in zip(methods, states, strict=True):
         rows = [value.reshape(count, -1) for value in floats(state) if value.numel()]
-        ends = [
-            end for each in rows for end in (each.amax(1), each.amin(1))
-        ]  # on a CPU, aminmax and norms take ten times as long
+        # On a CPU, aminmax and norms take ten times as long.
+        ends = [end for each in rows for end in (each.amax(1), each.amin(1))]
         if ends:
             found[STATE_RANGE + name] = torch.stack([end.to(ends[0]) for end in ends], 1)
     return found
