@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from flcog.callbacks.client_dropout import ClientDropout
     from flcog.callbacks.clip_gradient import ClipGradient
     from flcog.callbacks.clip_update import ClipUpdate
+    from flcog.callbacks.codecs.low_precision import LowPrecision
+    from flcog.callbacks.codecs.quantize import Quantize
     from flcog.callbacks.dense import DENSE
     from flcog.callbacks.ditto import Ditto
     from flcog.callbacks.equal_weights import EqualWeights
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from flcog.callbacks.flex_lora import FlexLoRA
     from flcog.callbacks.gradient_noise import GradientNoise
     from flcog.callbacks.local import Local
-    from flcog.callbacks.low_precision import LowPrecision
     from flcog.callbacks.moon import MOON
     from flcog.callbacks.observers.class_accuracy import ClassAccuracy
     from flcog.callbacks.observers.client_fairness import ClientFairness
@@ -126,6 +127,7 @@ __all__ = [
     "LowPrecision",
     "PrivateTraining",
     "ProgressBar",
+    "Quantize",
     "RoundsToTarget",
     "SCAFFOLDInFedDisco",
     "Stragglers",

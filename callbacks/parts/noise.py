@@ -22,10 +22,14 @@ def uniform(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int
     >>> uniform(torch.tensor(1), 0, (3,)).equal(uniform(torch.tensor(1), 0, (5,))[:3])
     True
     """
-    position = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
-    bits = mix(mix(mix(mix(key) + step) + stream) + position * GOLDEN)
     # A float32 below 1 has 24 bits, so every value is exact and none rounds up to 1. In bfloat16 one in 500 would.
-    return ((bits >> 40) & (2**24 - 1)).to(number_dtype()) * 2.0**-24
+    return ((words(key, step, shape, stream) >> 40) & (2**24 - 1)).to(number_dtype()) * 2.0**-24
+
+
+def words(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    """Whole numbers of 64 bits in the same way, int64."""
+    position = torch.arange(torch.Size(shape).numel(), device=key.device).view(shape)
+    return mix(mix(mix(mix(key) + step) + stream) + position * GOLDEN)
 
 
 def normal(key: Tensor, step: Tensor | int, shape: tuple[int, ...], stream: int = 0) -> Tensor:

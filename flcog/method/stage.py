@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flcog.core.types import Slot
-from flcog.method.context import Context
+from flcog.method.context import Context, GlobalModel
 from flcog.method.method import Method
 from flcog.wire.envelope import Envelope
 
@@ -30,11 +30,12 @@ class Stage(Method, protocol=True):
         """
         raise NotImplementedError
 
-    def receive(self, envelope: Envelope, fields: Any) -> Envelope:
+    def receive(self, envelope: Envelope, fields: Any, received: GlobalModel) -> Envelope:
         """Decode the envelope at the server. *Chain in reverse order; pure.*
 
         Args:
             envelope: one client's, as ``send`` returned it.
             fields: the shape and type of each tensor before it was encoded, a tree of :class:`flcog.wire.envelope.Field`.
+            received: the global model that the client received.
         """
         return envelope

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Received
-from flcog.method import Method, Stage
+from flcog.method import GlobalModel, Method, Stage
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.sharing import share_out
@@ -35,7 +35,7 @@ def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[Clie
     with closing(engine.clients.train(received, mine)) as replies:
         # Executors in this process return clients in an order that is always the same.
         for reply in replies if engine.clients.here is not None else in_order(replies, mine):
-            aggregate.add(decoded(reply, encoders), received.buffers, received.round)
+            aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
     aggregate.reduce(engine.processes, list(weights), somebody_idle=not all(shares))
     return aggregate
 
@@ -62,20 +62,21 @@ def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Ite
         )
 
 
-def decoded(reply: ClientReply, encoders: Sequence[Stage]) -> ClientReply:
+def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received) -> ClientReply:
     """Undo the encoding of a reply.
 
     Args:
         reply: of one or more clients.
         encoders: the stages that encode, in reverse order.
+        received: the broadcast.
     """
     if not encoders or reply.manifest.fields is None:  # an empty reply is not encoded
         return reply
-    measured = reply.envelope.measured
+    measured, model = reply.envelope.measured, GlobalModel(received.params, received.buffers)
 
     def decode(envelope: Envelope) -> Envelope:
         for stage in encoders:
-            envelope = stage.receive(envelope, reply.manifest.fields)
+            envelope = stage.receive(envelope, reply.manifest.fields, model)
         return envelope
 
     return reply._replace(envelope=torch.func.vmap(decode)(reply.envelope._replace(measured={}))._replace(measured=measured))

@@ -11,7 +11,7 @@ from flcog.apply import apply_of
 from flcog.client.messages import ClientTask, Received
 from flcog.core.randomness import fold, make_rng, sample_without_replacement
 from flcog.core.types import Params, Slot
-from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Uploads
+from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Stage, Uploads
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.receive import account, receive
@@ -185,6 +185,8 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
             break
         received, tasks = ask(engine, server, round)
     account(server.ledger, round.methods, *asked, aggregate)
+    if any(isinstance(method, Stage) and method.kind == "encode" for method in round.methods):
+        metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     return round, aggregate
 
 

@@ -1,22 +1,21 @@
-"""LowPrecision: clients send numbers of 16 bits."""
+"""LowPrecision: numbers of 16 bits."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.core.checks import one_of
 from flcog.core.types import Slot
-from flcog.method import Context, Stage
-from flcog.method.stage import Kind
-from flcog.wire.envelope import Envelope, map_fields
+from flcog.wire.envelope import Field
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class LowPrecision(Stage):
+class LowPrecision(Codec):
     """Rounds everything that clients send to 16 bits, which halves the bytes of a run in float32.
 
     The server computes in the run's precision again::
@@ -24,7 +23,7 @@ class LowPrecision(Stage):
         u_k -> round_16(u_k),    x <- x + sum_k p_k round_16(u_k)
 
     ``bf16`` keeps the range of float32 and 8 binary digits; ``fp16`` keeps 11 digits, and values above 65,504 become infinite, which the
-    server reports as a bad update. Whole numbers, and numbers of 16 bits or fewer, are sent unchanged.
+    server reports as a bad update. Whole numbers, numbers of 16 bits or fewer, and tensors of fewer than 16 numbers are sent unchanged.
 
     Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, https://arxiv.org/abs/1905.12322.
 
@@ -38,19 +37,12 @@ class LowPrecision(Stage):
 
     type: Literal["bf16", "fp16"] = "bf16"
 
-    kind: ClassVar[Kind] = "encode"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, tuple(TYPES), "type")
 
-    def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        return map_fields(lambda value: value.to(TYPES[self.type]) if _is_wide(value) else value, envelope), ctx.state
+    def encode(self, values: Tensor, noise: Noise) -> Slot:
+        return values.to(TYPES[self.type])
 
-    def receive(self, envelope: Envelope, fields: Any) -> Envelope:
-        return map_fields(lambda value, field: value.to(field.dtype), envelope, fields)
-
-
-def _is_wide(value: object) -> bool:
-    """Whether it is a floating-point tensor of more than 16 bits."""
-    return isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 2
+    def decode(self, encoded: Slot, field: Field) -> Tensor:
+        return encoded

@@ -1,0 +1,75 @@
+"""Numbers of a few bits."""
+
+from functools import partial
+
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import BatchNormMLP, classifier
+from reference import codecs
+
+from flcog.callbacks import Quantize
+from flcog.callbacks.codecs.codec import Noise
+from flcog.callbacks.codecs.levels import num_levels
+from flcog.wire.envelope import Field
+from methods.codecs.draws import uniforms_of
+
+wide = partial(classifier, network=BatchNormMLP)
+CASES: dict[str, Case] = {
+    "Quantize": Case(
+        Quantize(bits=4), partial(codecs.run, compress=partial(codecs.qsgd, bits=4), uniform=uniforms_of("Quantize")), random=True
+    ),
+    "Quantize in buckets": Case(
+        Quantize(bits=2, bucket=12),
+        partial(
+            codecs.run,
+            compress=partial(codecs.in_buckets, compress=partial(codecs.qsgd, bits=2), size=12),
+            uniform=uniforms_of("Quantize"),
+        ),
+        random=True,
+    ),
+    "Quantize to the nearest level": Case(
+        Quantize(bits=5, stochastic=False), partial(codecs.run, compress=partial(codecs.nearest, bits=5)), module=wide
+    ),
+}
+REFUSED: Refusals = {
+    Quantize: [
+        ({"bits": 1}, "bits must lie in [2, 16]; got 1: one bit is the sign"),
+        ({"bits": 17}, "bits must lie in [2, 16]; got 17: one bit is the sign"),
+        ({"bucket": 0}, "bucket must be at least 1; got 0"),
+    ]
+}
+
+
+def decoded(codec: Quantize, v: torch.Tensor, key: torch.Tensor | int = 0) -> torch.Tensor:
+    return codec.decode(codec.encode(v, Noise(torch.as_tensor(key), 0)), Field((len(v),), v.dtype))
+
+
+@pytest.mark.parametrize(("bits", "size"), [(2, 40), (4, 1000), (8, 300)])
+def test_the_mean_is_right_and_the_variance_within_the_papers_bound(bits: int, size: int) -> None:
+    codec, s = Quantize(bits=bits, bucket=None), num_levels(bits)
+    v = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = torch.func.vmap(lambda key: decoded(codec, v, key))(torch.arange(2000))
+    error = (draws - v).square().sum(1).mean() / v.square().sum()
+    assert 0.1 * min(size / s**2, size**0.5 / s) < error < min(size / s**2, size**0.5 / s)
+    rest = (s * v.abs() / v.norm()).frac()
+    deviations = (draws.mean(0) - v) / (v.norm() / s * (rest * (1 - rest) / 2000).sqrt())
+    assert deviations.square().mean() == pytest.approx(1, abs=0.35), "a bias would be many standard errors"
+
+
+def test_the_nearest_level_is_at_most_half_a_step_away() -> None:
+    v = torch.randn(1000, dtype=torch.float64)
+    for bits in (2, 9, 16):
+        steps = v.view(-1, 100).abs().amax(1) / num_levels(bits)
+        error = (decoded(Quantize(bits=bits, stochastic=False, bucket=100), v) - v).view(-1, 100).abs()
+        assert (error <= steps[:, None] * (0.5 + 1e-9)).all() and (error.amax(1) > 0.4 * steps).all()
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_zeros_and_the_longest_numbers_come_back(stochastic: bool, dtype: torch.dtype) -> None:
+    codec = Quantize(bits=3, stochastic=stochastic, bucket=None)
+    assert decoded(codec, torch.zeros(20, dtype=dtype)).abs().max() == 0
+    alone = torch.zeros(20, dtype=dtype)
+    alone[7] = -3.0
+    assert torch.equal(decoded(codec, alone).to(dtype), alone)
