@@ -29,10 +29,11 @@ class AGNews(FederatedDataModule):
     case, are tokens. Id 0 is padding, 1 is for words outside the vocabulary, and the others are numbered from 2 by falling
     frequency in the training set, equally frequent ones in alphabetical order.
 
-    Or reads arrays of token ids that are padded with 0 already: ``tokens_train``, ``y_train``, ``tokens_test``, ``y_test``.
+    It can also read arrays of token ids that are already padded with 0: ``tokens_train``, ``y_train``, ``tokens_test``,
+    ``y_test``.
 
     Args:
-        data_dir: the folder that holds the two files.
+        data_dir: the folder with the two files.
         tokens: an ``.npz`` file of token ids to read instead.
         vocab_size: ids are below this. The default holds every word of the training set, as in token arrays made by PFLlib; the
             model's embedding needs the same number.

@@ -22,9 +22,9 @@ Array = Any
 class ArrayData(WithTargets):
     """Any images, feature rows or token ids with class indices, multi-hot rows or real values as targets.
 
-    Reads one ``.npz`` with the arrays ``train_images``, ``train_labels`` and, where there are such sets, ``test_*`` and
-    ``val_*``, which is the layout of MedMNIST (Yang et al. 2023, https://medmnist.com); all of its 2D sets can be read. Arrays
-    may be called ``inputs`` and ``targets`` as well.
+    Reads one ``.npz`` file with the arrays ``train_images``, ``train_labels`` and, if there are such sets, ``test_*`` and
+    ``val_*``. This is the layout of MedMNIST (Yang et al. 2023, https://medmnist.com), and all of its 2D sets can be read. The
+    arrays may also be called ``inputs`` and ``targets``.
 
     Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
     or [N, H, W, C], or [N, C, H, W] with ``layout=NCHW``. Targets are [N] or [N, 1], with integers or text for classes and floats
@@ -32,15 +32,15 @@ class ArrayData(WithTargets):
     too. Memory-mapped arrays, from Python, stay on disk.
 
     Args:
-        path: the ``.npz`` file; None where arrays are given.
+        path: the ``.npz`` file; None if arrays are given.
         task: the kind of targets; ``auto`` infers it from them.
         num_classes: the number of classes or labels, if some do not occur. For regression, the number of bins that replace
             classes in methods that use label counts (10 by default).
-        mean: subtracted from each channel or feature, after uint8 has been scaled to [0, 1]; "auto" is the training set's, None
-            leaves values as they are.
+        mean: subtracted from each channel or feature, after uint8 has been scaled to [0, 1]; "auto" for the training set's mean,
+            None for no change.
         std: divides each channel or feature; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
-        layout: the order of an image's axes: NHWC as numpy and image files have it, NCHW as torch's tensors.
+        layout: the order of an image's axes: NHWC as in numpy and image files, NCHW as in torch's tensors.
         train_inputs: training inputs, from Python only.
         train_targets: training targets, from Python only.
         test_inputs: test inputs, from Python only.

@@ -45,7 +45,7 @@ def augmentation(name: Augmentation) -> Augment | None:
 
 @dataclass(frozen=True)
 class Chain:
-    """One augmentation after another. Each draws for itself, so they may share the keys."""
+    """Applies one augmentation after another. Each mixes the keys in its own way, so they may share them."""
 
     steps: tuple[Augment, ...]
 

@@ -36,15 +36,15 @@ class CIFAR10(FederatedDataModule):
     downloads where ``download`` is set, and checks against the published md5 sums.
 
     Args:
-        data_dir: the folder that holds ``cifar-10-batches-py``.
+        data_dir: the folder with ``cifar-10-batches-py``.
         download: get the files if they are missing.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         mean: subtracted from each channel, on the [0, 1] scale; FedCOG's, FedDisco's and Fedssyn's by default.
         std: divides each channel; as ``mean``.
         val_fraction: the last part of the training images, in file order, that becomes a central validation set instead. Fedssyn
             holds out 0.1 (https://github.com/lyn1874/fedssyn).
-        image_size: the side to which images are enlarged, bilinearly and after augmentation, for models that want more than 32
-            pixels; None leaves them as they are.
+        image_size: the side to which images are enlarged, bilinearly and after augmentation, for models that need more than 32
+            pixels; None for no change.
     """
 
     num_classes = 10
@@ -118,13 +118,13 @@ class CIFAR100(CIFAR10):
     downloads where ``download`` is set, and checks against the published md5 sums.
 
     Args:
-        data_dir: the folder that holds ``cifar-100-python``.
+        data_dir: the folder with ``cifar-100-python``.
         download: get the files if they are missing.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; FedDisco also rotates.
         mean: subtracted from each channel, on the [0, 1] scale; FedCOG's by default, (0.5071, 0.4867, 0.4408) in Fedssyn.
         std: divides each channel; FedCOG's by default, (0.2675, 0.2565, 0.2761) in Fedssyn.
         val_fraction: the last part of the training images, in file order, that becomes a central validation set instead.
-        image_size: the side to which images are enlarged, as in CIFAR-10; None leaves them as they are.
+        image_size: the side to which images are enlarged, as in CIFAR-10; None for no change.
     """
 
     num_classes = 100

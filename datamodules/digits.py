@@ -15,15 +15,15 @@ from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 
 
 class Digits(FederatedDataModule):
-    """1,797 handwritten digits, 8x8 in sixteen greys, enlarged to the size that MNIST's or CIFAR's models expect.
+    """1,797 handwritten digits, 8x8 in sixteen greys, enlarged to the image size of MNIST or CIFAR.
 
     Reads scikit-learn's copy of the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998,
-    https://archive.ics.uci.edu/dataset/80). Every fifth sample of each class, in file order, is the test set: 355 images, by
-    all writers, as the file is ordered by writer.
+    https://archive.ics.uci.edu/dataset/80). Every fifth sample of each class, in file order, is the test set: 355 images by all
+    writers, because the file is sorted by writer.
 
     Args:
-        image_size: the side of the square, single-channel images, enlarged bilinearly: 28 as in MNIST, 32 as in CIFAR, 8 as
-            they are.
+        image_size: the side of the square, single-channel images, enlarged bilinearly: 28 as in MNIST, 32 as in CIFAR, 8 for no
+            change.
 
     Example:
         >>> data = Digits(num_clients=5)

@@ -25,14 +25,14 @@ class DSprites(FederatedDataModule):
 
     Reads ``dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz`` (Matthey et al. 2017,
     https://github.com/google-deepmind/dsprites-dataset) as Fedssyn does (https://arxiv.org/abs/2306.13263, section A.4): the
-    classes are the shapes, a random tenth of each client's images makes up the central test set, and 55,296 are left to each.
-    Client 4 s + 2 b + r has shape s, in the bottom half if b, in the right half if r. Another partitioner than ``Natural``, the
-    default, replaces that split.
+    classes are the shapes, a random tenth of each client's images forms the central test set, and each client keeps 55,296.
+    Client 4 s + 2 b + r has shape s, in the bottom half if b = 1, and in the right half if r = 1. A partitioner other than the
+    default, ``Natural``, replaces this split.
 
-    Only the images that are kept are held in memory, 3 GB if all are: the file is unpacked as a stream.
+    Memory holds only the images that are used, 3 GB for all of them, because the file is unpacked as a stream.
 
     Args:
-        data_dir: the folder that holds the file.
+        data_dir: the folder with the file.
         samples_per_client: training images of each client, drawn at random; None takes all. Test sets shrink by the same factor.
     """
 

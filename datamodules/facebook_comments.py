@@ -19,18 +19,18 @@ _HOW_TO_GET = "unpack Dataset.zip of https://archive.ics.uci.edu/dataset/363 and
 class FacebookComments(FederatedDataModule):
     """53 features of a post and its page, and the comments that the post gets in the hours that follow; 40,949 training posts.
 
-    Reads ``Features_Variant_<k>.csv`` and ``Features_TestSet.csv``, from any folder below ``data_dir``. Of their 54 columns the
-    last is the target (Singh et al. 2015, https://doi.org/10.5013/IJSSST.a.16.05.16, https://archive.ics.uci.edu/dataset/363).
-    FedDisco shows with them that discrepancy extends to regression, with bins of the target as classes
+    Reads ``Features_Variant_<k>.csv`` and ``Features_TestSet.csv``, from any folder below ``data_dir``. The last of their 54
+    columns is the target (Singh et al. 2015, https://doi.org/10.5013/IJSSST.a.16.05.16, https://archive.ics.uci.edu/dataset/363).
+    FedDisco uses them to extend the discrepancy to regression, with bins of the target as classes
     (https://arxiv.org/abs/2305.19229, appendix B.8).
 
     Features are standardised by the training set's means and standard deviations.
 
     Args:
-        data_dir: the folder that holds the files above.
+        data_dir: the folder with the files above.
         variant: 1 to 5; variant k observes every post at k times, so it has about k times as many rows.
         log_target: predict log(1 + comments). More than half of the posts get no comment and some over a thousand, so without the
-            logarithm a few posts would make up the squared error.
+            logarithm a few posts would dominate the squared error.
         num_classes: the number of bins of equal mass that replace classes in methods that use label counts.
     """
 

@@ -26,15 +26,15 @@ class FEMNIST(FederatedDataModule):
     """805,263 handwritten digits and letters, 28x28 in grey, by 3,550 writers; every client is a writer.
 
     Reads LEAF's JSON (Caldas et al. 2018, https://arxiv.org/abs/1812.01097): ``<data_dir>/train/*.json`` and ``test/*.json``,
-    split by sample or by writer, or ``all_data/*.json`` where they are not there. Each file holds ``users``, ``num_samples`` and
-    ``user_data``, which has lists ``x`` of 784 greys in [0, 1] and ``y`` of labels for each user.
+    split by sample or by writer, or ``all_data/*.json`` if these folders are missing. Each file holds ``users``, ``num_samples``
+    and ``user_data``, which has lists ``x`` of 784 greys in [0, 1] and ``y`` of labels for each user.
 
-    Text is slow to read, so it is converted once, into ``<data_dir>/femnist.npz``.
+    JSON is slow to read, so it is converted once, into ``<data_dir>/femnist.npz``.
 
     Args:
         data_dir: LEAF's folder ``data/femnist/data``, or another with the files above.
         num_classes: 62 characters, or as many as a subset has (FedProx and FedDisco take 10).
-        test_fraction: where only ``all_data`` is there, the last part of each writer's samples makes up the test set.
+        test_fraction: if there is only ``all_data``, this last fraction of each writer's samples forms the test set.
         mean: subtracted from pixels; None leaves LEAF's values: paper is 1 and ink 0.
         std: divides pixels; None leaves LEAF's values.
     """

@@ -51,14 +51,14 @@ class FLAIR(FederatedDataModule):
     https://arxiv.org/abs/2207.08869), which https://github.com/apple/ml-flair downloads. Training, validation and test users are
     disjoint: 41,131, 5,141 and 5,142 of them, with 345,879, 39,239 and 43,960 images.
 
-    The metadata are read as a stream, and only the images of the users in use are decoded, once, into a memory-mapped file in
-    ``<data_dir>/decoded`` that an interrupted run goes on filling. All of them take 84 GB.
+    The metadata are read as a stream. Only the images of the selected users are decoded, once, into a memory-mapped file in
+    ``<data_dir>/decoded``, which a further run completes after an interruption. All images take 84 GB.
 
-    The users of a smaller ``max_users`` are among the users of a larger one, in any order of the file. ``partition_seed``
-    decides.
+    ``partition_seed`` selects the users. The users of a smaller ``max_users`` are among those of a larger one, whatever the order
+    of the file.
 
     Args:
-        data_dir: the folder that holds the files above.
+        data_dir: the folder with the files above.
         labels: the 17 coarse labels, in alphabetical order, or the fine ones.
         max_users: training users, drawn at random; FedCOG takes 200 (https://arxiv.org/abs/2312.05966). None takes all.
         max_eval_users: users of the validation and of the test set, each drawn at random; None takes all.
@@ -66,7 +66,7 @@ class FLAIR(FederatedDataModule):
         mean: subtracted from each channel, on the [0, 1] scale; ImageNet's, as in Apple's benchmark.
         std: divides each channel; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
-        cache_dir: where the decoded images are kept, if not in ``data_dir``.
+        cache_dir: the folder for the decoded images; ``data_dir`` by default.
     """
 
     task = "multilabel"

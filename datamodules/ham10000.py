@@ -28,20 +28,21 @@ class HAM10000(FederatedDataModule):
     Reads the columns ``lesion_id``, ``image_id`` and ``dx`` of ``HAM10000_metadata.csv``, and ``<image_id>.jpg`` from any folder
     below ``data_dir``, such as ``HAM10000_images_part_1`` (Tschandl et al. 2018, https://doi.org/10.1038/sdata.2018.161).
 
-    The test set has as many images of each diagnosis, 30 in FedDisco (https://arxiv.org/abs/2305.19229, appendix B.1.2), and all
-    images of a lesion lie on one side: lesions are taken in an order that is random but fixed, whole, while they fit. FedDisco does
-    not speak of lesions, and its code reads two folders of images: ``test_by="image"`` takes any images, so that a lesion that was
-    photographed twice may be trained on and tested. Images are decoded once, into ``<data_dir>/decoded``.
+    The test set has the same number of images of each diagnosis, 30 in FedDisco (https://arxiv.org/abs/2305.19229, appendix
+    B.1.2). All images of a lesion are either in the training set or in the test set: whole lesions are added to the test set, in
+    a fixed random order, as long as they fit. FedDisco does not mention lesions, and its code reads two folders of images. With
+    ``test_by="image"``, one picture of a lesion may be in the training set and another in the test set. Images are decoded once,
+    into ``<data_dir>/decoded``.
 
     Args:
-        data_dir: the folder that holds the files above.
+        data_dir: the folder with the files above.
         test_per_class: test images of each diagnosis.
         test_by: the unit of the test set, a ``lesion`` or an ``image``.
         image_size: images are scaled to squares of this side; FedDisco's 56 by default.
         mean: subtracted from each channel, on the [0, 1] scale; FedDisco's, which is ImageNet's.
         std: divides each channel; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; FedDisco's by default.
-        cache_dir: where the decoded images are kept, if not in ``data_dir``.
+        cache_dir: the folder for the decoded images; ``data_dir`` by default.
     """
 
     num_classes = 7

@@ -21,11 +21,11 @@ FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parque
 
 
 class HuggingFace(ItemSets):
-    """Any data set of Hugging Face's ``datasets``: from a hub, or from files where no hub can be reached.
+    """Any data set of Hugging Face's ``datasets``: from a hub or, without network access, from files.
 
-    ``input`` names the column that the network gets, or several, which it gets as a dict: by name where its forward has parameters
-    of these names. ``transform`` is called on each input in the worker processes, with random streams that follow from seed, round,
-    client and sample; a tokenizer is one. With ``users`` every value of that column is a client. Needs ``pip install
+    ``input`` names the column for the network. Several columns reach it as a dict, or by name if its forward has parameters of
+    these names. The worker processes call ``transform``, for example a tokenizer, on each input, with random streams that follow
+    from seed, round, client and sample. With ``users``, every value of that column is a client. Needs ``pip install
     'flcog[datasets]'``.
 
     Texts, as YAML:
@@ -43,16 +43,16 @@ class HuggingFace(ItemSets):
             .csv, .json, .arrow), or a dict of files by split.
         input: the column, or a list of columns, or a dict from the network's names to columns.
         target: the column to predict: classes by number or name, values, or rows of 0 and 1.
-        users: the column that says whose a sample is.
-        name: the configuration, of a data set on the hub that has several.
+        users: the column with the owner of each sample.
+        name: the configuration, if a data set on the hub has several.
         train: the split to train on.
         test: the split to test on; none if the data set has no such split.
         val: the split to validate on.
         transform: a function from a stored input (a picture, a text, a dict of columns) to an input of the network.
         eval_transform: the same for test and validation samples; ``transform`` by default.
         task: the kind of targets; ``auto`` infers it from them.
-        num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
-        collate_fn: from a list of inputs to a batch of them, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
+        num_classes: number of classes or labels, if some do not occur; for regression, bins of the target.
+        collate_fn: a function from a list of inputs to a batch, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
         num_workers: how many processes read items; 0 reads them in the training process.
         cache_dir: a folder for the transformed items, which are then read once; None transforms them while the model trains.
 
@@ -149,7 +149,7 @@ class _Rows(Dataset):
 
 @dataclass(frozen=True)
 class _OfInputs:
-    """A ``collate_fn`` that is given inputs alone."""
+    """Calls the user's ``collate_fn`` with inputs alone."""
 
     collate_fn: Callable[[list[Any]], Any]
 

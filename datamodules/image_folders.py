@@ -1,4 +1,4 @@
-"""Images in one folder per class, as torchvision's ImageFolder has them."""
+"""Images in one folder per class, as in torchvision's ImageFolder."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", 
 class ImageFolders(FederatedDataModule):
     """Any classification set that is stored as ``<data_dir>/<split>/<class>/**/<image>``.
 
-    Images are decoded once, into ``<data_dir>/decoded``; afterwards a start reads one file. Sets beyond 2 GB stay on disk.
+    Images are decoded once, into a file in ``<data_dir>/decoded``, which later runs read. Sets of more than 2 GB stay on disk.
 
     CINIC-10 (Darlow et al. 2018, https://arxiv.org/abs/1810.03505, https://datashare.ed.ac.uk/handle/10283/3192) in FedDisco's
     form, as YAML:
@@ -36,22 +36,22 @@ class ImageFolders(FederatedDataModule):
           std: [0.24205776, 0.23828046, 0.25874835]
           augmentation: crop-flip
 
-    A public set of some ImageNet classes, such as FedWalk's leash task (https://arxiv.org/abs/2404.11888), is ``classes`` with
-    their WordNet ids, or the name of a list of ``flcog/datamodules/leash_classes.py``, and an ``image_size``.
+    For a public set of some ImageNet classes, such as FedWalk's leash (https://arxiv.org/abs/2404.11888), set ``image_size``, and
+    set ``classes`` to their WordNet ids or to the name of a list in ``flcog/datamodules/leash_classes.py``.
 
     Args:
-        data_dir: the folder that holds the splits.
+        data_dir: the folder with the splits.
         train: folder of the training images.
         test: folder of the test images; None if there are none.
         val: folder of the validation images; None if there are none.
-        classes: the class folders to use, which numbers the classes, or a leash's name (``cifar10_lh``, ``cifar10_mh``,
-            ``cifar10_hh``, ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default.
-        image_size: images are scaled and cropped about the centre to squares of this side; None expects all to have one size.
+        classes: the class folders to use, in label order, or a leash's name (``cifar10_lh``, ``cifar10_mh``, ``cifar10_hh``,
+            ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default.
+        image_size: images are scaled and cropped about the centre to squares of this side; None if all images have the same size.
         grey: read one channel instead of three.
-        mean: subtracted from each channel, on the [0, 1] scale; None leaves pixels there.
-        std: divides each channel; None leaves pixels in [0, 1].
+        mean: subtracted from each channel, on the [0, 1] scale; None for no change.
+        std: divides each channel; None for no change.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
-        cache_dir: where the decoded images are kept, if not in ``data_dir``.
+        cache_dir: the folder for the decoded images; ``data_dir`` by default.
     """
 
     def __init__(

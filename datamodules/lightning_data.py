@@ -1,4 +1,4 @@
-"""LightningData: a plain LightningDataModule, whose loaders' sets become a federation."""
+"""LightningData: makes a federation of the data sets of a plain LightningDataModule."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -11,18 +11,18 @@ from flcog.datamodules.item_sets import ItemSet, ItemSets
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
 
 NEVER_CALLED = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-"""Hooks of a data module without which the training would be another one."""
+"""Hooks of a data module that change the training, so that ignoring them would give wrong results."""
 
 WORKERS = 2
-"""Processes that read where a loader leaves it to the training process, which has clients to train."""
+"""Number of worker processes if the loader has none, because the training process must train clients."""
 
 
 class LightningData(ItemSets):
     """Any plain ``LightningDataModule``: clients share the data set of its ``train_dataloader``.
 
-    Batch size, ``drop_last``, ``collate_fn`` and number of workers are the loader's (two processes read where it names none);
-    ``val_dataloader`` and ``test_dataloader`` give the sets to measure on. ``trainer.fit(model, datamodule)`` does this by itself,
-    with ten clients at random. Items are read as :class:`TorchDataset` reads them.
+    Batch size, ``drop_last``, ``collate_fn`` and number of workers are the loader's (two worker processes if it has none);
+    ``val_dataloader`` and ``test_dataloader`` provide the sets for evaluation. ``trainer.fit(model, datamodule)`` wraps the data
+    module in this class by itself, with ten random clients. Items are read as in :class:`TorchDataset`.
 
     As YAML:
 
@@ -33,11 +33,11 @@ class LightningData(ItemSets):
 
     Args:
         module: the data module.
-        targets: of the training set, an array or the name of the attribute that holds them; a dict by part for several sets. By
-            default the data set's ``targets`` or ``labels``, or the targets of its items.
+        targets: targets of the training set: an array, or the name of an attribute; for several sets a dict by part. By default
+            the data set's ``targets`` or ``labels``, or the targets of its items.
         users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
         task: the kind of targets; ``auto`` infers it from them.
-        num_classes: number of classes or labels, if it is more than occur; for regression, bins of the target.
+        num_classes: number of classes or labels, if some do not occur; for regression, bins of the target.
     """
 
     batch_size: int

@@ -23,10 +23,10 @@ class MNIST(FederatedDataModule):
     """60,000 training and 10,000 test images of handwritten digits, 28x28 in grey.
 
     Reads ``<data_dir>/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, or the published archives of the same names and
-    ``.gz`` (LeCun et al. 1998, http://yann.lecun.com/exdb/mnist), which torchvision downloads where ``download`` is set.
+    ``.gz`` (LeCun et al. 1998, http://yann.lecun.com/exdb/mnist), which torchvision downloads if ``download`` is set.
 
     Args:
-        data_dir: the folder that holds ``MNIST/raw``.
+        data_dir: the folder with ``MNIST/raw``.
         download: get what is missing. Archives that lie there already are checked and unpacked, without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         mean: subtracted from pixels, on the [0, 1] scale.
@@ -117,7 +117,7 @@ class FashionMNIST(MNIST):
     ``download`` is set.
 
     Args:
-        data_dir: the folder that holds ``FashionMNIST/raw``.
+        data_dir: the folder with ``FashionMNIST/raw``.
         download: get what is missing. Archives that lie there already are checked and unpacked, without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``. FedCOG crops and flips, FedDisco
             changes nothing.

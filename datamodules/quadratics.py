@@ -15,25 +15,25 @@ from flcog.datamodules.partitioners import Natural
 
 
 class Quadratics(FederatedDataModule):
-    r"""Client i's loss is a quadratic with curvature i^2; how far the clients' optima differ, and how noisy they are, is set.
+    r"""Client i's loss is a quadratic with curvature i^2; options set the differences between the clients' optima, and the noise.
 
         f(x) = 1/n sum_i f_i(x),   f_i(x) = 1/(2 n_i) sum_j || A_ij x - b_ij ||^2,   A_ij = i I_d,   i = 1 ... n
         mu_i ~ N(0, zeta^2 (i d)^-2 I_d),   b_ij ~ N(mu_i, sigma^2 (i d)^-2 I_d)
 
     Section 2.3 and A.3.2 of Li et al. 2024 (https://arxiv.org/abs/2306.13263), after Koloskova et al. 2020
-    (https://arxiv.org/abs/2003.10422). A sample is the pair of i, as input [1], and b_ij, as target [d], so a linear map from
-    1 to d without bias, trained as :class:`LeastSquares`, has x as its weight.
+    (https://arxiv.org/abs/2003.10422). A sample has i as its input [1] and b_ij as its target [d]. The model is a linear map from
+    1 to d without bias, trained as :class:`LeastSquares`; its weight is x.
 
-    The properties are those of the clients as the partitioner made them, e.g. of ``Shuffled(p, Natural())``, computed from the
-    samples in double precision. Gradients are taken at the optimum, as the curvatures differ. In expectation the noise there is
-    sigma^2 / d for each client; and for large n, where the optimum is near 0, the dissimilarity is zeta^2 / d.
+    The properties describe the clients as the partitioner made them, e.g. ``Shuffled(p, Natural())``, and are computed from the
+    samples in double precision. Gradients are measured at the optimum, because the curvatures differ. In expectation the noise
+    there is sigma^2 / d for each client. For large n the optimum is near 0, and the dissimilarity is zeta^2 / d.
 
     Args:
         zeta: how far the clients differ, >= 0.
-        sigma: stochastic noise, >= 0.
+        sigma: strength of the stochastic noise, >= 0.
         dimension: d.
         samples_per_client: n_i.
-        seed: fixes the samples.
+        seed: seed of the samples.
 
     Example:
         >>> problem = Quadratics(num_clients=4, zeta=3.0, dimension=2)
@@ -88,13 +88,13 @@ class Quadratics(FederatedDataModule):
 
     @property
     def optimum(self) -> Tensor:
-        """Where f is least [d]."""
+        """The minimum of f [d]."""
         curvatures, slopes = self._moments
         return slopes.mean(0) / curvatures.mean()
 
     @property
     def client_optima(self) -> Tensor:
-        """Where each client's f_i is least [n, d]."""
+        """The minimum of each client's f_i [n, d]."""
         curvatures, slopes = self._moments
         return slopes / curvatures[:, None]
 
@@ -134,7 +134,7 @@ class LeastSquares(ClientModule):
     """Half the squared distance between a vector and its prediction: the client that trains on :class:`Quadratics`.
 
     Args:
-        model: maps inputs to vectors; ``torch.nn.Linear(1, dimension, bias=False)``, whose weight is x.
+        model: maps inputs to vectors, e.g. ``torch.nn.Linear(1, dimension, bias=False)``, whose weight is x.
         optimizer: a function that makes the local optimiser for each client and round.
         lr_schedule: factor on the learning rate, by round.
     """

@@ -1,4 +1,4 @@
-"""RandomData: inputs and labels drawn at random, to time and to try things out before there is a data set."""
+"""RandomData: random inputs and labels, for timing and trying out without a data set."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,23 +13,23 @@ from flcog.datamodules.augmentations import Augmentation, augmentation
 
 
 class RandomData(FederatedDataModule):
-    """Inputs and labels drawn at random, for timing and for trying out: nothing can be learnt from them.
+    """Random inputs and labels, for timing and trying out: there is nothing to learn from them.
 
-    A model, a cluster or a configuration can be timed before any data set is there. Labels have nothing to do with inputs, so
-    that accuracies say nothing.
+    Use it to time a model, a cluster or a configuration without a data set. Labels do not depend on inputs, so accuracies mean
+    nothing.
 
-    Images are kept as other data sets' are, one byte per value, and reach the model with mean 0 and standard deviation 1, their
-    channels first. Rows of features are standard normal. Token ids lie from 1 to ``vocab_size`` - 1, as 0 is padding. Every class
-    has as many samples as another, up to one, and so has every user: ``Natural`` makes ``num_clients`` clients of these.
+    Images are stored as in other data sets, one byte per value, and reach the model with mean 0, standard deviation 1, and
+    channels first. Rows of features are standard normal. Token ids range from 1 to ``vocab_size`` - 1, because 0 is padding.
+    Classes have equal numbers of samples, up to one, and so have the ``num_clients`` users, which ``Natural`` turns into clients.
 
     Args:
-        shape: of one input: height, width and channels of an image; or the number of features, or of tokens.
-        vocab_size: how many token ids there are, padding included, as in the model; None for images and features.
-        num_samples: of the training set.
-        num_test_samples: of the test set; 0 for none.
+        shape: shape of one input: height, width and channels of an image; or the number of features or tokens.
+        vocab_size: number of token ids, including padding, as in the model; None for images and features.
+        num_samples: size of the training set.
+        num_test_samples: size of the test set; 0 for none.
         num_classes: the number of labels.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; they take time, too.
-        seed: fixes the samples.
+        seed: seed of the samples.
 
     Example:
         >>> data = RandomData(shape=[28, 28, 1], num_samples=600)

@@ -21,10 +21,10 @@ class Streamed(Source):
     """The inputs of one set, which its workers read.
 
     Args:
-        workers: who reads.
+        workers: the processes that read.
         part: the set's name.
         length: how many samples it has.
-        whole_batches: whether a batch is made of all its items at once, by a ``collate_fn`` of the user's.
+        whole_batches: whether the user's ``collate_fn`` makes a batch from all its items at once.
     """
 
     def __init__(self, workers: Workers, part: str, length: int, whole_batches: bool) -> None:

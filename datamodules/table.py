@@ -23,8 +23,8 @@ MOST_VALUES = 1000
 class Table(WithTargets):
     """Rows of features and a column to predict, from CSV or Parquet files or a pandas ``DataFrame``.
 
-    Numbers are features as they are, standardised by the training set; text and categories become one column for each value that
-    the training set has. Missing values are refused. With ``users`` every value of that column is a client. Needs ``pip install
+    Numbers become features, standardised by the training set. Text and categories become one column for each value in the
+    training set. Missing values cause an error. With ``users``, every value of that column is a client. Needs ``pip install
     'flcog[pandas]'``.
 
     As YAML:

@@ -23,10 +23,10 @@ class TorchDataset(ItemSets):
     has neither, or a ``target_transform`` changes them, they are read once from the items. Integers and text are classes, floats are
     values, rows of 0 and 1 are several labels, rows of other floats several values. With ``users`` every user is a client.
 
-    The data set's own transforms run in the workers. What they draw at random (from torch's, numpy's or Python's streams) is a
-    function of seed, round, client and sample, so that a run can be repeated and resumed to the bit. Evaluation sees a sample as
-    it always is. With ``cache_dir`` every item is read once, random transforms and all, into a memory-mapped file. A plain
-    ``TensorDataset`` is taken as the tensors that it holds.
+    The data set's own transforms run in the workers. Their random draws (from torch's, numpy's or Python's streams) depend on
+    seed, round, client and sample, so that a run can be repeated and resumed to the bit. In evaluations a sample's random draws
+    are always the same. With ``cache_dir`` every item is read once, with its random transforms, into a memory-mapped file. A
+    plain ``TensorDataset`` is replaced by its tensors.
 
     CIFAR-10 by torchvision's own class, as YAML:
 

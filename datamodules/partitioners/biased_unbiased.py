@@ -1,4 +1,4 @@
-"""FedDisco's clients that know a few classes beside clients that know all."""
+"""FedDisco's split into clients with a few classes and clients with all classes."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from flcog.datamodules.partitioners.labels import class_labels
 
 @dataclass(frozen=True)
 class BiasedUnbiased(Partitioner):
-    """Clients that know a few classes beside clients that know all, every one of the same size.
+    """Some clients have a few classes, the others have all classes; all clients have the same size.
 
     With s_c = floor(n_c / K) and G = C / ``labels_per_client`` label groups, biased client k takes G s_c samples of each class c
     of group k mod G, and an unbiased client s_c samples of every class. Biased clients come first. On CIFAR-10, 5 + 1 clients
     hold 8,330 samples each, 50 + 10 hold 830 and 40 + 10 hold 1,000. The n_c - K s_c samples over are left out.
 
     This is NIID-2 of FedDisco, https://arxiv.org/abs/2305.19229, where C must divide by 5; and, as ``BiasedUnbiased(4, 1, 2)``,
-    its split of AG News, where 80 % of the clients know 2 of 4 topics.
+    its split of AG News, in which 80 % of the clients have 2 of 4 topics.
 
     Args:
         biased, unbiased: how many clients of each kind, >= 0. ``num_clients`` is their sum, or a multiple that multiplies both.

@@ -26,9 +26,9 @@ class Dirichlet(Partitioner):
         p_c ~ Dir_K(beta, ..., beta)   over the clients that hold fewer than N / K samples so far
         client k receives the next p_kc n_c of the n_c samples of class c
 
-    NIID-Bench writes the cap as p_kc [size_k < N / K], renormalised. Drawing over the open clients alone is the same law (part
-    of a Dirichlet vector, renormalised, is a Dirichlet vector) and cannot end in 0 / 0. The whole split is redrawn until its
-    smallest client has ``min_size`` samples.
+    NIID-Bench writes the cap as p_kc [size_k < N / K], renormalised. Drawing only over the open clients gives the same
+    distribution (part of a Dirichlet vector, renormalised, is a Dirichlet vector) and cannot divide 0 by 0. The whole split is
+    redrawn until its smallest client has ``min_size`` samples.
 
     Yurochkin et al. 2019, https://arxiv.org/abs/1905.12022 (no cap); Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079
     (cap). This is NIID-1 of FedCOG (beta 0.1) and of FedDisco (beta 0.5; 5 for HAM10000 and CIFAR-100).
@@ -36,12 +36,12 @@ class Dirichlet(Partitioner):
     Args:
         beta: concentration, > 0; the papers go from 0.01 (a class or two per client) to 10 (almost IID).
         capped: close clients that have reached the average size. Without it client sizes vary far more.
-        min_size: samples that the smallest client must have, >= 0. By default 10, as in the papers, where clients average 100 or
-            more, and 1 below.
+        min_size: samples that the smallest client must have, >= 0. By default 10, as in the papers, if clients average 100 or
+            more, and otherwise 1.
         max_tries: how often the split is drawn before giving up, >= 1.
-        top_up: where no draw succeeds, move samples of the largest client's commonest class to clients that are short, instead
-            of raising an error. No longer the papers' law, but the only way to, say, beta 0.1 over 1,000 clients of 50, where one
-            draw in ten thousand leaves no client empty.
+        top_up: if no draw succeeds, move samples of the largest client's commonest class to clients that are too small, instead
+            of raising an error. The split then no longer follows the papers' distribution. But it is the only way to split, for
+            example, with beta 0.1 over 1,000 clients of 50, where only one draw in ten thousand leaves no client empty.
     """
 
     beta: float

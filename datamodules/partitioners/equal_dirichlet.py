@@ -1,4 +1,4 @@
-"""Fedssyn's Dirichlet split, whose clients all have the same size."""
+"""Fedssyn's Dirichlet split into clients of equal size."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,11 +13,11 @@ from flcog.datamodules.partitioners.labels import class_labels
 
 @dataclass(frozen=True)
 class EqualDirichlet(Partitioner):
-    """A capped Dirichlet split, laid end to end client by client and re-cut into equal parts: Fedssyn's split.
+    """A capped Dirichlet split, concatenated client by client and cut again into equal parts: Fedssyn's split.
 
-    Clients are handled in groups of ``group_size``, each with its equal share of the shuffled samples; in each group the split
-    of ``Dirichlet`` is redrawn until the smallest client has half the average. Re-cutting gives every client N / K samples (to
-    one) and lets neighbours share a class at each cut.
+    Clients are handled in groups of ``group_size``, each with its equal share of the shuffled samples; in each group the split of
+    ``Dirichlet`` is redrawn until the smallest client has half the average. The second cut gives every client N / K samples (up
+    to one), and neighbours share a class at each cut.
 
     Li et al. 2024 (Fedssyn), https://arxiv.org/abs/2306.13263, after FedDF, https://arxiv.org/abs/2006.07242. The authors' code
     splits the first 45,000 images of CIFAR.

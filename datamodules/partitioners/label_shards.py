@@ -13,19 +13,20 @@ from flcog.datamodules.partitioners.labels import class_labels
 
 @dataclass(frozen=True)
 class LabelShards(Partitioner):
-    """Each client holds a fixed number of labels, in equal parts of each among the clients that hold it.
+    """Each client has a fixed number of labels; the clients with a label share its samples equally.
 
-    Client k holds the labels (s k + j) mod C, j = 0 ... s - 1: label groups go round the clients in turn. This is NIID-2 of FedCOG,
+    Client k has the labels (s k + j) mod C, j = 0 ... s - 1: the label groups repeat over the clients. This is NIID-2 of FedCOG,
     https://arxiv.org/abs/2312.05966 (2 labels of 10, 10 of 100). McMahan et al. 2017 deal pieces of the sorted set instead:
     :class:`SortedShards`.
 
-    Which labels meet at a client decides too. With ``random_labels`` client k holds label k mod C and s - 1 others at random, so that
-    clients overlap in one label and not in the next, and their sizes differ: NIID-Bench's "#C = s", Li et al. 2022,
+    The combination of labels at a client also matters. With ``random_labels``, client k has label k mod C and s - 1 other random
+    labels, so that two clients may share some labels but not others, and sizes differ: NIID-Bench's "#C = s", Li et al. 2022,
     https://arxiv.org/abs/2102.02079.
 
     Args:
         labels_per_client: s, from 1 to the number of classes.
-        random_labels: all labels of a client but its first are drawn from ``partition_seed``. Asks for a client per class.
+        random_labels: draw all labels of a client except its first from ``partition_seed``. Needs at least as many clients as
+            classes.
     """
 
     labels_per_client: int

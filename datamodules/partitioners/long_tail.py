@@ -1,4 +1,4 @@
-"""A long-tailed training set, whose classes shrink exponentially, before it is split over clients."""
+"""Makes a training set long-tailed, with exponentially smaller classes, before the split over clients."""
 
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +17,8 @@ class LongTail(Partitioner):
     """Makes the whole set imbalanced, then splits the remaining samples: class c keeps n_c = n_1 rho^(-(c - 1) / (C - 1))
     samples.
 
-    Which of a class's samples stay is random. n_1 is the size of the first class, and no class keeps more than it has: meant for
-    sets whose classes are about equally large. CIFAR-10 with rho 20 keeps 5,000 samples of its first class and 250 of its last.
+    The samples that stay are random. n_1 is the size of the first class, and no class keeps more than it has: meant for sets
+    whose classes are about equally large. CIFAR-10 with rho 20 keeps 5,000 samples of its first class and 250 of its last.
 
     With ``NIIDBench`` for the split, clients get the very samples that FedDisco's code gives them: from one generator it shuffles
     a class, cuts it, and deals out the rest.
@@ -28,7 +28,7 @@ class LongTail(Partitioner):
 
     Args:
         rho: imbalance ratio, the first class's size over the last's, >= 1; 1 is balanced.
-        split: how the samples that are kept fall over clients.
+        split: the split of the remaining samples over clients.
     """
 
     rho: float

@@ -13,8 +13,8 @@ from flcog.datamodules.partitioners.draws import seeded_rng
 class Natural(Partitioner):
     """One client per user of the data set: FLAIR's photographers, FEMNIST's writers.
 
-    The data decide how many clients there are, so ``num_clients`` is not used; ``max_users`` limits them. Clients come in the
-    order of their users' names.
+    The data determine the number of clients, so ``num_clients`` is not used; ``max_users`` limits them. Clients come in the order
+    of their users' names.
 
     FLAIR, Song et al. 2022, https://arxiv.org/abs/2207.08869 (FedCOG draws 200 of its users); LEAF, Caldas et al. 2018,
     https://arxiv.org/abs/1812.01097 (FEMNIST).

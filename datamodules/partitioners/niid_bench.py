@@ -15,13 +15,13 @@ class NIIDBench(Partitioner):
     """The split that published code makes: ``Dirichlet(beta)``, sample for sample as NIID-Bench draws it from its seed.
 
     For each class c in turn, from one ``numpy.random.seed(seed)`` on: shuffle the n_c samples; draw p ~ Dir_K(beta, ..., beta);
-    set p_k to 0 where client k holds N / K samples or more, and renormalise; client k gets the samples from
-    floor((p_1 + ... + p_(k-1)) n_c) to floor((p_1 + ... + p_k) n_c). Redrawn until the smallest client has ``min_size`` samples.
+    set p_k to 0 if client k already has N / K samples or more, and renormalise; client k gets the samples from floor((p_1 + ... +
+    p_(k-1)) n_c) to floor((p_1 + ... + p_k) n_c). Redrawn until the smallest client has ``min_size`` samples.
 
-    The programs of FedCOG and FedDisco hold the same loop, with 0 as the default seed and nothing drawn from NumPy before. So where
-    these papers say Dirichlet, ``NIIDBench(beta)`` with ``partition_seed`` 0 gives its clients the same samples, if the authors
-    left the seed as it was. In two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy differed by four points
-    (RESULTS.md). NumPy promises never to change that generator's stream.
+    The programs of FedCOG and FedDisco contain the same loop, with the default seed 0, and draw nothing from NumPy before it.
+    ``NIIDBench(beta)`` with ``partition_seed`` 0 therefore gives each client the samples of these papers' Dirichlet split,
+    provided that the authors used the default seed. In two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy
+    differed by four points (RESULTS.md). NumPy promises never to change that generator's stream.
 
     Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079.
 
@@ -29,8 +29,8 @@ class NIIDBench(Partitioner):
         beta: concentration, > 0.
         min_size: samples that the smallest client must have, >= 0; 10 in all of that code.
         max_tries: how often the split is drawn before giving up, >= 1.
-        cap_samples: N of the cap, the samples whose even share closes a client, >= 1; all of the set, by default. Under ``LongTail``
-            these are more than it leaves, as in FedDisco's code.
+        cap_samples: N in the cap: a client that has its even share of N samples gets no more, >= 1; the size of the set by
+            default. In FedDisco's code N is the size before ``LongTail`` removes samples.
     """
 
     beta: float

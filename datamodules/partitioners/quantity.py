@@ -17,14 +17,14 @@ from flcog.datamodules.partitioners.draws import (
 
 @dataclass(frozen=True)
 class Quantity(Partitioner):
-    """Client sizes are skewed, labels are not: n_k = m + p_k (N - K m), p ~ Dir_K(beta), samples at random.
+    """Client sizes are skewed, but labels are not: n_k = m + p_k (N - K m), p ~ Dir_K(beta), samples at random.
 
-    Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079, who have m = 0 and redraw until the smallest client has 10
-    samples. Giving everyone m beforehand differs by at most m samples a client and works for any beta and number of clients.
+    Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079, use m = 0 and redraw until the smallest client has 10 samples.
+    Reserving m samples for each client differs by at most m samples a client, and works for any beta and number of clients.
 
     Args:
         beta: concentration, > 0 (NIID-Bench: 0.5).
-        min_size: m, >= 0. By default 10 where clients average 100 samples or more, and 1 below.
+        min_size: m, >= 0. By default 10 if clients average 100 samples or more, and otherwise 1.
     """
 
     beta: float

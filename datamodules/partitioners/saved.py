@@ -12,11 +12,11 @@ from flcog.data import Partition, Partitioner, Samples
 class Saved(Partitioner):
     """A partition from a file that ``Partition.save`` wrote, for runs on a split that a paper cites.
 
-    The file decides how many clients there are, so ``num_clients`` is not used, and neither is the seed.
+    The file determines the number of clients, so neither ``num_clients`` nor the seed is used.
 
     Args:
         path: the ``.npz`` file.
-        hash: the partition's hash; the file must have it where one is given.
+        hash: the partition's hash; if it is given, the file must have it.
     """
 
     path: str | Path

@@ -1,4 +1,4 @@
-"""A part of all clients' samples pooled and dealt out again at random."""
+"""Pools a part of all clients' samples and redistributes it at random."""
 
 from dataclasses import dataclass
 
