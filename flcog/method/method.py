@@ -61,6 +61,11 @@ class Method(Callback):
 
     individual_uploads: ClassVar[bool] = False
     """Reads the uploads of single clients, which secure aggregation would hide."""
+    allows_lost_replies: ClassVar[bool] = False
+    """Lets a round continue without clients that send no reply. Otherwise a lost reply is an error.
+
+    The weights are computed again for the clients that have replied, whose replies are kept in memory until then. The states of the
+    other clients stay as they were. ``ctx.data.weight`` is a client's weight if nobody's reply is lost."""
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
     """The tasks that the method supports."""
     plain_batches: ClassVar[bool] = False

@@ -13,31 +13,79 @@ from flcog.method import GlobalModel, Method, Stage
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.sharing import share_out
+from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope, num_bytes
 from flcog.wire.ledger import Ledger, model_bytes
 
 
-def receive(engine: Engine, round: Any, received: Received, tasks: Sequence[ClientTask], directions: bool = False) -> Aggregate:
+def receive(
+    engine: Engine, server: ServerState, round: Any, received: Received, tasks: Sequence[ClientTask], directions: bool = False
+) -> tuple[Any, Aggregate]:
     """Send this process's clients their tasks, and add up the replies of all processes.
+
+    If a method allows lost replies, all replies are kept until the last has arrived, because the weights of the other clients depend on
+    the clients that are missing.
 
     Args:
         engine: everything that is fixed before round 1.
+        server: the state before the round.
         round: the round, with its methods and plans.
         received: the broadcast.
         tasks: of all clients of the round.
         directions: whether to add up normalised changes, for the cosine between clients' updates.
+
+    Returns:
+        The round with the clients that have replied, and the sums over their replies.
     """
-    shares = share_out(engine, round.plans)
-    encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
-    weights = {task.client: task.weight for task in tasks}
-    aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, engine.processes.device)
-    mine = [tasks[i] for i in shares[engine.processes.rank]]
-    with closing(engine.clients.train(received, mine)) as replies:
-        # Executors in this process return clients in an order that is always the same.
-        for reply in replies if engine.clients.here is not None else in_order(replies, mine):
+    processes, shares = engine.processes, share_out(engine, round.plans)
+    mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
+    may_be_lost = any(method.allows_lost_replies for method in round.methods)
+    with closing(engine.clients.train(received, mine)) as arriving:
+        replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
+        if may_be_lost:
+            replies = list(replies)
+            here = {client for reply in replies for client in reply.clients}
+            arrived = processes.gather(here)
+            somebody_idle = not all(arrived)
+            lost = [client for client in round.plans if not any(client in part for part in arrived)]
+            round = round.without(engine, server, lost) if lost else round
+            mine = [task for task in mine if task.client in here]
+        if engine.clients.here is None:  # executors in this process return clients in an order that is always the same
+            replies = in_order(replies, mine)
+        weights = dict(zip(round.plans, round.cohort.weights.tolist(), strict=True))
+        aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, processes.device)
+        encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
+        for reply in replies:
             aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
-    aggregate.reduce(engine.processes, list(weights), somebody_idle=not all(shares))
-    return aggregate
+    aggregate.reduce(processes, list(weights), somebody_idle)
+    return round, aggregate
+
+
+def expected(replies: Iterable[ClientReply], tasks: Sequence[ClientTask], round: int, may_be_lost: bool) -> Iterator[ClientReply]:
+    """Yield the replies, and refuse clients that reply without a task or twice, and clients that send no reply.
+
+    Args:
+        replies: as they arrive.
+        tasks: of the clients that should reply.
+        round: counted from 0.
+        may_be_lost: whether clients may send no reply.
+    """
+    waiting = {task.client for task in tasks}
+    for reply in replies:
+        for client in reply.clients:
+            if client not in waiting:
+                fault = "two replies to one task" if any(client == task.client for task in tasks) else "a reply without a task"
+                raise ValueError(
+                    f"client {client} has sent {fault} in round {round + 1}: each client replies once to its own task"
+                )
+            waiting.remove(client)
+        yield reply
+    if waiting and not may_be_lost:
+        first = next(task.client for task in tasks if task.client in waiting)
+        raise ValueError(
+            f"{len(waiting)} of {len(tasks)} clients have sent no reply to their task in round {round + 1}; the first is client {first}. "
+            "A run continues without lost replies only if a method sets allows_lost_replies = True"
+        )
 
 
 def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Iterator[ClientReply]:
@@ -56,10 +104,6 @@ def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Ite
             for client in reply.clients:
                 del early[client], due[client]
             yield reply
-    if due:
-        raise ValueError(
-            f"{len(due)} of {len(tasks)} clients have sent no reply to their task; the first is client {next(iter(due))}"
-        )
 
 
 def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received) -> ClientReply:

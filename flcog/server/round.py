@@ -171,12 +171,15 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     """Train the clients, add up their replies, and count the bytes.
 
     If a client's update is dropped, the round is run again without it, with new weights, sums and cohort. The other clients repeat
-    their work exactly, because random numbers depend only on their keys.
+    their work exactly, because random numbers depend only on their keys. The returned round has no lost clients either.
     """
     metrics = round.cohort.metrics
     received, tasks = asked = ask(engine, server, round)
     while True:
-        aggregate = receive(engine, round, received, tasks, directions)
+        num_asked = len(round.plans)
+        round, aggregate = receive(engine, server, round, received, tasks, directions)
+        if len(round.plans) < num_asked:
+            metrics["clients/lost"] = metrics.get("clients/lost", 0) + num_asked - len(round.plans)
         if not aggregate.dropped:
             break
         metrics["clients/dropped"] = metrics.get("clients/dropped", 0) + len(aggregate.dropped)

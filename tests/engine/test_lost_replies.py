@@ -1,0 +1,162 @@
+"""Replies that are lost on their way to the server, and replies that it has not asked for."""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from harness import RAGGED, RecordingTrainer, TinyData, assert_close, classifier, make_trainer
+from torch.utils import _pytree as pytree
+
+from flcog.callbacks import SCAFFOLD, FedDisco
+from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.method import ClientView, Method, Plan
+
+LOST = {0: (1, 6), 1: (3,), 2: (1, 4, 7)}
+"""Clients whose replies are lost, by round."""
+
+Deliver = Callable[[int, ClientReply], Sequence[ClientReply]]
+
+
+@dataclass(frozen=True)
+class Tolerant(Method):
+    allows_lost_replies = True
+
+
+@dataclass(frozen=True)
+class Absent(Method):
+    """The clients of ``LOST`` take no part in the round."""
+
+    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
+        return None if client.id in LOST[client.round] else plan
+
+
+@dataclass(frozen=True)
+class Single(Method):
+    individual_uploads = True
+
+
+class Network:
+    """The clients of a run, behind a network that changes the stream of replies."""
+
+    def __init__(self, clients: Any, deliver: Deliver, elsewhere: bool) -> None:
+        self._clients, self._deliver, self._elsewhere = clients, deliver, elsewhere
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clients, name)
+
+    @property
+    def here(self) -> Any:
+        return None if self._elsewhere else self._clients.here
+
+    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+        replies = self._clients.train(received, tasks)
+        for reply in reversed(list(replies)) if self._elsewhere else replies:
+            yield from self._deliver(received.round, reply)
+
+
+def lose(round: int, reply: ClientReply) -> Sequence[ClientReply]:
+    """The reply without the clients of ``LOST``."""
+    rows = [k for k, client in enumerate(reply.clients) if client not in LOST[round]]
+    envelope = pytree.tree_map(lambda value: value[rows], reply.envelope)
+    left = reply._replace(
+        clients=[reply.clients[k] for k in rows], envelope=envelope, masked_bytes=[reply.masked_bytes[k] for k in rows]
+    )
+    return [left] if rows else []
+
+
+def prepared(deliver: Deliver, *methods: Method, elsewhere: bool = False, **options: Any) -> RecordingTrainer:
+    trainer = make_trainer(None, *methods, **{"clients_per_round": 8, **RAGGED, **options})
+    trainer.prepare(classifier(), TinyData())
+    engine = trainer.run.engine
+    trainer.run.engine = dataclasses.replace(engine, clients=Network(engine.clients, deliver, elsewhere))
+    return trainer
+
+
+def after_its_rounds(trainer: RecordingTrainer) -> RecordingTrainer:
+    trainer.rows = [trainer.train_round() for _ in range(3)]
+    return trainer
+
+
+@pytest.mark.parametrize("options", [{"executor": "loop"}, {"executor": "vmap", "chunk_size": 3}, {"elsewhere": True}])
+def test_the_model_is_the_mean_over_the_clients_that_replied(options: dict[str, Any]) -> None:
+    trainer = prepared(lose, Tolerant(), Single(), **options)
+    before = dict(trainer.params)
+    everybody = prepared(lambda round, reply: [reply], Single()).collect()[0].individual["Single"]
+    uploads = [upload for upload in everybody if upload.client not in LOST[0]]
+    sizes = TinyData().federation.partition.sizes
+    row = trainer.train_round()
+    total = sum(int(sizes[upload.client]) for upload in uploads)
+    mean = {n: sum(int(sizes[u.client]) / total * u.delta[n] for u in uploads) for n in before}
+    assert_close(trainer.params, {name: value + mean[name] for name, value in before.items()}, 1e-12)
+    assert row["clients/lost"] == 2 and row["clients/participating"] == 6
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_lost_clients_might_as_well_have_stayed_away(elsewhere: bool) -> None:
+    """To the last bit, in the model, the server's and the clients' states. FedDisco's weights depend on the clients that replied."""
+    methods = [SCAFFOLD(), FedDisco()]
+    lost = after_its_rounds(prepared(lose, *methods, Tolerant(), elsewhere=elsewhere))
+    absent = after_its_rounds(prepared(lambda round, reply: [reply], *methods, Absent()))
+    values = [
+        pytree.tree_flatten((trainer.params, trainer.servers["SCAFFOLD"], trainer.run.clients.by_client))
+        for trainer in (lost, absent)
+    ]
+    assert values[0][1] == values[1][1]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(values[0][0], values[1][0], strict=True))
+    assert [row["comm/down_bytes"] for row in lost.rows] > [row["comm/down_bytes"] for row in absent.rows], "they were asked"
+
+
+def test_without_lost_replies_the_declaration_changes_nothing() -> None:
+    runs = [after_its_rounds(prepared(lambda round, reply: [reply], *methods)) for methods in ([], [Tolerant()])]
+    assert all(torch.equal(value, runs[1].params[name]) for name, value in runs[0].params.items())
+    assert "clients/lost" not in runs[1].rows[0]
+
+
+def test_a_round_whose_replies_are_all_lost_changes_nothing() -> None:
+    trainer = prepared(lambda round, reply: [], SCAFFOLD(), Tolerant())
+    before = trainer.params
+    with pytest.warns(UserWarning, match="round 1: no client's update counts"):
+        trainer.train_round()
+    assert all(torch.equal(value, trainer.params[name]) for name, value in before.items())
+    assert not trainer.run.clients.by_client and trainer.round == 1
+
+
+@pytest.mark.parametrize(("methods", "kept"), [([], 1), ([Tolerant()], 7)])
+def test_replies_are_kept_only_if_they_may_be_lost(methods: list[Method], kept: int) -> None:
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def count(round: int, reply: ClientReply) -> Sequence[ClientReply]:
+        nonlocal most
+        most = max(most, sum(each() is not None for each in alive))
+        alive.append(weakref.ref(next(iter(reply.envelope.delta.values()))))
+        return [reply]
+
+    prepared(count, *methods).train_round()
+    assert most <= kept and (not methods or most == kept)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_lost_reply_is_an_error_unless_a_method_allows_it(elsewhere: bool) -> None:
+    says = r"2 of 8 clients have sent no reply to their task in round 1; the first is client [16]\. .* allows_lost_replies = True"
+    with pytest.raises(ValueError, match=says):
+        prepared(lose, elsewhere=elsewhere).train_round()
+
+
+@pytest.mark.parametrize("options", [{"executor": "loop"}, {"executor": "vmap"}, {"elsewhere": True}])
+@pytest.mark.parametrize("methods", [[], [Tolerant()]])
+def test_a_reply_without_a_task_is_an_error(options: dict[str, Any], methods: list[Method]) -> None:
+    def stray(round: int, reply: ClientReply) -> Sequence[ClientReply]:
+        return [reply._replace(clients=[*reply.clients[:-1], 11])]
+
+    with pytest.raises(ValueError, match="client 11 has sent a reply without a task in round 1: each client replies once"):
+        prepared(stray, *methods, **options).train_round()
+
+
+def test_a_second_reply_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"client \d has sent two replies to one task in round 1"):
+        prepared(lambda round, reply: [reply, reply]).train_round()
