@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from flcog.run.record import load_yaml
+from flcog.core.yaml_files import load_yaml
 
 SECTIONS = ("trainer", "model", "data")
 

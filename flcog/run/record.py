@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from flcog.core.yaml_files import load_yaml
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 """For each entry: its description, and a test. An entry may be absent or empty, because earlier versions wrote fewer."""
@@ -24,26 +24,6 @@ def read_record(run: Path) -> dict[str, Any]:
 def read_config(run: Path) -> dict[str, Any]:
     """Read a run's config.yaml. Returns an empty dictionary if there is none, as for a run that was started in Python."""
     return _read(run / "config.yaml", CONFIG)
-
-
-def load_yaml(path: Path) -> Any:
-    """Parse a YAML file. Raises a ValueError in one line for any damage."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {problem(error)}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    except RecursionError:
-        raise ValueError(f"{path} cannot be read: its brackets or lists are nested too deeply") from None
-    except Exception as error:  # the YAML package raises nearly every kind of error for a value that does not fit its tag
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
-
-
-def problem(error: yaml.YAMLError) -> str:
-    """Describe a syntax error with its line and column."""
-    mark, text = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{text} (line {mark.line + 1}, column {mark.column + 1})" if mark else text
 
 
 def _read(path: Path, schema: Schema) -> dict[str, Any]:

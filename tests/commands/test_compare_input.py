@@ -23,7 +23,7 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"- a\n- b\n", "holds list, not `rows`"),
+        (b"- a\n- b\n", "holds list, not a mapping with `rows`"),
         (b"rows: {\xe9t\xe9: }\n", "is not UTF-8"),
         ("rows: {A: }".encode("utf-16"), "is not UTF-8"),
         (b"", "holds NoneType"),
@@ -40,9 +40,9 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: {configs: [" + b"x" * 5000 + b"]}}", "which is no file"),
         (b"rows: {A: {arguments: [a]}}", "arguments of row A in .* must be options"),
         (b"rows: {A: {arguments: {yes: 1}}}", "arguments of row A in .* must be options"),
-        (b"rows: {A: {arguments: &a {x: *a}}}", "is no YAML that a table can be: Circular"),
+        (b"rows: {A: {arguments: &a {x: *a}}}", "contains itself .Circular"),
         (b'rows: {A: {arguments: {x: "\\0"}}}', "the zero byte"),
-        (b'rows: {"\\uD800": }', "is not UTF-8"),
+        (b'rows: {"\\uD800": }', "contains characters that are not UTF-8"),
         (b"rows: {A: }\nseeds: text", "seeds in .* must be a list of whole numbers"),
         (b"rows: {A: }\nseeds: [true]", "seeds in .* must be a list of whole numbers"),
         (b"rows: {A: }\nseeds: [-1]", "seeds in .* must be a list of whole numbers"),
@@ -59,23 +59,23 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         ),
         (b"rows: {A: }\npublished: {A: {'': {rounds: never}}}", "or for rounds \"> 100\"; A is 'never'"),
         (b"rows: {A: }\npublished: {A: {'': '> 100'}}", "must be figures, .*; A is '> 100'"),
-        (b"rows: {A: }\nvary: [partition_seed]", r"vary in .* says what a seed draws, \[seed\] or \[seed, partition_seed\]; got"),
-        (b"rows: {A: }\nagainst: B", "against in .* must be a row, or rows with the row that each is compared with; got 'B'"),
+        (b"rows: {A: }\nvary: [partition_seed]", r"vary in .* must be \[seed\] or \[seed, partition_seed\]; got"),
+        (b"rows: {A: }\nagainst: B", "against in .* must be a row, or rows by the rows to compare; got 'B'"),
         (b"rows: {A: }\nagainst: {A: B}", "against in .* must be a row, .*; got 'B'"),
         (b"rows: {A: }\nagainst: [A]", "against in .* must be a row, .*; got .*'A'"),
         (b"rows: {A: }\nconfidence: 95", "confidence in .* must lie between 0 and 1, such as 0.95; got 95"),
         (b"rows: {A: }\nsummary: median", "summary in .* must be best or last or mean"),
         (b"rows: {A: }\nsummary: [best]", "summary in .* must be best or last or mean"),
         (b"rows: {A: }\nover_rounds: 10", "over_rounds in .* must be true or false"),
-        (b"rows: {A: }\ntrunks: 0", "trunks in .* must be true or false, whether runs may share their first rounds; got 0"),
-        (b"rows: {A: }\naverage: [x]", "average in .* must be a text"),
-        (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* is the name of a further column"),
+        (b"rows: {A: }\ntrunks: 0", "trunks in .* must be true or false; got 0"),
+        (b"rows: {A: }\naverage: [x]", "average in .* must be text"),
+        (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* must be the name of a further column"),
         (b"rows: {A: }\nreproduces: Table 1", "reproduces in .* must be a list of texts"),
         (b"rows: {A: }\ndeviations: [3]", "deviations in .* must be a list of texts"),
-        (b"rows: {A: }\nreproduces: ['FedCOG, Table 1']", "says what it reproduces: say under deviations"),
+        (b"rows: {A: }\nreproduces: ['FedCOG, Table 1']", "has reproduces: list the differences from the paper under deviations"),
         (b"rows: {A: {arguments: {data.partition_seed: 3}}}\nvary: [seed, partition_seed]", "data.partition_seed is given, and"),
-        (b"rows: {A: {arguments: {x: 2024-99-99}}}", "is no YAML that a table can be: month"),
-        (b"rows: " + b"[" * 3000, "is nested too deeply"),
+        (b"rows: {A: {arguments: {x: 2024-99-99}}}", "cannot be read: ValueError: month"),
+        (b"rows: " + b"[" * 3000, "are nested too deeply"),
         (b"rows: {a/b: , a b: }", "a/b · seed 0 and a b · seed 0 would both be run in"),
         (b"3: x\nrows: {A: }", "has 3; a table may have"),
     ],
@@ -88,7 +88,7 @@ def test_malformed_tables(content: bytes, message: str, tmp_path: Path, capsys: 
 
 
 def test_a_folder_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Is a directory; give a table's YAML" in complaint(tmp_path, tmp_path / "out", capsys)
+    assert "there is no file" in complaint(tmp_path, tmp_path / "out", capsys)
 
 
 def test_any_bytes_are_a_table_or_one_line(tmp_path: Path) -> None:

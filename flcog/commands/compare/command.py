@@ -12,7 +12,8 @@ from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
-from flcog.commands.compare.table_file import KEYS, read_table, with_bounds
+from flcog.commands.compare.table_file import read_table, with_bounds
+from flcog.commands.compare.table_keys import KEYS
 from flcog.core import signals
 from flcog.core.commands import parser_of
 
@@ -83,7 +84,7 @@ def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Names
 
 
 def _parser() -> argparse.ArgumentParser:
-    keys = "\n".join(f"  {key}: {meaning}" for key, meaning in KEYS.items())
+    keys = "\n".join(f"  {name}: {key.meaning}" for name, key in KEYS.items())
     bounds = " and ".join(f"{name} ({what})" for name, what in flcog.callbacks.BOUNDS.items())
     parser = parser_of(
         "compare",

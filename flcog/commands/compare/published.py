@@ -1,18 +1,18 @@
-"""A paper's figures in a table's YAML file: what stands under ``published``."""
+"""A paper's figures: the entry ``published`` of a table's YAML file."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 Quantity = Literal["score", "rounds", "seconds", "bytes", "saved"]
-"""The compared metric (in percent where it is a share), the rounds to a target, a run's whole time, what it sends both ways, and how many
-per cent fewer bytes it takes to the target than the row that it is compared with."""
+"""The compared metric (shares in percent), the rounds to a target, a run's total time, its bytes in both directions, and the saved per cent
+of the other row's bytes to the target."""
 
 MAY_BE_BEYOND = ("rounds", "saved")
-"""Of these a paper may say no more than that they are larger: the target was not reached."""
+"""Quantities for which a paper may only give a lower bound, because the target was not reached."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Figure:
     """A published figure.
 
     Args:
-        value: the figure, or what it is beyond.
-        spread: the paper's ±; None where it has none.
-        beyond: whether the paper says no more than that it is larger, as of rounds to a target that was not reached.
-        rounding: half of the last digit that the paper prints, by which the figure may be off.
+        value: the figure, or a lower bound for it.
+        spread: the paper's ±, or None.
+        beyond: whether the value is a lower bound, such as the rounds to a target that was not reached.
+        rounding: the largest rounding error: half of the last digit that the paper prints.
     """
 
     value: float
@@ -33,17 +33,17 @@ class Figure:
 
 
 Published = Mapping[str, Mapping[str, Mapping[Quantity, Figure]]]
-"""By row, column and quantity."""
+"""Figures by row, column and quantity."""
 
 
-def read_published(value: Any, rows: Mapping[str, Any], columns: Mapping[str, Any], path: Path) -> Published:
-    """What a table's YAML says under ``published``, checked.
+def read_published(value: Any, rows: Collection[str], columns: Collection[str], path: Path) -> Published:
+    """Check and read the entry ``published``.
 
     Args:
-        value: figures by row and column. One is a number or ``[mean, ±]`` and means the score, or it is a mapping with any of score,
-            rounds, seconds, bytes and saved. Rounds may be "> 100", where the paper did not reach the target, and saved likewise.
-        rows: the table's.
-        columns: those that figures may stand in.
+        value: figures by row and column. A number or ``[mean, ±]`` is a score. A mapping may have score, rounds, seconds, bytes and saved.
+            Rounds and saved may be "> 100", if the paper did not reach the target.
+        rows: the table's rows.
+        columns: the columns that may have figures.
         path: the table's file.
     """
     published = value or {}
@@ -52,18 +52,17 @@ def read_published(value: Any, rows: Mapping[str, Any], columns: Mapping[str, An
     for row, values in published.items():
         for name in [row] * (str(row) not in rows) + [name for name in values if str(name) not in columns]:
             raise ValueError(f"published in {path} names {str(name)!r}, which is neither a row nor a column of the table")
+    where = f"published in {path}"
     return _with_rounding(
         {
-            str(row): {
-                str(column): _quantities(given, f"published in {path}", f"{row}, {column}") for column, given in values.items()
-            }
+            str(row): {str(column): _quantities(given, where, f"{row}, {column}") for column, given in values.items()}
             for row, values in published.items()
         }
     )
 
 
 def _with_rounding(published: Published) -> Published:
-    """The figures with their rounding. YAML keeps no zeros at the end: 53.2 was printed as 53.20 where another figure is 73.07."""
+    """Add the rounding. YAML drops final zeros: if another figure is 73.07, then 53.2 was printed as 53.20."""
     digits: dict[Quantity, int] = {}
     for figures in (figures for cells in published.values() for figures in cells.values()):
         digits |= {name: max(digits.get(name, 0), _digits(figure.value)) for name, figure in figures.items()}
@@ -77,7 +76,7 @@ def _with_rounding(published: Published) -> Published:
 
 
 def _digits(value: float) -> int:
-    """How many a number has after the point."""
+    """The number of digits after the decimal point."""
     return len(f"{value:.10f}".rstrip("0").rpartition(".")[2])
 
 

@@ -1,0 +1,119 @@
+"""The keys of a table's YAML file: their help, their defaults and their checks."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
+
+from flcog.commands.compare.plan import SPLIT_SEED, Summary
+
+SPLIT = SPLIT_SEED.rpartition(".")[2]
+SUMMARIES = get_args(Summary)
+
+
+class Kind(NamedTuple):
+    """The allowed values of a key: a test, and their description in an error."""
+
+    fits: Callable[[Any], bool]
+    wanted: str
+
+
+class Key(NamedTuple):
+    """A key: its help, its value if the file has none, and its allowed values, unless another function checks these."""
+
+    meaning: str
+    default: Any = None
+    kind: Kind | None = None
+
+    def value(self, name: str, content: dict[Any, Any], path: Any) -> Any:
+        """Read its value. Empty values count as missing."""
+        value = content.get(name)
+        if value is None or value == "" or value == []:
+            return self.default
+        if self.kind is not None and not self.kind.fits(value):
+            raise ValueError(f"{name} in {path} must {self.kind.wanted}; got {value!r}")
+        return value
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _are_seeds(value: Any) -> bool:
+    return isinstance(value, list) and all(is_whole(seed) and seed >= 0 for seed in value)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
+
+
+def _are_metrics(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_metric, value.values()))
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether it is a column of metrics.csv, or a mapping of a column with its own summary or last round."""
+    if not isinstance(value, dict):
+        return isinstance(value, str)
+    summary, round = value.get("summary", "best"), value.get("round", 1)
+    known = isinstance(value.get("metric"), str) and not value.keys() - {"metric", "summary", "round"}
+    return known and summary in SUMMARIES and is_whole(round) and round > 0
+
+
+FLAG = Kind(lambda value: isinstance(value, bool), "be true or false")
+TEXT = Kind(lambda value: isinstance(value, str), "be text")
+TEXTS = Kind(are_texts, "be a list of texts")
+SEEDS = Kind(_are_seeds, "be a list of whole numbers, such as [0, 1, 2]")
+DRAWS = Kind(lambda value: value in (["seed"], ["seed", SPLIT]), f"be [seed] or [seed, {SPLIT}]")
+METRIC = Kind(lambda value: isinstance(value, str), "be a column of metrics.csv, such as test/accuracy")
+METRICS = Kind(
+    _are_metrics,
+    "be columns of metrics.csv by name, {test: test/accuracy}, or with their own summary or last round, "
+    "{test: {metric: test/accuracy, summary: last, round: 10}}",
+)
+SUMMARY = Kind(lambda value: value in SUMMARIES, f"be {' or '.join(SUMMARIES)}")
+COUNT = Kind(lambda value: is_whole(value) and value > 0, "be a whole number of evaluations, at least 1")
+SHARE = Kind(_is_share, "lie between 0 and 1, such as 0.95")
+
+KEYS = {
+    "title": Key("the table's title"),
+    "configs": Key("config files for all runs, as after -c of flcog fit"),
+    "arguments": Key("options of flcog fit for all runs, {option: value}"),
+    "rows": Key(
+        "the arms by name, each with configs, arguments, and columns: {COLUMN: {option: value}} for options in single columns; "
+        "or the file of another table"
+    ),
+    "columns": Key("the settings by name, each with configs and arguments; or the file of another table"),
+    "seeds": Key("the seeds of every arm in every setting; [0] by default", [0], SEEDS),
+    "vary": Key(f"[seed, {SPLIT}] to draw the split of the data from each seed, too; [seed] by default", ["seed"], DRAWS),
+    "metric": Key("the column of metrics.csv to compare; by default the task's main one", None, METRIC),
+    "metrics": Key(
+        "several such columns by name, each of which is shown in every setting: {training: training/accuracy, test: test/accuracy}; "
+        "{metric: ..., summary: ..., round: ...} gives a metric its own summary, or takes its score after fewer rounds",
+        {},
+        METRICS,
+    ),
+    "summary": Key(
+        "the score of a run to compare with other arms and the paper: best (the default), last, mean (of the last evaluations), or val "
+        "(in the round with the best validation)",
+        "best",
+        SUMMARY,
+    ),
+    "last": Key("the number of evaluations in this mean; 5 by default", 5, COUNT),
+    "over_rounds": Key("true to show the deviation of this mean over its evaluations, not over seeds", False, FLAG),
+    "average": Key("the name of a further column with the mean over all settings", "", TEXT),
+    "against": Key("the row to compare the others with, by default the first; or {row: the row to compare it with}"),
+    "confidence": Key("the confidence of intervals; 0.95 by default", 0.95, SHARE),
+    "published": Key(
+        "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., bytes: ..., "
+        'saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached'
+    ),
+    "reproduces": Key('["PAPER, Table 1"], the tables and figures of papers that it reproduces', [], TEXTS),
+    "deviations": Key(
+        "a sentence for each difference from the paper, or setting that the paper does not state; [] for none", [], TEXTS
+    ),
+    "trunks": Key("false to train all rounds of every run separately, as --no-trunks does, to compare times", True, FLAG),
+}
+"""The keys of a table's YAML file."""
