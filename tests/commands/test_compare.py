@@ -257,7 +257,7 @@ def test_a_slip_in_the_command_is_told_once(
     with pytest.raises(SystemExit):
         main(["compare", str(table), "--out", str(tmp_path / "one"), "--", "--trainer.runds", "3"])
     said = capsys.readouterr()
-    assert len(started) == 1 and "No configuration of the others can be read either: they are not begun" in said.out
+    assert len(started) == 1 and "The other runs are not started, because no configuration of theirs can be read" in said.out
     assert "1 of 4 runs failed, the first, A · seed 0: there is no such option" in said.err
     with pytest.raises(SystemExit):
         main(["compare", str(table), "--out", str(tmp_path / "two")])

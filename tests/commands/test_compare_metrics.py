@@ -81,13 +81,11 @@ def test_a_metric_may_have_a_summary_of_its_own(tmp_path: Path) -> None:
     (verdict,) = verdicts(given)
     assert verdict.ours is not None and verdict.ours.mean == 75 and given.comparisons("noted")["B"].difference.mean == 0
     said = text(given, "std")
-    assert (
-        "The first table has the best evaluation (of noted the last evaluation) of each run; the paper's is in brackets." in said
-    )
+    assert "The first table has the best evaluation (last evaluation for noted) of each run; the paper's is in brackets." in said
     tex = latex(given, "std")
     assert (
         r"A & \textbf{75.00} & \textbf{62.50} \\" in tex
-        and "Best evaluation (of noted the last evaluation), mean over 1 seed" in tex
+        and "Best evaluation (last evaluation for noted), mean over 1 seed" in tex
     )
 
 

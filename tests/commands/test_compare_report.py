@@ -19,8 +19,9 @@ from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
 from flcog.commands.compare.curves import curves_figure, draw_curves, over_seeds
 from flcog.commands.compare.filled import Filled
-from flcog.commands.compare.findings import difference_table, notes, paper_table
+from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.latex import escape, latex
+from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Summary, Table, cells, select
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.report import text
@@ -90,7 +91,7 @@ def test_one_seed_is_said_to_have_no_test(tmp_path: Path) -> None:
     one, two = (
         " ".join(notes(fill(folder, {"A": a, "B": a}), "std")) for folder, a in ((tmp_path, [0.5]), (tmp_path / "two", A))
     )
-    assert "best evaluation of one seed, of which there is neither interval nor test." in one and "Student" not in one
+    assert "best evaluation of one seed, which allows neither an interval nor a test." in one and "Student" not in one
     assert "Student's 95 % interval" in two and "one seed" not in two
 
 
@@ -218,7 +219,7 @@ def test_bytes_saved_on_the_way_to_a_target(
     (line,) = [row for row in lines(paper_table(given))[1:] if row[1] == "bytes saved"]
     assert (line[2], line[-1]) == (shown, mark)
     header, rows = summarise(given)
-    assert any("those beside rounds to a target are both ways, until then" in note for note in notes(given, "std"))
+    assert any("bytes to a target count in both directions" in note for note in notes(given, "std"))
     text = rows[1][header.index("rounds and bytes saved")]
     rounds = statistics.fmean(value or 100 for value in needed) / 4
     assert text == (f"> {rounds:.1f}x, {shown}" if None in needed else f"{rounds:.1f}x, {shown}")
@@ -292,7 +293,7 @@ def test_what_is_best_says_by_what_it_was_chosen(tmp_path: Path) -> None:
     run = fake_run(cell, [0.9, 0.5])
     assert summarise(filled(plan, [cell]))[0][1] == "best"
     assert (
-        "picked on the test set, as papers do, which flatters; no run had a validation set"
+        "picked on the test set, as papers do, and is therefore too good; no run had a validation set"
         in notes(filled(plan, [cell]), "std")[0]
     )
     (run / "metrics.csv").unlink()
@@ -331,7 +332,7 @@ def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
     given = filled(plan, runs)
     assert given.comparisons("")["B"].difference.count == 1
     assert any(
-        "Not finished, and left out wherever another seed has: B · seed 1 (round 1)" in note for note in notes(given, "std")
+        "Not finished, and left out if another seed has finished: B · seed 1 (round 1)" in note for note in notes(given, "std")
     )
     assert [row[1] for row in summarise(given)[1]] == ["56.25 ± 8.84", "50.00 (n = 1)"]
     assert r"B & \underline{50.00} \\" in latex(given, "std")
@@ -391,7 +392,7 @@ def test_latex_ranks_what_is_a_number(tmp_path: Path) -> None:
     assert (
         r"C & \textbf{75.00}" in text and r"A & \underline{50.00}" in text and r"B & nan \\" in text and r"D & 25.00 \\" in text
     )
-    assert "Without a number at the end, and left out of intervals and differences: B · seed 0." in notes(given, "std")
+    assert "Without a finite score at the end, and left out of intervals and differences: B · seed 0." in notes(given, "std")
 
 
 def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
     tables = ["configs/tables/one.yaml", "configs/tables/own.yaml"]
     assert "takes one table and one --out, or several with --reproduced" in complaint(*tables)
     assert "takes one table and one --out, or several with --reproduced" in complaint()
-    assert "--reproduced runs nothing" in complaint("--reproduced", "--", "--trainer.rounds", "2")
+    assert "--reproduced trains nothing" in complaint("--reproduced", "--", "--trainer.rounds", "2")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
     assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")

@@ -121,14 +121,13 @@ def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.Cap
         ["1.00 (9.00 s) *", "2.00 (6.00 s)"],
     ]
     assert (
-        "trained, and timed, once for several arms: the first 2 of A, late are those of A; the first 2 of B are those of A, late."
-        in shown
+        "trained, and timed, once for several arms: A trained the first 2 of A, late; A, late trained the first 2 of B." in shown
     )
     with (out / "table.csv").open() as file:
         assert [line["rounds_timed_in_another_run"] for line in csv.DictReader(file)] == ["", "2", "2"]
     shutil.rmtree(out)
     main(command)
-    assert "the first 2 of B are those of A, late" in capsys.readouterr().out
+    assert "A, late trained the first 2 of B" in capsys.readouterr().out
 
 
 def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
@@ -210,6 +209,6 @@ def test_saved_results_that_are_damaged(tmp_path: Path) -> None:
     saved = tmp_path / "saved.csv"
     for damaged in ("row,column\nA,\n", "\x00", 'row,"'):
         saved.write_text(damaged)
-        with pytest.raises(ValueError, match=r"saved\.csv is damaged .*: write it anew with --save-results"):
+        with pytest.raises(ValueError, match=r"saved\.csv is damaged .*: write it again with --save-results"):
             read_results(saved, [])
             raise ValueError(f"{damaged!r} was read")

@@ -91,8 +91,8 @@ def test_a_signal_goes_to_the_runs_and_no_more_are_begun(
     assert stop.value.code == (130 if name == "SIGINT" else 75) and signal.getsignal(number) is before
     assert [run.heard for run in runs] == [[number]]
     output = capfd.readouterr()
-    assert "0 of 2 runs finished. The same command goes on with the others" in output.out and "failed" not in output.out
-    assert "the runs in hand are saved and stop, and no more are begun" in output.err
+    assert "0 of 2 runs finished. The same command continues the others" in output.out and "failed" not in output.out
+    assert "current runs are saved and stop, and no further runs start" in output.err
 
 
 def test_what_another_process_trains_is_no_failure(

@@ -1,4 +1,4 @@
-"""The command ``flcog compare``: reads a table, runs its arms, prints and writes the filled table."""
+"""The command ``flcog compare``: reads a table, trains its arms, prints and writes the filled table."""
 
 import argparse
 from collections.abc import Sequence
@@ -46,11 +46,11 @@ def _share(text: str) -> float:
 
 
 def compare(arguments: list[str]) -> None:
-    """Fill a paper's table: every arm in every setting with every seed, and say how they differ.
+    """Fill a paper's table: train every arm in every setting with every seed, and compare the arms.
 
-    If it is stopped, the same command goes on where it was; what another table under the same folder has finished is not run
-    again. It ends as table.md, table.tex, table.csv and curves (PNG and PDF) beside the runs: scores over seeds, differences
-    paired by seed with intervals and p-values, and the paper's figures with a mark where they are reproduced.
+    If the command is stopped, the same command continues. Runs that another table in the same folder has finished are not trained
+    again. The result is written beside the runs as table.md, table.tex, table.csv and curves (PNG and PDF): scores over seeds,
+    differences paired by seed with intervals and p-values, and marks for the paper's figures that are reproduced.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, extra = arguments[:end], arguments[end + 1 :]
@@ -73,7 +73,7 @@ def compare(arguments: list[str]) -> None:
 
 
 def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Namespace) -> list[Cell]:
-    """Run what is not finished; returns what failed."""
+    """Train the unfinished runs. Returns the failed cells."""
     from flcog.commands.compare.filled import Filled
     from flcog.commands.compare.table import summarise
 
@@ -85,72 +85,51 @@ def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Names
 
 def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {name}: {key.meaning}" for name, key in KEYS.items())
-    bounds = " and ".join(f"{name} ({what})" for name, what in flcog.callbacks.BOUNDS.items())
     parser = parser_of(
         "compare",
         compare,
-        epilog=f"{EXTRA}\n\nA table's YAML file may say:\n{keys}",
+        epilog=f"{EXTRA}\n\nThe keys of a table's YAML file:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "table", type=_table, nargs="*", help="the table's YAML file, or the name of one that comes with flcog, e.g. digits"
+        "table", type=_table, nargs="*", help="a table's YAML file, or the name of a shipped table, such as digits"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        action="append",
-        default=[],
-        help="where the runs and the table go; runs/<name of the file> by default",
+    out = "the folder of the runs and the filled table; runs/<name of the file> by default"
+    parser.add_argument("--out", type=Path, action="append", default=[], help=out)
+    parser.add_argument("--jobs", type=_number, default=1, help="the number of simultaneous runs, which share the cores")
+    no_trunks = "train all rounds of every run, and do not share equal first rounds (start_round). The numbers are the same"
+    parser.add_argument("--no-trunks", action="store_true", help=no_trunks)
+    parser.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
+    _add_options_of_the_table(parser)
+    save = "write the results of finished runs to RESULTS/<name of the file>.csv, one line each"
+    parser.add_argument("--save-results", action="store_true", help=save)
+    results = "the folder of saved results, which replace missing runs for --show and --reproduced; results by default"
+    parser.add_argument("--results", type=Path, default=Path("results"), help=results)
+    reproduced = (
+        "write REPRODUCED.md: every table and figure of the papers with its command, deviations, trained cells and reproduced figures. "
+        "Trains nothing. Reads the given tables, by default all shipped ones, and takes each --out as a folder of tables' folders"
     )
-    parser.add_argument("--jobs", type=_number, default=1, help="runs side by side, which share the cores")
-    parser.add_argument(
-        "--no-trunks",
-        action="store_true",
-        help="train every run from round 1 on; else arms that are the same until a round (start_round) branch from one of them there, "
-        "with the same numbers",
-    )
-    parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
-    parser.add_argument(
-        "--bounds",
-        action="store_true",
-        help=f"two rows more, which papers draw as lines: {bounds}",
-    )
-    parser.add_argument("--last", type=_number, help="mean of so many last evaluations, instead of the table's (or 5)")
-    parser.add_argument(
-        "--against", metavar="ROW", help="the row that the others are compared with, instead of the table's (or the first)"
-    )
-    parser.add_argument("--confidence", type=_share, help="of the intervals, instead of the table's (or 0.95)")
-    parser.add_argument(
-        "--spread",
-        choices=("std", "sem", "interval"),
-        default="std",
-        help="what stands after ±: standard deviation over seeds (default), standard error of the mean, or half of its interval",
-    )
-    parser.add_argument("--show", action="store_true", help="print the table of what has been run so far, and run nothing")
-    parser.add_argument(
-        "--save-results",
-        action="store_true",
-        help="write the finished runs' results, a line each, to RESULTS/<name of the file>.csv",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        help="folder of saved results, which --show and --reproduced read where a run's directory is gone; results by default",
-    )
-    parser.add_argument(
-        "--reproduced",
-        action="store_true",
-        help="write REPRODUCED.md: every table and figure of the papers, its command, what is not as in them, how much has been run "
-        "and whether it came out the same. Runs nothing; takes the given tables or all that come with flcog, and each --out (runs by "
-        "default) as a folder of tables' folders",
-    )
+    parser.add_argument("--reproduced", action="store_true", help=reproduced)
     return parser
 
 
+def _add_options_of_the_table(parser: argparse.ArgumentParser) -> None:
+    """Options that change the table of the file."""
+    bounds = " and ".join(f"{name} ({meaning})" for name, meaning in flcog.callbacks.BOUNDS.items())
+    parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
+    parser.add_argument("--bounds", action="store_true", help=f"add the bounds that papers draw as lines: {bounds}")
+    parser.add_argument("--last", type=_number, help="the number of evaluations in the mean, instead of the table's (or 5)")
+    against = "the row that the others are compared with, instead of the table's (or the first)"
+    parser.add_argument("--against", metavar="ROW", help=against)
+    confidence = "the confidence of intervals, instead of the table's (or 0.95)"
+    parser.add_argument("--confidence", type=_share, help=confidence)
+    spread = "the figure after ±: standard deviation over seeds (default), standard error of the mean, or half of its interval"
+    parser.add_argument("--spread", choices=("std", "sem", "interval"), default="std", help=spread)
+
+
 def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
-    """The table of the file, with what the options change of it."""
+    """The table of the file, changed by the options."""
     table = with_bounds(read_table(path)) if options.bounds else read_table(path)
     if options.seeds:
         table = replace(table, seeds=tuple(dict.fromkeys(options.seeds)))
@@ -171,7 +150,7 @@ def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
 
 
 def _report(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: argparse.Namespace) -> None:
-    """Print the filled table, write it and its curves beside the runs, and save the results if asked."""
+    """Print the filled table, write it and its curves beside the runs, and save the results with ``--save-results``."""
     from flcog.commands.compare.report import report
 
     saved = _saved_file(options, path)
@@ -191,12 +170,12 @@ def _reproduced(options: argparse.Namespace, extra: Sequence[str]) -> None:
     from flcog.commands.compare.reproduced import write_page
 
     if extra:
-        raise ValueError("--reproduced runs nothing, so nothing can stand after --")
+        raise ValueError("--reproduced trains nothing: remove the arguments after --")
     write_page(options.table, options.out or [Path("runs")], options.results, Path("REPRODUCED.md"))
 
 
 def _end(failed: Sequence[Cell], count: int) -> None:
-    """Say which of ``count`` runs failed or belong to another process, as the command's error or exit status."""
+    """Report the runs that failed or belong to another process, as the command's error or exit status."""
     busy, broken = [cell for cell in failed if cell.busy], [cell for cell in failed if not cell.busy]
     if busy:
         print(f"{len(busy)} of {count} runs belong to another process: give the same command again when it has ended", flush=True)

@@ -1,4 +1,4 @@
-"""A table with the results of its runs: scores by row, column and seed, and how the rows differ."""
+"""A table with the results of its runs: scores by row, column and seed, and differences between rows."""
 
 import math
 import statistics
@@ -13,12 +13,12 @@ from flcog.core.monitor import lower_is_better
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row beside the one that it is compared with, in one setting.
+    """A row compared with another row, in one setting.
 
     Args:
-        against: that row.
-        difference: of the compared score, over the seeds of which both have finished.
-        p_holm: the test's p-value, adjusted over the rows of the column; NaN where it has none.
+        against: the other row.
+        difference: of the compared score, over the seeds that both rows have finished.
+        p_holm: the p-value of the test, adjusted over the rows of the column; NaN if there is none.
     """
 
     against: str
@@ -27,11 +27,11 @@ class Comparison:
 
 
 class Filled:
-    """A table and what its runs came to. Scores are in percent where the metric is a share.
+    """A table with the results of its runs. Scores of a metric that is a share are in percent.
 
     Args:
-        table: what was to be filled.
-        results: of the runs that have begun.
+        table: the table.
+        results: the results of the runs that have begun.
     """
 
     def __init__(self, table: Table, results: Sequence[Result]) -> None:
@@ -43,23 +43,28 @@ class Filled:
         self._scales = {column: percent_scale(self.in_column(column)) for column in self.columns}
 
     def of(self, row: str, column: str) -> list[Result]:
-        """Of the finished runs; of those that have begun where none has finished, since early scores beside final ones mislead."""
+        """The results of the finished runs. If no run has finished, the results so far: early and final scores are not mixed."""
         begun = self._results.get((row, column), [])
         return [result for result in begun if result.finished] or begun
 
     @property
     def unfinished(self) -> list[Result]:
-        """Of the runs that have begun and not finished."""
+        """The results of the runs that have begun but not finished."""
         found = [
             result for column in self.table.columns for row in self.table.rows for result in self._results.get((row, column), [])
         ]
         return [result for result in found if not result.finished]
 
+    @property
+    def results(self) -> list[Result]:
+        """The results in all settings."""
+        return [result for column in self.table.columns for result in self.in_column(column)]
+
     def in_column(self, column: str) -> list[Result]:
         return [result for row in self.table.rows for result in self.of(row, column)]
 
     def scale(self, column: str) -> float:
-        """100 where the column's metric is a share, else 1."""
+        """100 if the column's metric is a share, else 1."""
         return self._scales[column]
 
     def lower_is_better(self, column: str) -> bool:
@@ -70,7 +75,7 @@ class Filled:
         return self.scale(column) == 100
 
     def scores(self, row: str, column: str, summary: Summary, finished: bool = False) -> dict[int, float]:
-        """By seed; only those of finished runs if asked."""
+        """Scores by seed. With ``finished``, unfinished runs are left out."""
         return {
             result.seed: self.scale(column) * result.scores[summary]
             for result in self.of(row, column)
@@ -78,7 +83,7 @@ class Filled:
         }
 
     def deviation(self, row: str, column: str) -> float:
-        """Of the last evaluations of a run, on average over the runs; NaN where none has two."""
+        """The standard deviation over a run's last evaluations, averaged over the runs; NaN if no run has two evaluations."""
         found = [result.deviation for result in self.of(row, column) if not math.isnan(result.deviation)]
         return self.scale(column) * statistics.fmean(found) if found else math.nan
 
@@ -87,7 +92,7 @@ class Filled:
         return estimate(_finite(self.scores(row, column, self.table.summary_of(column), finished=True)), self.table.confidence)
 
     def comparisons(self, column: str) -> dict[str, Comparison]:
-        """Of each row of which a finished run has a partner, in one setting."""
+        """Comparisons by row in one setting, for rows with a finished run whose seed the other row has finished, too."""
         found = {
             row: (against, self._difference(row, against, column))
             for row, against in self.table.against.items()
@@ -111,7 +116,7 @@ def _finite(values: dict[int, float]) -> list[float]:
 
 
 def _averages(table: Table, results: Sequence[Result]) -> list[Result]:
-    """The mean over all settings, of each row and seed that has been run in all of them."""
+    """The mean over all settings, for each row and seed with a run in every setting."""
     if not table.average:
         return []
     found = {(result.row, result.column, result.seed): result for result in results if result.scores}

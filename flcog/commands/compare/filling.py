@@ -39,14 +39,16 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
             for cell, took in runner.run(todo):
                 progress.tell(cell, _outcome(cell), took)
                 if cell.error and not cell.busy and not rounds and cell is not todo[-1]:
-                    print("No configuration of the others can be read either: they are not begun", flush=True)
+                    print("The other runs are not started, because no configuration of theirs can be read", flush=True)
                     break
     finally:
         signals.put_back(before)
     finished = sum(cell.finished for cell in runs)
     if runner.signal and finished < len(runs):
-        what = f"stopped by {signals.name(runner.signal)}, {finished} of {len(runs)} runs finished"
-        print(f"\n{what}. The same command goes on with the others, where each of them was\n", flush=True)
+        print(
+            f"\nstopped by {signals.name(runner.signal)}, {finished} of {len(runs)} runs finished. The same command continues the others\n",
+            flush=True,
+        )
         raise KeyboardInterrupt if runner.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
     return [cell for cell in todo if cell.error]
 
@@ -54,7 +56,7 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
 def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[dict[str, Path], dict[str, int]]:
     """Take finished runs of other tables, and find shared rounds.
 
-    Returns all finished runs, by identity, and how many rounds each cell's run has.
+    Returns all finished runs by identity, and the number of rounds of each cell.
     """
     keeping = [cell for cell in runs if cell.run is not None and cell.run.keeps_any]
     configs = resolve([cell for cell in runs if not cell.finished or cell in keeping])

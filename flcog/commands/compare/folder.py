@@ -34,7 +34,7 @@ class CellFolder:
     """The folder of one cell.
 
     Args:
-        path: where it is.
+        path: the folder.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The filled table in LaTeX, to go into a paper as it is: booktabs, the best of a column bold, the second underlined."""
+"""The filled table in LaTeX for a paper, with booktabs: the best score of a column is bold, the second underlined."""
 
 import math
 import statistics
@@ -35,19 +35,19 @@ ESCAPES = (
         "−": "$-$",
     }
 )
-"""A row that begins with [ or * would else be read as what belongs to the end of the line before it."""
+"""Texts for special characters. LaTeX would read [ or * at the start of a row as an option of the line break before it."""
 
 CAPITALS = ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega")
-"""The Greek ones that LaTeX has a name for."""
+"""Capital Greek letters with a LaTeX command."""
 
 NAMED = {name.lower() for name in CAPITALS} | {
     *("alpha", "beta", "epsilon", "zeta", "eta", "iota", "kappa", "mu", "nu", "rho", "tau", "chi"),
 }
-"""The small ones."""
+"""Small Greek letters with a LaTeX command."""
 
 
 def latex(filled: Filled, spread: Spread) -> str:
-    """The whole table environment; its first line says what it needs."""
+    """The table environment. Its first line names the packages that it needs."""
     head = " & ".join(["", *(escape(column) or "Score" for column in filled.columns)])
     body = [
         " & ".join([escape(row), *cells]) + r" \\" for row, cells in zip(filled.table.rows, _cells(filled, spread), strict=True)
@@ -58,7 +58,7 @@ def latex(filled: Filled, spread: Spread) -> str:
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{escape(filled.table.title.rstrip('.'))}. {_explained(filled, spread)}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{% made smaller where it is wider than the text",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{% smaller if it is wider than the text",
             rf"\begin{{tabular}}{{l{'c' * len(filled.columns)}}}",
             r"\toprule",
             rf"{head} \\",
@@ -77,7 +77,7 @@ def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
     columns, bounds = [], _bounds(filled.table)
     for column in filled.columns:
         shown = {row: _mean(filled, row, column) for row in filled.table.rows}
-        # Ranked as printed: what reads the same is equally good.
+        # Scores with the same printed text have the same rank.
         ranked = [text for row, text in shown.items() if text and row not in bounds]
         numbers = {float(text) for text in ranked if math.isfinite(float(text))}
         ranks = sorted(numbers, reverse=not filled.lower_is_better(column))[:2]
@@ -86,13 +86,13 @@ def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
 
 
 def _bounds(table: Table) -> list[str]:
-    """The rows that are no method among others but what these are measured by, as centralised training is."""
+    """The rows that are bounds for the methods, such as centralised training."""
     names = [name.lower() for name in flcog.callbacks.BOUNDS]
     return [row for row, part in table.rows.items() if any(path.stem in names for path in part.configs)]
 
 
 def _mean(filled: Filled, row: str, column: str) -> str:
-    """Of finished runs: what the others have come to is no figure for a paper."""
+    """The mean of finished runs. Scores of unfinished runs do not belong into a paper."""
     values = list(filled.scores(row, column, filled.table.summary_of(column), finished=True).values())
     return number(statistics.fmean(values)) if values else ""
 
@@ -108,7 +108,7 @@ def _cell(filled: Filled, row: str, column: str, text: str, ranks: Sequence[floa
 
 
 def _explained(filled: Filled, spread: Spread) -> str:
-    """What the caption says of the figures."""
+    """The meaning of the figures, for the caption."""
     over_rounds = filled.table.summary == "mean" and filled.table.over_rounds
     words = {"std": "standard deviation", "sem": "standard error", "interval": f"{percent(filled.table.confidence)} interval"}
     cells = [filled.of(row, column) for row in filled.table.rows for column in filled.columns]

@@ -1,10 +1,10 @@
-"""What seeds say of an arm and of two arms' difference: means with intervals, paired tests, and Holm's correction.
+"""Means over seeds with intervals, paired tests of two arms, and Holm's correction.
 
-Intervals and tests are Student's t at any number of seeds, and there is no bootstrap. In simulations (t in 2,000 draws, a part of which
-is in tests/commands/test_compare_paired.py; BCa in 1,000) the 95 % interval by t held the true mean in 95 % of draws of a normal law at
-3, 5 and 20 seeds, and in 94 % of the difference of two skewed arms at 20. The BCa bootstrap held it in 70, 85 and 92 %, and in 91 %.
-Up to 100 seeds and under five laws it came closer to 95 % than t in two cases of 35, by 0.2 points. A single arm as skewed as the
-exponential is too much for either at 20 seeds: 91 % by t, 88 % by BCa; arms are compared by differences, which are less skewed.
+Intervals and tests are Student's t for any number of seeds, and there is no bootstrap. In simulations (2,000 draws for t, repeated in part
+by tests/commands/test_compare_paired.py, and 1,000 for BCa) the 95 % interval by t contained the true mean of a normal distribution in 95 %
+of draws at 3, 5 and 20 seeds, and the true difference of two skewed arms in 94 % at 20 seeds. The BCa bootstrap contained them in 70, 85
+and 92 %, and in 91 %. With up to 100 seeds and five distributions, BCa was closer to 95 % in two of 35 cases, by 0.2 points. Neither
+suits a single arm as skewed as the exponential at 20 seeds: t has 91 %, BCa 88 %. Arms are compared by differences, which are less skewed.
 """
 
 import math
@@ -20,9 +20,9 @@ class Estimate:
     """A mean over seeds with its confidence interval.
 
     Args:
-        mean: NaN where there is no seed.
-        half: half the interval's width. NaN for fewer than two seeds; 0 where all seeds are alike.
-        count: of seeds.
+        mean: the mean, or NaN without seeds.
+        half: half the interval's width. NaN for fewer than two seeds; 0 if all seeds have the same value.
+        count: the number of seeds.
     """
 
     mean: float
@@ -39,7 +39,7 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the seeds differ, without which nothing is known of how far others would lie."""
+        """Whether the seeds differ. Equal seeds tell nothing about the spread."""
         return self.half > 0
 
 
@@ -48,8 +48,8 @@ class Difference(Estimate):
     """The mean difference of two arms over the seeds that both have.
 
     Args:
-        p: of Student's paired test that there is none, two-sided. NaN where it cannot be told: fewer than two seeds, or a difference
-            that is the same with every seed; 1 where that is 0.
+        p: the p-value of Student's two-sided paired test. NaN for fewer than two seeds, or if every seed has the same difference; 1 if
+            that difference is 0.
     """
 
     p: float
@@ -73,7 +73,7 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float], confidence
 
 
 def _half(values: Sequence[float], size: float, confidence: float) -> float:
-    """Half of Student's interval. A spread that is no more than rounding in numbers of this ``size`` is none."""
+    """Half of Student's interval. A spread within the rounding errors of numbers of this ``size`` counts as none."""
     if len(values) < 2:
         return math.nan
     error = _standard_error(values)
@@ -90,7 +90,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: below a level, all of them together err no more often than that. NaN stays, and counts as no test.
+    """Holm's adjusted p-values. All tests below a level together err no more often than that level. NaN stays, and is no test.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

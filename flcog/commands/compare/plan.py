@@ -16,7 +16,7 @@ SPLIT_SEED = "data.partition_seed"
 """The option that draws the split of the data over the clients."""
 
 Summary = Literal["best", "last", "mean", "val"]
-"""The score of a run: its best evaluation, the last, the mean of the last few, or the evaluation in the best round by validation."""
+"""The score of a run: its best evaluation, the last, the mean of the last few, or the evaluation in the round with the best validation."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Table:
         metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
         last: the number of last evaluations in the mean.
         published: a paper's figures by row and column, shown beside ours.
-        against: for each row the one it is compared with, seed by seed. A row that stands against itself is compared with none.
-        varies_split: whether a seed draws the split too; else all seeds share one.
+        against: for each row, the row that it is compared with. A row is not compared with itself.
+        varies_split: whether each seed draws its own split; else all seeds share one.
         confidence: of the intervals, such as 0.95 for 95 %.
-        summary: which of a run's scores is compared, with the other arms and with the paper, where a column has no other.
+        summary: the score of a run that is compared with other arms and the paper, in columns without their own.
         over_rounds: whether the mean of the last evaluations shows its deviation over them, not over seeds.
         average: the name of a further column, the mean over all settings; empty for no such column.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
         deviations: differences from the paper, one sentence each.
-        trunks: whether arms that are the same until a round train the rounds before it once; not where times are compared.
+        trunks: whether arms that are equal until a round share the rounds before it. Tables that compare times do not share.
     """
 
     title: str
@@ -79,7 +79,7 @@ class Table:
     trunks: bool = True
 
     def summary_of(self, column: str) -> Summary:
-        """Which of a run's scores is compared in this column."""
+        """The score of a run that is compared in this column."""
         return (self.columns[column].summary if column in self.columns else None) or self.summary
 
 
@@ -94,25 +94,25 @@ class Cell:
     arguments: list[str]
     error: str | None = None
     busy: bool = False
-    """Whether it was left out because another process is training it."""
+    """Whether it was skipped, because another process is training it."""
     metric: str | None = None
-    """The column of ``metrics.csv`` that it is compared by; None for the task's main one."""
+    """The compared column of ``metrics.csv``; None for the task's main metric."""
     until: int | None = None
-    """The last round that its scores are of; None for all."""
+    """The last round that counts for its scores; None for all."""
     extra: Sequence[str] = ()
-    """What of its command line is not the table's."""
+    """The user's own arguments on its command line."""
     common_arguments: Sequence[str] = ()
     """Its command line without the command, seeds and folder, which is equal for all seeds."""
     varies_split: bool = False
-    """Whether its seed draws the split too."""
+    """Whether its seed draws the split, too."""
     identity: str = ""
     """Equal for all runs with the same results; empty if unknown."""
     trunk: "Trunk | None" = None
-    """The run whose first rounds are its own."""
+    """The run that it branches from."""
     keep_options: Sequence[str] = ()
     """Options that make it keep checkpoints for runs that branch from it."""
     carried: Sequence[Any] = ()
-    """Methods that only gather in its run, for others that branch from it: their class paths with their arguments."""
+    """Methods that only collect state in its run, for runs that branch from it: their class paths with their arguments."""
 
     @property
     def name(self) -> str:
@@ -148,7 +148,7 @@ class Cell:
 
 
 class Trunk(NamedTuple):
-    """A run, and how many of its first rounds another shares with it."""
+    """A run, and the number of its first rounds that another run takes over."""
 
     cell: Cell
     round: int
@@ -184,12 +184,12 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
 
 
 def apart(runs: Sequence[Cell]) -> list[Cell]:
-    """One cell for each run: columns with several metrics of a setting show the same ones."""
+    """One cell for each run. Columns with different metrics of one setting show the same runs."""
     return list({cell.folder: cell for cell in reversed(runs)}.values())[::-1]
 
 
 def _check_split_seed(table: Table, extra: Sequence[str]) -> None:
-    """Complain of a split that is given where the seeds draw it."""
+    """Refuse a split seed in a table whose seeds draw the split."""
     parts = (table.common, *table.columns.values(), *table.rows.values())
     given = [options for part in parts for options in (part.arguments, *part.columns.values())]
     words = [*(f"--{key}" for options in given for key in options), *extra]
@@ -207,7 +207,7 @@ def _check_apart(runs: Sequence[Cell]) -> None:
 
 
 def file_name(name: str) -> str:
-    """Part of a path, which stays below the folder it is joined to: "." and ".." do not."""
+    """A part of a path that cannot leave its folder, as "." and ".." can."""
     plain = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in name)
     return plain if plain.strip(".") else plain.replace(".", "-")
 

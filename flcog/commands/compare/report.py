@@ -1,13 +1,14 @@
-"""What a comparison prints and writes: the filled table for people, programs and papers, and its curves."""
+"""Prints and writes a comparison: the filled table as text, CSV and LaTeX, and its curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flcog.commands.compare.curves import draw_curves
 from flcog.commands.compare.filled import Filled
-from flcog.commands.compare.findings import difference_table, notes, paper_table
+from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.latex import latex
+from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Cell, Table
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.table import Spread, in_setting, summarise
@@ -17,7 +18,7 @@ from flcog.core.text import markdown
 
 
 def text(filled: Filled, spread: Spread) -> str:
-    """The table with its title, what the seeds say of differences and of the paper, and the notes."""
+    """The title, the table, the differences, the paper's figures, the notes, and a table for each of several settings."""
     found = {"Differences": difference_table(filled), "The paper": paper_table(filled)}
     settings = {column: markdown(*in_setting(filled, column, spread)) for column in filled.columns if _several(filled, column)}
     parts = [filled.table.title, markdown(*summarise(filled, spread)), *_titled(found), *notes(filled, spread)]
@@ -29,12 +30,12 @@ def _titled(tables: Mapping[str, str]) -> list[str]:
 
 
 def _several(filled: Filled, column: str) -> bool:
-    """Whether the setting is one of several, so that the first table does not say all of it, and something of it has been run."""
+    """Whether the setting needs its own table: it has runs, and there are other settings."""
     return len(filled.columns) > 1 and bool(filled.in_column(column))
 
 
 def report(table: Table, runs: Sequence[Cell], results: Sequence[Result], out: Path, spread: Spread) -> None:
-    """Print the filled table, and write it and its curves beside the runs, where there are any."""
+    """Print the filled table. If there are runs, write the table and its curves beside them."""
     filled = Filled(table, results)
     said = text(filled, spread)
     print(f"\n{said}\n", flush=True)

@@ -18,7 +18,7 @@ Config = Mapping[str, Any]
 WHERE_IT_LIES = ("default_root_dir", "logger", "resume_changed")
 """Options of the trainer without influence on the results."""
 WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "Summary")
-"""Callbacks that add no columns to the rows."""
+"""Callbacks that add no columns to metrics.csv."""
 
 
 class _Reader(CommandCLI):
@@ -28,7 +28,7 @@ class _Reader(CommandCLI):
         self._dump_config()
 
     def _set_seed(self) -> None:
-        """Nothing is drawn."""
+        """Draw nothing."""
 
 
 def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
@@ -46,7 +46,7 @@ def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
 
 
 def _read(words: Sequence[str]) -> Config | None:
-    """What ``flcog fit`` would take from its command line, which is refused in silence."""
+    """The configuration of ``flcog fit`` for a command line; None for an invalid one, without any output."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
         contextlib.redirect_stdout(io.StringIO()),
@@ -78,13 +78,13 @@ def class_of(part: Config) -> str:
 
 
 def without_place(config: Config, callbacks: Sequence[Any]) -> str:
-    """A configuration with these callbacks as text, but for where its run lies."""
+    """A configuration with these callbacks as text, without the folder and the trackers of its run."""
     trainer = {name: value for name, value in config["trainer"].items() if name not in WHERE_IT_LIES}
     return json.dumps({**config, "trainer": {**trainer, "callbacks": callbacks}}, sort_keys=True, default=str)
 
 
 def identity(config: Config) -> str:
-    """Twenty hex digits that two runs share whose configuration, seed and version of flcog are the same.
+    """Twenty hex digits, equal for runs with the same configuration, seed and version of flcog.
 
     The run's folder, its trackers and its observers do not count. Everything else does, including executor, precision, accelerator and
     the number of processes, because they can change last digits. The number of threads, which ``--jobs`` sets, can do so as well, but is

@@ -1,4 +1,4 @@
-"""What the runs of a comparison came to: scores, rounds to targets, time and bytes, one result for each run."""
+"""The results of a comparison's runs: scores, rounds to targets, time and bytes."""
 
 import math
 import statistics
@@ -21,27 +21,27 @@ History = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Result:
-    """A run of a table.
+    """The result of one run.
 
     Args:
-        row, column, seed: which.
-        finished: whether it has come to its end.
-        rounds: how far it has come.
-        metric: what is compared; None where it was never evaluated.
-        scores: best, last, mean of the last evaluations, and the one that the validation set would choose, where there is one.
-        averaged: how many evaluations that mean is of.
-        deviation: their standard deviation; NaN for one.
-        targets: the rounds and the bytes after which it reached what ``RoundsToTarget`` looked for, such as ``accuracy_0.8``.
-        seconds: of all rounds, without evaluations.
-        acting_seconds: of a round in which all of the arm's methods act, on average.
-        shared_rounds, shared_acting_rounds: how many of all rounds, and of these, another run has trained, and timed.
-        trunk: that run's arm; empty where there is none.
-        up_bytes: from clients to server, with what was sent before the first round.
-        total_bytes: both ways.
-        waiting: the share of the rounds' time in which the run's threads waited for a core, as other programs used it.
-        commit: of the code that made it.
-        arguments: what the command gave to the run beside the table's own.
-        outdated: whether the table has changed since.
+        row, column, seed: its cell.
+        finished: whether all rounds are done.
+        rounds: the number of finished rounds.
+        metric: the compared column; None if it was never evaluated.
+        scores: the best, the last, the mean of the last evaluations, and, with a validation set, the score in its best round.
+        averaged: the number of evaluations in this mean.
+        deviation: their standard deviation; NaN for one evaluation.
+        targets: for each target of ``RoundsToTarget``, such as ``accuracy_0.8``, the rounds and the bytes until it was reached.
+        seconds: the time of all rounds, without evaluations.
+        acting_seconds: the mean time of the rounds with all of the arm's methods.
+        shared_rounds, shared_acting_rounds: the numbers of rounds, and of rounds with all methods, that another run trained and timed.
+        trunk: the arm of that run, or empty.
+        up_bytes: bytes from clients to server, including exchanges before the first round.
+        total_bytes: bytes in both directions.
+        waiting: the share of the rounds' time that the run's threads waited for a core that other programs used.
+        commit: the commit of the code.
+        arguments: options of the command that are not in the table.
+        outdated: whether the table has changed since the run.
     """
 
     row: str
@@ -68,7 +68,7 @@ class Result:
 
     @property
     def disturbed(self) -> bool:
-        """Whether its times are too long because other programs ran on the same cores."""
+        """Whether its times are too long, because other programs used the same cores."""
         return self.waiting > DISTURBED
 
     @property
@@ -77,12 +77,12 @@ class Result:
 
 
 def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
-    """What a cell's run has come to so far; None where it has no round.
+    """The result of a cell's run so far; None before the first round.
 
     Args:
-        cell: which.
-        metric: the table's, or None for the run's main one.
-        last: how many evaluations the mean is of.
+        cell: the cell.
+        metric: the compared column, or None for the run's main metric.
+        last: the number of evaluations in the mean.
     """
     history = cell.history()
     if not history:
@@ -120,7 +120,7 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
 
 
 def compared_metric(metric: str | None, history: History) -> str | None:
-    """The column that is compared: the named one, or the main one of the last evaluation."""
+    """The compared column: ``metric``, or else the main metric of the last evaluation."""
     return metric or next((name for row in reversed(history) if (name := main_metric(row))), None)
 
 
@@ -136,7 +136,7 @@ def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history
 
 
 def _chooser(metric: str, history: History) -> str | None:
-    """The validation figure that would choose a round: the compared one's own, or the main one."""
+    """The validation metric that chooses a round: the same metric as the compared one if there is one, or the main one."""
     twin = f"val/{metric.removeprefix('test/')}"
     if any(twin in row for row in history):
         return twin if twin != metric else None
@@ -145,13 +145,13 @@ def _chooser(metric: str, history: History) -> str | None:
 
 
 def _best(metric: str, values: Sequence[float]) -> float:
-    """NaN is never best unless all are."""
+    """The best value. NaN counts only if all values are NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     return math.nan if not numbers else min(numbers) if lower_is_better(metric) else max(numbers)
 
 
 def _targets(history: History) -> Mapping[str, tuple[float, float]]:
-    """The targets that ``RoundsToTarget`` logged, whose columns are such as ``to_accuracy_0.8/rounds``."""
+    """The targets that ``RoundsToTarget`` logged in columns such as ``to_accuracy_0.8/rounds``."""
     return {
         name.removeprefix("to_").removesuffix("/rounds"): (
             value,
@@ -164,19 +164,19 @@ def _targets(history: History) -> Mapping[str, tuple[float, float]]:
 
 
 def _acting_rounds(about: Mapping[str, Any]) -> tuple[float, float]:
-    """The first and the last in which all methods act, where the run says which these are; else all."""
+    """The first and the last round in which all methods act. A run that does not name them counts with all rounds."""
     acting = about.get("acting_rounds")
     return (acting[0], acting[1]) if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
 
 
 def _acting_seconds(times: Mapping[float, float], acting: tuple[float, float]) -> float:
-    """A round's mean time, over these."""
+    """The mean time of these rounds."""
     chosen = [seconds for round, seconds in times.items() if acting[0] <= round <= acting[1]]
     return statistics.fmean(chosen) if chosen else math.nan
 
 
 def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
-    """How many rounds it has from the run that it branched from, and that one's arm; none, and nothing."""
+    """The number of rounds from the run that it branched from, and the arm of that run; 0 and an empty text without one."""
     branch = about.get("branch")
     if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
         return 0, ""
@@ -184,7 +184,7 @@ def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def percent_scale(results: Sequence[Result]) -> float:
-    """100 where the runs' metric is a share, to be shown in percent, else 1."""
+    """100 if the runs' metric is a share, which is shown in percent, else 1."""
     metric = next((result.metric for result in results if result.metric), None)
     if metric is None or lower_is_better(metric.removesuffix("_std")):  # the spread of a share is shown in percentage points
         return 1.0
@@ -192,17 +192,17 @@ def percent_scale(results: Sequence[Result]) -> float:
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """NaN for fewer than two."""
+    """The sample's standard deviation; NaN for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def number(value: float) -> str:
-    """A score as a table shows it."""
+    """Format a score for a table."""
     return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
 def check_metric(results: Sequence[Result], cells: Sequence[Cell]) -> None:
-    """Complain of a metric that no finished run of its columns has logged."""
+    """Refuse a metric that no finished run of its columns has logged."""
     for metric in dict.fromkeys(cell.metric for cell in cells if cell.metric):
         columns = {cell.column for cell in cells if cell.metric == metric}
         _check_logged(metric, [result for result in results if result.column in columns], cells)

@@ -72,7 +72,7 @@ class Runner:
         for child in list(self._children):
             child.send_signal(number) if self._interrupts < 4 else child.kill()
         again = "; Ctrl-C again stops them at once" if number == signal.SIGINT else ""
-        signals.say(f"{signals.name(number)}: the runs in hand are saved and stop, and no more are begun{again}")
+        signals.say(f"{signals.name(number)}: current runs are saved and stop, and no further runs start{again}")
 
     def _one(self, cell: Cell) -> float:
         started, lock = time.monotonic(), WriterLock()
@@ -92,7 +92,7 @@ class Runner:
 
     def _train(self, cell: Cell) -> None:
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
-        # -P: else Python looks for every module in the working directory first, where a random.py may lie.
+        # -P: otherwise Python would import a random.py in the working directory instead of its own.
         options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options]
         command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options]
         with (cell.folder / OUTPUT).open("ab") as output:
@@ -108,7 +108,7 @@ class Runner:
                     process_group=0,  # a terminal's Ctrl-C comes through `stop`, once
                 )
                 self._children.add(child)
-            if self.signal:  # came while it was being started, when `stop` could not know it
+            if self.signal:  # it came before `stop` knew this process
                 child.send_signal(self.signal)
             code = child.wait()
         with self._lock:

@@ -1,4 +1,4 @@
-"""A table's results as a file to keep beside the code: a line for each finished run, read where its directory is gone."""
+"""A table's results in one file, with a line for each finished run. It replaces run directories that no longer exist."""
 
 import csv
 import math
@@ -15,9 +15,9 @@ from flcog.core.files import write_table
 TEXTS = ("row", "column", "metric", "commit", "arguments")
 WHOLE = ("seed", "rounds", "averaged")
 SHARED = ("shared_rounds", "shared_acting_rounds", "trunk")
-"""Only in files that have a run with shared rounds."""
+"""Columns of files with a run that shares rounds."""
 LOAD = "waiting"
-"""Only in files that have a run that waited for cores."""
+"""A column of files with a run that waited for cores."""
 NUMBERS = ("deviation", "seconds", "acting_seconds", "up_bytes", "total_bytes")
 SUMMARIES: Sequence[Summary] = get_args(Summary)
 COLUMNS, SURPLUS = (*TEXTS, *WHOLE, *NUMBERS, *SUMMARIES, "settings"), "surplus"
@@ -25,11 +25,11 @@ ROUNDS_TO, BYTES_TO = "rounds_to_", "bytes_to_"
 
 
 def write_results(path: Path, results: Sequence[Result], runs: Sequence[Cell]) -> int:
-    """Write the finished runs; those that the file holds of other rows, columns and seeds stay. Returns how many were written.
+    """Write the finished runs into a file, and keep its lines of other rows, columns and seeds. Returns the number of finished runs.
 
     Args:
-        path: such as results/fedcog.csv.
-        results: of ``runs``.
+        path: the file, such as results/fedcog.csv.
+        results: the results of ``runs``.
         runs: the table's cells.
     """
     digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
@@ -43,7 +43,7 @@ def write_results(path: Path, results: Sequence[Result], runs: Sequence[Cell]) -
 
 
 def read_results(path: Path, runs: Sequence[Cell]) -> list[Result]:
-    """The results of a table's cells that the file holds. They are outdated if the table, or the metric that it compares, has changed."""
+    """Read the results of a table's cells from a file. If the table or the compared metric has changed, they are outdated."""
     metrics = {(cell.row, cell.column, cell.seed): cell.metric for cell in runs}
     digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
     found = ((result, digests.get(_key(result)), line["settings"]) for result, line in _lines(path))
@@ -55,14 +55,14 @@ def read_results(path: Path, runs: Sequence[Cell]) -> list[Result]:
 
 
 def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
-    """What the cells came to; where a run's directory is gone, what the file of saved results has."""
+    """The results of the cells, from their runs or else from the file of saved results."""
     kept = {_key(result): result for result in (read_results(saved, runs) if saved else [])}
     found = [result_of(cell, cell.metric, table.last) or kept.get((cell.row, cell.column, cell.seed)) for cell in runs]
     return [result for result in found if result]
 
 
 def seeds_run(table: Table, out: Path, saved: Path) -> tuple[int, ...]:
-    """The seeds with which any of the table's arms has been run."""
+    """The seeds of all runs of the table's arms."""
     folders = {cell.folder.parent for cell in cells(table, out, [])}
     names = {path.name.removeprefix("seed") for folder in folders for path in folder.glob("seed*")}
     parts = {(row, column) for row in table.rows for column in table.columns}
@@ -86,7 +86,7 @@ def _line(result: Result, settings: str) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[tuple[Result, Mapping[str, str]]]:
-    """The file's lines, and what they say; none where there is no file."""
+    """The results in the file, with their lines. Empty if there is no file."""
     if not path.is_file():
         return []
     try:
@@ -96,7 +96,7 @@ def _lines(path: Path) -> list[tuple[Result, Mapping[str, str]]]:
                 raise ValueError(f"no column {missing[0]}")
             return [(_result(line), line) for line in reader]
     except (UnicodeError, csv.Error, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it anew with --save-results") from None
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it again with --save-results") from None
 
 
 def _result(line: Mapping[str, str]) -> Result:

@@ -1,4 +1,4 @@
-"""What a row saves on its way to a target, beside the row that it is compared with: rounds, and bytes both ways."""
+"""The rounds and bytes that a row saves until it reaches a target, compared with another row."""
 
 import math
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from flcog.commands.compare.results import Result
 
 @dataclass(frozen=True)
 class Saving:
-    """Over the seeds of which both rows have finished.
+    """The savings over the seeds that both rows have finished.
 
     Args:
-        times: how many times fewer rounds the row takes.
-        percent: of the other row's bytes that it does not send; what is sent before round 1 counts.
-        beyond: whether the other row did not reach the target with some seed, so that both are at least as large.
+        times: the other row's rounds, divided by this row's.
+        percent: the saved per cent of the other row's bytes in both directions, including exchanges before round 1.
+        beyond: whether both values are lower bounds, because the other row missed the target with some seed.
     """
 
     times: Estimate
@@ -31,7 +31,7 @@ class Saving:
 
 
 def saving(filled: Filled, row: str, column: str) -> Saving | None:
-    """None where there is nothing to compare, where there are several targets, or where the row itself did not get there."""
+    """The savings of a row. None without a row to compare with, with several targets, or if the row itself missed the target."""
     targets = {target for result in filled.in_column(column) for target in result.targets}
     against = filled.table.against[row]
     ours, others = ({run.seed: run for run in filled.of(name, column) if run.finished} for name in (row, against))
@@ -52,5 +52,5 @@ def saving(filled: Filled, row: str, column: str) -> Saving | None:
 
 
 def _needed(run: Result, target: str) -> tuple[float, float]:
-    """Rounds and bytes to the target; where a run did not get there, all that it took."""
+    """Rounds and bytes until the target, or until the end of a run that missed it."""
     return run.targets.get(target, (run.rounds, run.total_bytes))

@@ -32,12 +32,12 @@ def _own(cell: Cell) -> list[Option]:
 
 
 def digest(cell: Cell) -> str:
-    """Of the table's own settings for a cell: another one once the table has changed."""
+    """A digest of the table's own settings for a cell, which changes with the table."""
     return hashlib.sha256(json.dumps(_own(cell)).encode()).hexdigest()[:12]
 
 
 def added_arguments(cell: Cell) -> str:
-    """What the command that ran the cell gave it beside the table's own settings."""
+    """The options of the command that ran the cell, without the table's own settings."""
     own = _own(cell)
     added = [word for option in _earlier(cell) or () if option not in own for word in option]
     return " ".join(shlex.split(masked_command(added)))

@@ -14,25 +14,24 @@ from flcog.commands.compare.savings import saving
 from flcog.core.text import human, seconds
 
 Spread = Literal["std", "sem", "interval"]
-"""What stands after ±: the standard deviation over seeds, the mean's standard error, or half of its interval."""
+"""The meaning of ±: the standard deviation over seeds, the standard error of the mean, or half of the mean's interval."""
 
 Column = tuple[str, Callable[[str], str]]
 """A column's header, and its text by row."""
-
 
 Grid = tuple[list[str], list[list[str]]]
 """Header and rows."""
 
 
 def summarise(filled: Filled, spread: Spread = "std") -> Grid:
-    """The table on a page: of one setting all scores, of several the compared ones, with the paper's; then the cost."""
+    """The main table: all scores of one setting, or the compared scores of several settings beside the paper's; then the cost."""
     several = len(filled.columns) > 1
     scores = _overview(filled, spread) if several else _one_setting(filled, filled.columns[0], spread)
     return _grid(filled, [*scores, *_cost_columns(filled, " (all)" if several else "")])
 
 
 def in_setting(filled: Filled, column: str, spread: Spread = "std") -> Grid:
-    """All scores of one setting, rounds to targets and what the paper has."""
+    """All scores of one setting, rounds to targets, and the paper's figures."""
     return _grid(filled, _one_setting(filled, column, spread))
 
 
@@ -45,7 +44,7 @@ def _grid(filled: Filled, columns: Sequence[Column]) -> Grid:
 
 
 def _overview(filled: Filled, spread: Spread) -> list[Column]:
-    """The compared score by setting, with the paper's in brackets."""
+    """The compared score in each setting, with the paper's in brackets."""
 
     def text(column: str) -> Callable[[str], str]:
         def written(row: str) -> str:
@@ -97,13 +96,13 @@ def _score_columns(filled: Filled, column: str, spread: Spread) -> list[Column]:
 
 
 def _counted(filled: Filled, results: Sequence[Result]) -> str:
-    """How many evaluations a mean of the last ones really has: "5", or "2 to 5"."""
+    """The number of evaluations in the mean of the last ones: "5", or "2 to 5"."""
     counts = sorted({result.averaged for result in results if result.averaged}) or [filled.table.last]
     return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def score_text(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> str:
-    """A score over seeds, with its ± where there are several; with fewer seeds than the table has it says how many."""
+    """A score over seeds, with ± for several seeds, and with their number if seeds are missing."""
     values = list(filled.scores(row, column, summary).values())
     if not values:
         return ""
@@ -113,7 +112,7 @@ def score_text(filled: Filled, row: str, column: str, summary: Summary, spread: 
 
 
 def spread_of(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> float:
-    """What stands after ±: over the last evaluations where the table asks for it, else over seeds. NaN for none."""
+    """The figure after ±: over the last evaluations with ``over_rounds``, else over seeds. NaN for none."""
     if summary == "mean" and filled.table.over_rounds:
         return filled.deviation(row, column)
     values = list(filled.scores(row, column, summary).values())
@@ -133,7 +132,7 @@ def _target_columns(filled: Filled, column: str) -> list[Column]:
 
 
 def _rounds_to(target: str, results: Sequence[Result]) -> str:
-    """The mean over seeds, of rounds and of bytes up and down; how many rounds did not suffice where one seed did not get there."""
+    """The mean rounds over seeds, and bytes in both directions. If a seed missed the target, the number of rounds that did not suffice."""
     if not results:
         return ""
     reached = [result.targets[target] for result in results if target in result.targets]
@@ -150,7 +149,7 @@ def _rounds(mean: float) -> str:
 
 
 def _saving_columns(filled: Filled, column: str) -> list[Column]:
-    """What rows save on the way to the target, beside those that they are compared with; no column where none does."""
+    """The savings of rows until they reach the target, compared with other rows. Empty if there are none."""
     found = {row: one for row in filled.table.rows if (one := saving(filled, row, column)) is not None}
     return [("rounds and bytes saved", lambda row: found[row].text if row in found else "")] if found else []
 
@@ -179,7 +178,7 @@ def _published(figure: Figure | None, quantity: str) -> str:
 
 
 def figure_text(figure: Figure, quantity: str) -> str:
-    """A paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %"."""
+    """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %"."""
     writers: dict[str, Callable[[float], str]] = {
         "score": number,
         "rounds": _rounds,
@@ -197,14 +196,14 @@ def _runs(filled: Filled, row: str) -> list[Result]:
 
 
 SHARED = " *"
-"""After a time that includes rounds of another run."""
+"""The mark of a time that includes rounds of another run."""
 
 DISTURBED = " †"
-"""After a time that is too long because other programs ran on the same cores."""
+"""The mark of a time that is too long, because other programs used the same cores."""
 
 
 def _time(filled: Filled, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
-    """The mean over runs, and how often it is the first row's, over the settings and seeds that both have."""
+    """The mean over runs, and its ratio to the first row's in common settings and seeds."""
     ours, first = (
         {(run.column, run.seed): of(run) for run in _runs(filled, name)} for name in (row, next(iter(filled.table.rows)))
     )

@@ -1,4 +1,4 @@
-"""The filled table as a CSV file for programs: a line for each row in each setting, numbers as numbers, ± in columns of their own."""
+"""The filled table as a CSV file for programs: a line for each row in each setting, with separate columns for deviations."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ Line = dict[str, str | float]
 
 
 def write_csv(filled: Filled, path: Path) -> None:
-    """Write it. ``*_std`` is the standard deviation over seeds, ``*_low`` and ``*_high`` are the ends of a confidence interval."""
+    """Write the file. ``*_std`` is the standard deviation over seeds, ``*_low`` and ``*_high`` are the ends of a confidence interval."""
     judged = {(verdict.row, verdict.column, verdict.quantity): verdict for verdict in verdicts(filled)}
     lines = []
     for column in filled.columns:
@@ -98,7 +98,7 @@ def _text(value: str | float) -> str:
 
 
 def _in_order(lines: list[dict[str, str]]) -> list[str]:
-    """The columns as they come, those of one quantity side by side where only later lines have them."""
+    """The columns in order of appearance. A column that only later lines have comes after its left neighbour in these lines."""
     columns: list[str] = []
     for line in lines:
         place = 0

@@ -70,7 +70,7 @@ def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
     for rest in dict.fromkeys(arm.rest for arm in arms):
         alike = [arm for arm in arms if arm.rest == rest]
         starts = {listed.method.start_round for arm in alike for listed in arm.methods}
-        # The latest first, for those who share most.
+        # The latest round first, because it saves most.
         for round in sorted((start for start in starts if 0 < start < alike[0].config["trainer"]["rounds"]), reverse=True):
             for acting in dict.fromkeys(arm.until(round)[0] for arm in alike):
                 _share([arm for arm in alike if arm.until(round)[0] == acting], round)
@@ -171,7 +171,7 @@ def _keeps(cell: Cell, round: int) -> bool:
 
 @functools.cache
 def _is_whole(run: SavedRun, round: int) -> bool:
-    """Whether a kept checkpoint can be read. A damaged one, from which arms cannot branch, is reported once."""
+    """Whether a kept checkpoint can be read. A damaged checkpoint is reported once, and no arm branches from it."""
     damage = run.damage_at(round)
     if damage:
         print(f"{damage}. No run branches from it: runs that could do so train these rounds themselves", flush=True)

@@ -1,11 +1,11 @@
 """Whether a paper's figures are reproduced.
 
-A published score is reproduced if it lies in our interval: the confidence interval of the mean over our seeds, with half a unit of the last
-digit that the paper prints (0.005 for 73.07, half a round). A published *gain*, the difference of two published scores, is reproduced if
-our mean difference has its sign and it lies in our interval of that difference, which is paired by seed. A wide interval holds many
-figures, so it stands beside each mark. One seed has no interval and gets no mark. Bytes are counted, not drawn: they are reproduced within
-one per cent; of the bytes to a target that a row saves, the per cent is judged as scores are. Seconds are another machine's, and are shown
-without a mark. Runs with other settings than the table's are shown and not judged.
+A published score is reproduced if our interval contains it: the confidence interval of the mean over our seeds, widened by half a unit of
+the last digit that the paper prints (0.005 for 73.07, half a round). A published *gain* is the difference of two published scores. It is
+reproduced if our interval of the difference, paired by seed, contains it and our mean difference has the same sign. A wide interval
+contains many figures, so each mark comes with its interval. One seed has no interval and no mark. Bytes do not depend on random draws: they
+are reproduced within one per cent. The saved per cent of the bytes to a target is judged like scores. Seconds depend on the machine, and
+have no mark. Runs with other settings than the table's are shown and not judged.
 """
 
 import math
@@ -26,12 +26,12 @@ class Verdict:
     """A published figure beside ours.
 
     Args:
-        row, column, quantity: which.
+        row, column, quantity: its place.
         published: the paper's figure.
-        ours: the mean over finished seeds; of rounds to a target None where a seed did not get there.
-        text: what is to be said of ours where it is no number.
-        gain: our difference from the row that it is compared with, and the paper's; None where one of them is unknown.
-        marks: of the figure, and of the gain where both are known.
+        ours: the mean over finished seeds; None for rounds to a target that some seed missed.
+        text: our result if it is no number.
+        gain: our difference from the compared row, and the paper's; None if either is unknown.
+        marks: for the figure, and for the gain if it is known.
     """
 
     row: str
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def mark(self) -> str:
-        """Both marks in a word or two: "yes", "gain only", "no", "one seed"."""
+        """Both marks in one or two words: "yes", "gain only", "no", "one seed"."""
         figure, *gain = self.marks
         if not gain or gain[0] == figure:
             return figure
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def verdicts(filled: Filled) -> list[Verdict]:
-    """Of every published figure."""
+    """The verdicts on all published figures."""
     return [
         _verdict(filled, row, column, quantity, figure)
         for column in filled.columns
@@ -83,7 +83,7 @@ def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: 
 
 
 def _have_other_settings(runs: Sequence[Result]) -> bool:
-    """Whether some were not run with the table's settings, and so say nothing of the paper's figures."""
+    """Whether runs had other settings than the table's, so that they cannot reproduce the paper's figures."""
     return any(run.arguments or run.outdated for run in runs)
 
 
@@ -107,7 +107,7 @@ def _mark(ours: Estimate, figure: Figure, quantity: Quantity) -> str:
 
 
 def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, str]:
-    """Of rounds to a target: ours, what to say where a seed did not get there, and the mark."""
+    """Rounds to a target: our mean, or a text if a seed missed the target, and the mark."""
     targets = {target for run in runs for target in run.targets}
     if len(targets) > 1:
         return None, f"{len(targets)} targets", NOT_JUDGED
@@ -124,7 +124,7 @@ def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[
 
 
 def _saved(filled: Filled, row: str, column: str, runs: Sequence[Result], figure: Figure) -> tuple[Estimate | None, str, str]:
-    """Of the per cent of bytes that a row saves: ours, what to say where it is no number, and the mark."""
+    """The saved per cent of bytes: our mean, or a text if it is no number, and the mark."""
     found, missed = saving(filled, row, column), [run for run in runs if not run.targets]
     if found is None or not found.percent.count:
         said = f"target not reached ({len(missed)} of {len(runs)} seeds)" if missed else ""
@@ -134,7 +134,7 @@ def _saved(filled: Filled, row: str, column: str, runs: Sequence[Result], figure
     text = f"> {ours.mean:.1f} %" if found.beyond else ""
     if ours.count == 1:
         mark = ONE_SEED
-    elif figure.beyond:  # both say "at least": less in ours than in the paper may be true
+    elif figure.beyond:  # both are lower bounds: a smaller bound of ours does not contradict the paper
         mark = YES if ours.mean >= figure.value - slack else NOT_JUDGED if found.beyond else NO
     elif found.beyond:
         mark = NO if ours.mean > figure.value + slack else NOT_JUDGED
@@ -144,7 +144,7 @@ def _saved(filled: Filled, row: str, column: str, runs: Sequence[Result], figure
 
 
 def _gain(filled: Filled, row: str, column: str) -> tuple[Difference, float] | None:
-    """Our difference and the paper's, where the paper has both scores and we have run both."""
+    """Our difference and the paper's. None unless the paper has both scores and both rows have runs."""
     comparison = filled.comparisons(column).get(row)
     if comparison is None:
         return None
