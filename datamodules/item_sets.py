@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.checks import at_least
-from flcog.core.trees import Tree, map_leaves
+from flcog.core.trees import Tree, map_leaves, not_rows
 from flcog.data import Partitioner, Samples, Splits
 from flcog.datamodules.fingerprint import fingerprint
-from flcog.datamodules.items import collated_targets, form_of, inputs_of, rows_of, targets_of
+from flcog.datamodules.items import collated_targets, form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
 from flcog.datamodules.streamed import Streamed
-from flcog.datamodules.targets import Targets, WithTargets, read_targets
-from flcog.datamodules.workers import Items, Workers, result_of
+from flcog.datamodules.targets import Targets, TaskOrAuto, WithTargets, read_targets
+from flcog.datamodules.workers import Items, Make, Target, Workers, result_of
 
 PROBED = 16
 """The number of items, spread over a set, that are read to learn the form of the rows of its cache file."""
@@ -45,6 +45,7 @@ class ItemSet:
         checked: whether ``targets`` is an attribute of the data set, so that items may have other targets.
         users: the natural owner of each item.
         stored: inputs that exist as tensors and need no transform.
+        whole: whether ``stored`` contains everything that the items contain.
         transformed: whether a ``target_transform`` makes other targets of ``targets``.
     """
 
@@ -53,6 +54,7 @@ class ItemSet:
     checked: bool = True
     users: np.ndarray | None = None
     stored: Tree | None = None
+    whole: bool = False
     transformed: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +75,20 @@ def _require_users(users: np.ndarray) -> None:
             raise ValueError(f"item {missing[0]} has no user, and {len(missing) - 1} others: fill or drop them")
 
 
+class Form(NamedTuple):
+    """The form of a set's batches.
+
+    Args:
+        make: makes a batch.
+        labelled: whether the items have targets.
+        whole: whether the steps of a LightningModule receive the batch as the data set makes it.
+    """
+
+    make: Make = inputs_of
+    labelled: bool = True
+    whole: bool = False
+
+
 class ItemSets(WithTargets):
     """Data sets that are read item by item.
 
@@ -87,12 +103,13 @@ class ItemSets(WithTargets):
 
     def __init__(
         self,
-        task: Literal["auto", "classification", "multilabel", "regression"],
+        task: TaskOrAuto,
         num_classes: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
         cache_dir: str | None,
         natural: bool,
+        target: Target = None,
         partitioner: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
@@ -104,7 +121,7 @@ class ItemSets(WithTargets):
                 "own transform"
             )
         self._task, self._num_classes, self.collate_fn, self.num_workers = task, num_classes, collate_fn, num_workers
-        self.cache_dir = cache_dir
+        self.cache_dir, self._target = cache_dir, target
 
     @abstractmethod
     def _parts(self) -> Mapping[str, ItemSet]:
@@ -120,8 +137,13 @@ class ItemSets(WithTargets):
 
     def load(self) -> Splits:
         tensors = self._learnt.tensors
-        splits = Splits(**{part: Samples(self._inputs(part), tensors[part], self._sets[part].users) for part in self._sets})
-        if self.collate_fn is not None:
+        splits = Splits(
+            **{
+                part: Samples(self._inputs(part), tensors.get(part, ()), items.users, self._forms[part].whole)
+                for part, items in self._sets.items()
+            }
+        )
+        if self.collate_fn is not None and not self._forms["train"].whole:
             self._check_collated(tensors["train"])
         if self.cache_dir is not None:
             self._workers.rest()
@@ -139,14 +161,37 @@ class ItemSets(WithTargets):
 
     @cached_property
     def _workers(self) -> Workers:
-        parts = {name: Items(part.items, self.collate_fn, part.targets is not None) for name, part in self._sets.items()}
+        parts = {
+            name: Items(part.items, self.collate_fn, part.targets is not None, self._target) for name, part in self._sets.items()
+        }
         return Workers(parts, self.num_workers)
 
     @cached_property
     def _learnt(self) -> Targets:
-        name = type(self).__name__
-        targets = {part: (self._targets(part), f"{name}: the targets of the {part} set") for part in self._sets}
+        if not self._forms["train"].labelled:
+            return Targets("unlabelled", 0, {})
+        name, labelled = type(self).__name__, [part for part in self._sets if self._forms[part].labelled]
+        targets = {part: (self._targets(part), f"{name}: the targets of the {part} set") for part in labelled}
+        assert self._task != "unlabelled"
         return read_targets(targets, self._task, self._num_classes)
+
+    @cached_property
+    def _forms(self) -> dict[str, Form]:
+        return {part: self._form(part, items) for part, items in self._sets.items()}
+
+    def _form(self, part: str, items: ItemSet) -> Form:
+        """Return the form of a set's batches: pairs of inputs and targets if its items are such pairs, or whole batches."""
+        if self._target is not None or self._task == "unlabelled":
+            return Form(whole_batch_of, self._target is not None, whole=True)
+        if items.whole:
+            return Form(labelled=False, whole=True)
+        if self._task != "auto" or items.stored is not None or (items.targets is not None and not items.checked):
+            return Form()
+        look = result_of(self._workers.submit(part, look_at, _spread(len(items.items), PROBED)), part)
+        labelled = look.labelled or items.targets is not None
+        if look.pairs and labelled:
+            return Form()
+        return Form(inputs_of if look.lone and labelled else whole_batch_of, labelled, whole=True)
 
     # Targets ----------------------------------------------------------------------------------------------------------------------
 
@@ -201,10 +246,13 @@ class ItemSets(WithTargets):
         items = self._sets[part]
         if items.stored is not None:
             return items.stored
+        make = self._forms[part].make
         if self.cache_dir is None:
             # Refuse items that cannot be stacked now, instead of in the middle of a round.
-            result_of(self._workers.submit(part, inputs_of, _spread(len(items.items), 4)), part)
-            return Streamed(self._workers, part, len(items.items), self.collate_fn is not None)
+            some = _spread(len(items.items), 4)
+            batch = result_of(self._workers.submit(part, make, some), part)
+            alone = self.collate_fn is not None or bool(make is whole_batch_of and not_rows(batch, len(some)))
+            return Streamed(self._workers, part, len(items.items), alone, make)
         rows = self._fill(part)
         form = result_of(self._workers.submit(part, form_of, np.zeros(1, np.int64)), part)
         names = (rows.dtype.names or ())[: form.num_leaves]
@@ -223,6 +271,10 @@ class ItemSets(WithTargets):
 
     def _file(self, part: str) -> tuple[RowFile, bool]:
         """Return the set's cache file, whose name depends on the content of the set, and whether targets are in it too."""
+        if self._forms[part].make is whole_batch_of:
+            raise ValueError(
+                f"cache_dir keeps inputs of pairs, and an item of the {part} set is no such pair: leave out cache_dir"
+            )
         if part not in self._files:
             count = len(self._sets[part].items)
             some = _spread(count, PROBED)

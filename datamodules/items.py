@@ -1,7 +1,7 @@
 """Functions that worker processes call with the items of a data set, to make batches, targets, or rows of a file."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from flcog.core.trees import Tree, leaves
-from flcog.datamodules.workers import Items
+from flcog.datamodules.workers import Items, is_pair
 
 
 def inputs_of(part: Items, items: list[Any]) -> Tree:
@@ -25,9 +25,63 @@ def inputs_of(part: Items, items: list[Any]) -> Tree:
         raise ValueError(f"their shapes differ ({error}): give a collate_fn that pads them to one") from error
 
 
+def whole_batch_of(part: Items, items: list[Any]) -> Any:
+    """Return a batch as torch's ``DataLoader`` makes it."""
+    return (part.collate_fn or default_collate)(items)
+
+
+class Look(NamedTuple):
+    """The form of some items.
+
+    Args:
+        labelled: whether each item is a pair whose second part can be a target: a number, a text, or a row of numbers.
+        pairs: whether their batch is a pair of tensors for a network, and of targets.
+        lone: whether each item is the input of a network alone.
+    """
+
+    labelled: bool
+    pairs: bool
+    lone: bool
+
+
+def look_at(part: Items, items: list[Any]) -> Look:
+    """Describe the form of some items."""
+    labelled = all(is_pair(item) and _can_be_target(item[1]) for item in items)
+    lone = part.collate_fn is None and not any(map(is_pair, items)) and all(map(_is_input, items))
+    if part.collate_fn is not None:
+        return Look(labelled, is_pair(part.collate_fn(items)), lone)
+    return Look(labelled, labelled and all(_is_input(item[0]) for item in items), lone)
+
+
+def _is_input(value: Any) -> bool:
+    """Whether a network could take it: it contains numbers, tensors and pictures, and no text."""
+    try:
+        collatable(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _can_be_target(value: Any) -> bool:
+    if value is None or isinstance(value, Mapping):
+        return False
+    try:
+        target = as_array(value)
+    except Exception:  # parts of different lengths, objects that are no numbers
+        return False
+    return can_be_targets(target[None])
+
+
+def can_be_targets(targets: Any) -> bool:
+    """Whether numbers or texts [N, ...] can be classes, labels or values, and are no sequences or images to predict."""
+    array = as_array(targets)
+    sequences = array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "iu" and not np.isin(array, (0, 1)).all()
+    return array.ndim <= 2 and array.dtype.kind in "biufUT" and not sequences
+
+
 def targets_of(part: Items, items: list[Any]) -> np.ndarray:
     """The items' own targets."""
-    return as_array([part.pair(item)[1] for item in items])
+    return as_array([part.target_of(item) for item in items])
 
 
 def collated_targets(part: Items, items: list[Any]) -> np.ndarray | None:

@@ -1,14 +1,16 @@
 """LightningData: makes a federation of the data sets of a plain LightningDataModule."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from flcog.core.lightning_packages import lightning_base
 from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
+from flcog.datamodules.workers import Target
 
 NEVER_CALLED = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 """Hooks of a data module that change the training, so that ignoring them would give wrong results."""
@@ -36,8 +38,9 @@ class LightningData(ItemSets):
         targets: targets of the training set: an array, or the name of an attribute; for several sets a dict by part. By default
             the data set's ``targets`` or ``labels``, or the targets of its items.
         users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
-        task: the kind of targets; ``auto`` infers it from them.
+        task: the kind of targets; ``auto`` infers it from them, ``unlabelled`` ignores them.
         num_classes: number of classes or labels, if some do not occur; for regression, bins of the target.
+        target: the place of an item's target: a key (``"label"``), an index (2), or a function of the item.
     """
 
     batch_size: int
@@ -47,8 +50,9 @@ class LightningData(ItemSets):
         module: L.LightningDataModule,
         targets: Any = None,
         users: Any = None,
-        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        task: TaskOrAuto = "auto",
         num_classes: int | None = None,
+        target: Target = None,
         **kwargs: Any,
     ) -> None:
         base = lightning_base(module, "LightningDataModule")
@@ -58,7 +62,7 @@ class LightningData(ItemSets):
                     f"{type(module).__name__}.{name} would never be called in federated training: change inputs in the data set's own "
                     "transform, or write a flcog.FederatedDataModule with preprocess() or augment()"
                 )
-        super().__init__(task, num_classes, None, WORKERS, None, users is not None, **kwargs)
+        super().__init__(task, num_classes, None, WORKERS, None, users is not None, target, **kwargs)
         self.module, self._given_targets, self._users = module, by_part(targets), users
 
     def prepare_data(self) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.core.source import Source
-from flcog.core.trees import Tree, rows
+from flcog.core.trees import Tree, rows, unlike_structures
 from flcog.datamodules.items import inputs_of
-from flcog.datamodules.workers import Workers, result_of
+from flcog.datamodules.workers import Make, Workers, result_of
 
 MOST_PENDING = 256
 """Requests that were announced and not read yet; older ones, of a round that was dropped, are forgotten."""
@@ -25,10 +25,11 @@ class Streamed(Source):
         part: the set's name.
         length: how many samples it has.
         whole_batches: whether the user's ``collate_fn`` makes a batch from all its items at once.
+        make: makes a batch.
     """
 
-    def __init__(self, workers: Workers, part: str, length: int, whole_batches: bool) -> None:
-        self._workers, self._part, self._length = workers, part, length
+    def __init__(self, workers: Workers, part: str, length: int, whole_batches: bool, make: Make = inputs_of) -> None:
+        self._workers, self._part, self._length, self._make = workers, part, length, make
         self.whole_batches, self.draws_here = whole_batches, workers.count == 0
         # A block of samples is shared out among the workers, a batch of the user's is one worker's.
         self.ahead = 2 * workers.count if whole_batches else 2 * (workers.count > 0)
@@ -53,6 +54,8 @@ class Streamed(Source):
             asked = self._pending.pop(_name(indices, keys), None)
         asked = asked or self._ask(chosen, chosen_keys)
         parts = [result_of(pending, self._part) for pending in asked]
+        if odd := unlike_structures(parts):
+            raise ValueError(f"the {self._part} set: {odd}; give all items the same parts, or a collate_fn")
         inputs = parts[0] if len(parts) == 1 else pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
         return inputs if places is None else rows(inputs, torch.from_numpy(places))
 
@@ -67,7 +70,8 @@ class Streamed(Source):
         shares = 1 if self.whole_batches else min(max(1, self._workers.count), len(indices))
         groups = np.array_split(np.arange(len(indices)), shares)
         return [
-            self._workers.submit(self._part, inputs_of, indices[group], None if keys is None else keys[group]) for group in groups
+            self._workers.submit(self._part, self._make, indices[group], None if keys is None else keys[group])
+            for group in groups
         ]
 
 

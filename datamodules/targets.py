@@ -13,6 +13,8 @@ from torch import Tensor
 from flcog.data import FederatedDataModule, Task
 from flcog.datamodules.files import require_finite
 
+TaskOrAuto = Literal["auto", "classification", "multilabel", "regression", "unlabelled"]
+
 MOST_CLASSES = 1_000_000
 """More classes are refused unless the user gives their number: tables with a column per class would fill the memory."""
 

@@ -1,14 +1,16 @@
 """TorchDataset: a data module for any map-style torch data set."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from flcog.datamodules.item_sets import ItemSet, ItemSets
-from flcog.datamodules.items import as_array
+from flcog.datamodules.items import as_array, can_be_targets
+from flcog.datamodules.targets import TaskOrAuto
+from flcog.datamodules.workers import Target
 
 PARTS = ("train", "test", "val")
 
@@ -17,11 +19,15 @@ MOST_ITEMS = 100_000_000
 
 
 class TorchDataset(ItemSets):
-    """Any map-style ``torch.utils.data.Dataset`` whose items are pairs of input and target, read by worker processes.
+    """Any map-style ``torch.utils.data.Dataset``, read by worker processes.
 
-    An input is a tensor, or a dict or tuple of tensors. Targets come from the data set's ``targets`` or ``labels``. If it
-    has neither, or a ``target_transform`` changes them, they are read once from the items. Integers and text are classes, floats are
-    values, rows of 0 and 1 are several labels, rows of other floats several values. With ``users`` every user is a client.
+    The items of a ``flcog.ClientModule`` are pairs of input and target. An input is a tensor, or a dict or tuple of tensors. Targets
+    come from the data set's ``targets`` or ``labels``. If it has neither, or a ``target_transform`` changes them, they are read once
+    from the items. Integers and text are classes, floats are values, rows of 0 and 1 are several labels, rows of other floats several
+    values. With ``users`` every user is a client.
+
+    Items of any other structure, such as dicts, triples and inputs alone, reach the steps of a ``LightningModule`` as a
+    ``DataLoader`` returns them. They have no targets unless ``target`` names them, for splits by label and label statistics.
 
     The data set's own transforms run in the workers. Their random draws (from torch's, numpy's or Python's streams) depend on
     seed, round, client and sample, so that a run can be repeated and resumed to the bit. In evaluations a sample's random draws
@@ -46,13 +52,15 @@ class TorchDataset(ItemSets):
         val: the validation set.
         targets: targets of the training set: an array, or the name of an attribute; for several sets a dict by part.
         users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
-        task: the kind of targets; ``auto`` infers it from them.
+        task: the kind of targets; ``auto`` infers it from them, ``unlabelled`` ignores them.
         num_classes: the number of classes or labels, if some do not occur. For regression, the number of bins that replace
             classes in methods that use label counts (10 by default).
         collate_fn: a function from a list of items to a batch (inputs, targets), as for ``DataLoader``, e.g. to pad texts.
             Batches may then differ in shape, so clients train one by one; ``executor=vmap`` works if their shapes are equal.
         num_workers: the number of processes that read items; 0 reads them in the training process.
         cache_dir: a folder for the items, which are then read once; None reads them while the model trains.
+        target: the place of an item's target: a key (``"label"``), an index (2), or a function of the item. Batches reach the steps of
+            a ``LightningModule`` unchanged.
 
     Example:
         >>> import torch
@@ -68,14 +76,15 @@ class TorchDataset(ItemSets):
         val: Dataset | None = None,
         targets: Any = None,
         users: Any = None,
-        task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
+        task: TaskOrAuto = "auto",
         num_classes: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 2,
         cache_dir: str | None = None,
+        target: Target = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, users is not None, **kwargs)
+        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, users is not None, target, **kwargs)
         given = {"train": train, "test": test, "val": val}
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():
@@ -121,7 +130,10 @@ def _part(part: str, dataset: Any, targets: Any, users: np.ndarray | None, stack
             )
         targets = found
     if (tensors := _plain_tensors(dataset)) is not None and stacked:
-        return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, users, tensors[0])
+        if len(tensors) == 2 and (targets is not None or can_be_targets(tensors[1])):
+            return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, users, tensors[0])
+        if targets is None:
+            return ItemSet(dataset, None, False, users, list(tensors), whole=True)
     if targets is not None:
         return ItemSet(dataset, as_array(targets), False, users)
     found = attribute_of(dataset, ("targets", "labels"))
@@ -155,13 +167,13 @@ def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
     return None
 
 
-def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the inputs and targets of a ``TensorDataset``, or None."""
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        return dataset.tensors[0], dataset.tensors[1]
+def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
+    """Return the tensors of a ``TensorDataset``, or None."""
+    if type(dataset) is TensorDataset:
+        return tuple(dataset.tensors)
     if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
         chosen = torch.as_tensor(np.asarray(dataset.indices))
-        return whole[0][chosen], whole[1][chosen]
+        return tuple(tensor[chosen] for tensor in whole)
     return None
 
 

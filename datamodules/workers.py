@@ -22,6 +22,10 @@ from torch.utils import _pytree as pytree
 from flcog.core import child_processes, signals
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold_each
+from flcog.core.trees import form
+
+Target = str | int | Callable[[Any], Any] | None
+"""The place of a target in an item of a data set."""
 
 Make = Callable[["Items", list[Any]], Any]
 """A function from a part and some of its items to a result. It must be importable by name, or a ``partial`` of such a
@@ -37,23 +41,37 @@ class Items:
         collate_fn: the user's function from a list of items to a batch, as for ``torch.utils.data.DataLoader``; None stacks the
             items.
         lone: whether an item that is not a pair is an input, because the targets are known.
+        target: the place of an item's target: a key, an index, or a function of the item. None takes the second of a pair.
     """
 
     items: Any
     collate_fn: Callable[[list[Any]], Any] | None = None
     lone: bool = False
+    target: Target = None
 
     def pair(self, item: Any) -> tuple[Any, Any]:
         """Return the inputs and the target of an item or a collated batch."""
-        if isinstance(item, tuple | list) and len(item) == 2:
+        if is_pair(item):
             return item[0], item[1]
         if self.lone:
             return item, None
-        parts = f" of {len(item)} parts" if isinstance(item, tuple | list | Mapping) else ""
         raise ValueError(
-            f"it is a {type(item).__name__}{parts}, and an item is a pair (input, target), whose input may be a dict or a tuple of "
-            "tensors: return such pairs, or give targets"
+            f"it is {form(item)}, and an item is a pair (input, target), whose input may be a dict or a tuple of tensors: return such "
+            'pairs, name the target (target="label"), or give targets'
         )
+
+    def target_of(self, item: Any) -> Any:
+        """Return the target of an item."""
+        if self.target is None:
+            return self.pair(item)[1]
+        try:
+            return self.target(item) if callable(self.target) else item[self.target]
+        except Exception as error:
+            raise ValueError(f"target={self.target!r} finds nothing in {form(item)} ({error!r})") from error
+
+
+def is_pair(item: Any) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
 
 
 class Failure(NamedTuple):
@@ -169,7 +187,7 @@ def _make(part: Items, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any
             for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
                 _seed(key)
                 item = part.items[index]
-                _require_finite(item)
+                _require_finite(part, item)
                 read.append(item)
         except Exception as error:
             return _failure(f"item {indices[len(read)]} cannot be read", error)
@@ -180,9 +198,15 @@ def _make(part: Items, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any
             return _failure(f"of item {_listed(indices)} no batch can be made", error)
 
 
-def _require_finite(item: Any) -> None:
-    """Refuse an item with NaN or infinite inputs: in training it would look like a learning rate that is too high."""
-    for leaf in pytree.tree_leaves(item[0] if isinstance(item, tuple | list) and len(item) == 2 else item):
+def _require_finite(part: Items, item: Any) -> None:
+    """Refuse an item with NaN or infinite inputs: in training it would look like a learning rate that is too high.
+
+    Items of other forms than a pair or a single tensor may use NaN in a sense of their own.
+    """
+    input = item[0] if is_pair(item) else item
+    if not (is_pair(item) or part.lone or isinstance(item, torch.Tensor | np.ndarray)):
+        return
+    for leaf in pytree.tree_leaves(input):
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
             leaf = torch.from_numpy(leaf)
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):

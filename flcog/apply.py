@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flcog.client_module import trains_itself
+from flcog.client_module import ClientModule, trains_itself
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree, call, first_leaf, map_leaves
@@ -50,6 +50,8 @@ class ModelFunction:
         self.module = module.train()
         self.trains_itself = trains_itself(module)
         """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
+        self.takes_whole_batches = not isinstance(module, ClientModule)
+        """Whether its steps receive a data set's batches as they are, and not always pairs of inputs and targets."""
         self.autocast = autocast
         self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.constants: Params = _constants(module)
@@ -232,7 +234,7 @@ class PlainApply(Apply):
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        result = self._call(params, call_step, "training_step", (batch.inputs, batch.targets), self.step)
+        result = self._call(params, call_step, "training_step", batch.given, self.step)
         return loss_of(self.model.module, result)
 
     def with_buffers(self, buffers: Params) -> "Apply":
@@ -253,7 +255,7 @@ class PlainFrozen(Frozen):
         return self._call(forward, inputs)
 
     def loss(self, batch: Batch) -> Tensor:
-        result = self._call(call_step, "training_step", (batch.inputs, batch.targets), self._step)
+        result = self._call(call_step, "training_step", batch.given, self._step)
         return loss_of(self._model.module, result)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from flcog.core.lightning_packages import lightning_base
-from flcog.core.trees import Tree, call
+from flcog.core.trees import Tree, call, form
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
 from flcog.schedules import Piecewise, Schedule
@@ -227,14 +227,8 @@ def outputs_of(network: nn.Module, returned: Any, output: str | int | None = Non
     else:
         outputs = getattr(returned, name, returned) if isinstance(name, str) else returned
     if not isinstance(outputs, Tensor):
-        raise ValueError(f"{type(network).__name__} returns {_form(returned)}: {_advice(returned, output)}")
+        raise ValueError(f"{type(network).__name__} returns {form(returned)}: {_advice(returned, output)}")
     return outputs
-
-
-def _form(returned: Any) -> str:
-    if isinstance(returned, Mapping):
-        return f"a {type(returned).__name__} of {', '.join(map(str, returned))}"
-    return f"a {type(returned).__name__}" + (f" of {len(returned)} parts" if isinstance(returned, tuple | list) else "")
 
 
 def _advice(returned: Any, output: str | int | None) -> str:
@@ -249,6 +243,11 @@ def _advice(returned: Any, output: str | int | None) -> str:
 def as_client(network: nn.Module, task: str) -> ClientModule:
     """Wrap a bare network in the client module for the data's task."""
     kinds: dict[str, type[ClientModule]] = {kind.task: kind for kind in (Classifier, MultiLabelClassifier, Regressor)}
+    if task not in kinds:
+        raise ValueError(
+            f"{type(network).__name__} has no loss, and the data have no targets to choose one by: give a LightningModule with a "
+            'training_step, or name the targets (target="label")'
+        )
     return kinds[task](network)
 
 

@@ -14,7 +14,7 @@ from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
-from flcog.core.types import Params
+from flcog.core.types import Params, given
 from flcog.data import Partition, Samples
 from flcog.own_steps import Means, among_rounds, call_step, reset_metrics
 from flcog.reading import Reader
@@ -128,9 +128,9 @@ class Evaluator:
         with among_rounds(module, round):
             with means.of(module, len(rows)):
                 self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_start")())
-            for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
-                with means.of(module, num_rows(targets)):
-                    result = self.model.frozen(params, buffers, call_step, f"{kind}_step", (inputs, targets), index)
+            for index, batch in enumerate(self._batches(samples, rows)):
+                with means.of(module, min(self.batch_size, len(rows) - index * self.batch_size)):
+                    result = self.model.frozen(params, buffers, call_step, f"{kind}_step", given(*batch), index)
                     if isinstance(result, Tensor) and result.numel() == 1:
                         module.log("loss", result)
             with means.of(module, len(rows)):

@@ -14,7 +14,8 @@ from flcog.client.output_check import check_outputs
 from flcog.client.runtime import ClientRuntime
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
-from flcog.core.trees import Tree, unlike_shapes
+from flcog.core.trees import Tree, not_rows, unlike_shapes
+from flcog.core.types import Batch
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
@@ -94,7 +95,7 @@ def check_data(
     settings: Settings, methods: Sequence[Method], model: ModelFunction, federation: Federation, device: torch.device
 ) -> None:
     """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors."""
-    example = Reader(federation, device, DTYPES[settings.precision], model.convolves).example
+    example = Reader(federation, device, DTYPES[settings.precision], model.convolves, model.takes_whole_batches).example
     _check_batches(methods, example, federation)
     check_outputs(model, example, federation)
 
@@ -118,7 +119,7 @@ def make_runtime(
         notes: receives the choices made on the user's behalf.
     """
     function, optimizer, federation = client.function, client.optimizer, data.federation
-    reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves)
+    reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
     batching = _batching(settings, data)
     cohort = settings.cohort_size(federation.split.num_clients, federation.num_clients)
     job = Job(
@@ -126,7 +127,7 @@ def make_runtime(
         optimizer=optimizer,
         methods=methods,
         sample=reader.example,
-        targets=reader.example_targets,
+        two_copies=Batch(*reader.two_copies),
         batch_size=batching.batch_size,
         largest_client=int(federation.partition.sizes.max()),
         clients=-(-cohort // processes.count),
@@ -173,7 +174,8 @@ def _unlike_batches(reader: Reader, batch_size: int) -> str:
         return ""
     partition = reader.federation.partition
     requests = [(np.resize(partition.client(k), batch_size), None) for k in range(min(8, partition.num_clients))]
-    return unlike_shapes([inputs for inputs, _ in reader.each(reader.federation.train, requests)])
+    batches = [inputs for inputs, _ in reader.each(reader.federation.train, requests)]
+    return next(filter(None, (not_rows(batch, batch_size) for batch in batches)), "") or unlike_shapes(batches)
 
 
 def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:

@@ -25,7 +25,7 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     return loss.reshape(())
 
 
-def call_step(module: Any, name: str, batch: tuple[Tree, Tree], index: int) -> Any:
+def call_step(module: Any, name: str, batch: Tree, index: int) -> Any:
     """Call a module's own ``training_step`` or ``test_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
     step = getattr(module, name)
     return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)

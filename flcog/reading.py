@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from flcog.core.copies import Arriving, copy_queue_of, sent
 from flcog.core.source import Source
-from flcog.core.trees import Tree, floats_to, map_leaves, num_bytes
+from flcog.core.trees import Tree, floats_to, map_leaves, moved, num_bytes
 from flcog.data import Federation, Samples
 
 Request = tuple[np.ndarray, np.ndarray | None]
@@ -30,10 +32,14 @@ class Reader:
         dtype: the type of floating-point inputs.
         convolves: whether the model has convolutions, which read channels-last images faster. For other models, the reader makes
             images contiguous, for many batches at once.
+        own_steps: whether the model's own steps receive a data set's whole batches as they are.
     """
 
-    def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype, convolves: bool) -> None:
+    def __init__(
+        self, federation: Federation, device: torch.device, dtype: torch.dtype, convolves: bool, own_steps: bool = False
+    ) -> None:
         self.federation, self.device, self._dtype, self._convolves = federation, device, dtype, convolves
+        self._own_steps = own_steps
         self.copy_queue = copy_queue_of(device)
         """The queue of copies that overlap with computations; None if the device has no second queue."""
         self._announced: Request | None = None
@@ -42,6 +48,16 @@ class Reader:
         self.example = first
         """One input of the model, [1, ...]."""
         self.bytes_per_sample = num_bytes(first)
+
+    @cached_property
+    def two_copies(self) -> tuple[Tree, Tree]:
+        """A batch with two copies of the first training sample, on which a step can be tried."""
+        if self.whole_batches and self.federation.train.whole:
+            return self(self.federation.train, np.repeat(self.federation.partition.indices[:1], 2))
+        inputs, targets = (
+            map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (self.example, self.example_targets)
+        )
+        return inputs, targets
 
     @property
     def source(self) -> Source | None:
@@ -66,9 +82,18 @@ class Reader:
         return self._ready(samples, samples.gather(chosen, keys), chosen, keys)
 
     def _ready(self, samples: Samples, gathered: Tree, indices: Tensor, keys: np.ndarray | None) -> tuple[Tree, Tree]:
+        if samples.whole and self._own_steps:
+            return moved(gathered, self._moved), ()
         inputs, targets = self.federation.ready(samples, gathered, indices, self.device, keys)
         inputs = floats_to(self._dtype, inputs)
         return inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs), targets
+
+    def _moved(self, part: Any) -> Any:
+        """A part of a whole batch, as Lightning would hand it over: on the device, and in the run's precision if it is not 32-true."""
+        if not isinstance(part, Tensor):
+            return part.to(self.device)
+        part = sent(part, self.device)
+        return part.to(self._dtype) if self._dtype != torch.float32 and part.is_floating_point() else part
 
     def train(self, indices: np.ndarray | Tensor, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """The same for the training set."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
 from flcog.core.types import Params
-from flcog.data import Exchange, Federation
+from flcog.data import LABELLED, Exchange, Federation
 from flcog.label_statistics import label_table
 from flcog.method import ClientView, Cohort, FirstContact, Method
 
@@ -76,6 +76,8 @@ class FedDisco(Method):
         >>> FedDisco(metric="l2", target=[0.9, 0.1]).a
         0.5
     """
+
+    tasks: ClassVar[tuple[str, ...]] = LABELLED
 
     a: float = 0.5
     b: float = 0.1

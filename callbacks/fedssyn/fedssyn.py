@@ -17,7 +17,7 @@ from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import at_least, one_of, within
 from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import fold
-from flcog.data import Exchange, Federation, Partition
+from flcog.data import LABELLED, Exchange, Federation, Partition
 from flcog.method import Method, Run
 
 
@@ -91,7 +91,7 @@ class Fedssyn(Method):
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
         """Only generators need classes."""
-        return Method.tasks if self.share in ("real", "none") else ("classification",)
+        return LABELLED if self.share in ("real", "none") else ("classification",)
 
     @property
     def plain_batches(self) -> bool:  # type: ignore[override]

@@ -12,6 +12,7 @@ from torch import nn
 
 from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
+from flcog.client.output_check import check_pairs
 from flcog.client_module import ClientModule, as_client
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import DTYPES, default_dtype, float64_device
@@ -107,8 +108,11 @@ def _with_methods(
 
 
 def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> None:
+    if not isinstance(model, ClientModule):
+        return
+    check_pairs(model, datamodule.federation)
     task = datamodule.federation.task
-    if isinstance(model, ClientModule) and model.task != task:
+    if model.task != task:
         raise ValueError(
             f"{type(model).__name__} learns {model.task}, but {type(datamodule).__name__} holds {task} data: "
             "use Classifier, MultiLabelClassifier or Regressor accordingly"
@@ -119,6 +123,8 @@ def _with_method(
     settings: Settings, method: Method, model: L.LightningModule, federation: Federation, processes: Processes
 ) -> L.LightningModule:
     """Let one method change the module."""
+    if federation.task == "unlabelled" and (method.needs_label_counts or federation.task not in method.tasks):
+        raise ValueError(f"{method.name} needs targets, and this data set has none: name them, or remove {method.name}")
     if federation.task not in method.tasks:
         raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
     if method.needs_adapters and next(adapters(model), None) is None:

@@ -1,4 +1,4 @@
-"""Check before round 1 that a model has enough outputs for the labels, since training would end in an index error."""
+"""Check before round 1 that a client module finds pairs in the data, and that its model has enough outputs for the labels."""
 
 import torch
 from torch import Tensor
@@ -6,8 +6,33 @@ from torch import Tensor
 from flcog.apply import ModelFunction, forward
 from flcog.client_module import ClientModule
 from flcog.core.randomness import seeded
-from flcog.core.trees import Tree, first_leaf
+from flcog.core.trees import Tree, first_leaf, form, leaves
 from flcog.data import Federation
+
+
+def check_pairs(module: ClientModule, federation: Federation) -> None:
+    """Refuse data that are not pairs of an input and a target, from which every client module learns.
+
+    Args:
+        module: the client's module.
+        federation: the data sets.
+    """
+    name = type(module).__name__
+    for part, samples in federation.sets.items():
+        if not samples.whole and samples.labelled:
+            continue
+        items = samples.gather(torch.zeros(1, dtype=torch.int64))
+        if not samples.labelled:
+            raise ValueError(
+                f"{name} learns from pairs of an input and a target, and a batch of the {part} set is {form(items)}: return pairs, "
+                'name the targets (target="label"), or give a LightningModule whose training_step takes such batches'
+            )
+        odd = next((leaf for leaf in leaves(items) if not isinstance(leaf, Tensor)), None)
+        if odd is not None:
+            raise ValueError(
+                f"{name} takes tensors, and a batch of the {part} set contains a {type(odd).__name__}: make tensors in a transform (a "
+                "tokenizer, for text), or give a LightningModule whose training_step takes such batches"
+            )
 
 
 @torch.no_grad()

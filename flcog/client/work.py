@@ -110,6 +110,9 @@ def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
     starts, sizes, blocks = work.starts.tolist(), work.sizes.tolist(), list(_blocks(work, reader))
     loaded = reader.each(reader.federation.train, (_request(work, begin, end) for _, begin, end in blocks))
     for (steps, begin, _), (inputs, targets) in zip(blocks, loaded, strict=True):
+        if reader.whole_batches:  # they are one batch each, whose parts may have other first axes
+            yield Batch(inputs, targets)
+            continue
         for step in steps:
             own = slice(starts[step] - begin, starts[step] - begin + sizes[step])
             yield Batch(rows(inputs, own), rows(targets, own))

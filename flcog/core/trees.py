@@ -1,7 +1,7 @@
 """Trees of inputs or targets: a tensor, or a dict, tuple or list of trees. The first axis of every tensor is the samples."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,7 +40,7 @@ def num_rows(tree: Tree) -> int:
 
 
 def num_bytes(tree: Tree) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
@@ -49,13 +49,60 @@ def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
 
 
 def unlike_shapes(trees: Sequence[Tree]) -> str:
-    """Describe two different shapes among trees that should have the same shape. Empty if all are equal.
+    """Describe two different shapes or structures among trees that should have the same. Empty if all are equal.
 
     >>> unlike_shapes([torch.zeros(4, 7), torch.zeros(4, 9)])
     'batches have different shapes: [4, 7] and [4, 9]'
+    >>> unlike_shapes([{"image": torch.zeros(4)}, {"image": torch.zeros(4), "mask": torch.zeros(4)}])
+    'batches have different structures: a dict of image and a dict of image, mask'
     """
+    if odd := unlike_structures(trees):
+        return odd
     shapes = {", ".join(str(list(leaf.shape)) for leaf in leaves(tree)): None for tree in trees}
     return f"batches have different shapes: {' and '.join(list(shapes)[:2])}" if len(shapes) > 1 else ""
+
+
+def unlike_structures(trees: Sequence[Tree]) -> str:
+    """Describe two different structures among trees. Empty if all are equal."""
+    first, *others = [pytree.tree_structure(tree) for tree in trees]
+    odd = next((k for k, other in enumerate(others, 1) if other != first), None)
+    return "" if odd is None else f"batches have different structures: {form(trees[0])} and {form(trees[odd])}"
+
+
+def not_rows(tree: Tree, count: int) -> str:
+    """Describe a part of a batch that has not one row for each of ``count`` samples. Empty if all parts have.
+
+    >>> not_rows({"image": torch.zeros(4, 2), "name": ["a", "b", "c", "d"]}, 4)
+    'a batch contains a str, which is no tensor'
+    >>> not_rows(torch.zeros(3, 2), 4)
+    'a batch of 4 samples contains a tensor of shape [3, 2]'
+    """
+    for leaf in leaves(tree):
+        if not isinstance(leaf, Tensor):
+            return f"a batch contains a {type(leaf).__name__}, which is no tensor"
+        if leaf.shape[:1] != (count,):
+            return f"a batch of {count} samples contains a tensor of shape {list(leaf.shape)}"
+    return ""
+
+
+def form(value: Any) -> str:
+    """Describe a container in words.
+
+    >>> form((1, 2, 3)), form({"image": 1})
+    ('a tuple of 3 parts', 'a dict of image')
+    """
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(map(str, value))}"
+    return f"a {type(value).__name__}" + (f" of {len(value)} parts" if isinstance(value, tuple | list) else "")
+
+
+def moved(tree: Tree, move: Callable[[Any], Any]) -> Tree:
+    """Apply ``move`` to the tensors of a batch, and to its objects with a method ``to``, such as graphs of PyTorch Geometric."""
+
+    def is_leaf(value: Any) -> bool:
+        return hasattr(value, "to") or not isinstance(value, dict | list | tuple)
+
+    return pytree.tree_map(lambda leaf: move(leaf) if hasattr(leaf, "to") else leaf, tree, is_leaf=is_leaf)
 
 
 def call(network: Callable[..., Any], inputs: Tree) -> Any:

@@ -14,8 +14,28 @@ Slot = Any
 
 
 class Batch(NamedTuple):
-    """The samples of one local step. ``mask`` is None if every row counts, else [B] with 0 for padding under vmap."""
+    """The samples of one local step.
+
+    Args:
+        inputs: a network's inputs, or a whole batch as a data set's ``collate_fn`` returns it.
+        targets: their targets; an empty tuple if ``inputs`` are a whole batch.
+        mask: None if every row counts, else [B] with 0 for padding under vmap.
+    """
 
     inputs: Tree
     targets: Tree
     mask: Tensor | None = None
+
+    @property
+    def given(self) -> Any:
+        """The batch as a module's own ``training_step`` receives it: a pair, or the whole batch."""
+        return given(self.inputs, self.targets)
+
+
+def given(inputs: Tree, targets: Tree) -> Any:
+    """The batch of these inputs and targets as a module's own steps receive it.
+
+    >>> given({"image": 1}, ()), given(1, 2)
+    ({'image': 1}, (1, 2))
+    """
+    return inputs if isinstance(targets, tuple) and not targets else (inputs, targets)

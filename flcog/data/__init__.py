@@ -4,10 +4,11 @@ from flcog.data.federation import Exchange, Federation
 from flcog.data.module import FederatedDataModule
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
-from flcog.data.samples import Augment, Samples, Splits, Task
+from flcog.data.samples import LABELLED, Augment, Samples, Splits, Task
 
 __all__ = [
     "IID",
+    "LABELLED",
     "Augment",
     "Exchange",
     "FederatedDataModule",

@@ -45,13 +45,18 @@ class Federation(Described):
 
     def _described(self) -> Iterator[tuple[str, str]]:
         sizes = self.partition.sizes
-        yield "task", self.task if self.task == "regression" else f"{self.task}, {self.num_classes:,} classes"
+        yield "task", f"{self.task}, {self.num_classes:,} classes" if self.has_classes else self.task
         yield "clients", f"{self.num_clients:,}, with {sizes.min():,} to {sizes.max():,} samples"
         yield "training", f"{sizes.sum():,} of {len(self.train):,} samples, partition {self.split.hash}"
         for name, samples, part in (("validation", self.val, self.client_val), ("test", self.test, self.client_test)):
             own = "" if part is None else f"{len(part.indices):,} held out by the clients"
             central = "" if samples is None else f"{len(samples):,} samples"
             yield name, ", ".join(filter(None, (central, own))) or "none"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are classes or labels."""
+        return self.task in ("classification", "multilabel")
 
     @property
     def num_clients(self) -> int:
@@ -82,9 +87,10 @@ class Federation(Described):
         train = self.train
         if not isinstance(train.inputs, Source):
             rows = np.unique(np.concatenate([part.indices for part in parts if part is not None]))
-            index = torch.from_numpy(rows).to(train.labels.device)
+            index = torch.from_numpy(rows)
             users = None if train.users is None else train.users[rows]
-            train = Samples(train.gather(index), map_leaves(lambda leaf: leaf[index.to(leaf.device)], train.targets), users)
+            targets = map_leaves(lambda leaf: leaf[index.to(leaf.device)], train.targets)
+            train = replace(train, inputs=train.gather(index), targets=targets, users=users)
             parts = [part and Partition(np.searchsorted(rows, part.indices), part.offsets) for part in parts]
         partition, client_val, client_test = parts
         assert partition is not None

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import lightning as L
@@ -94,6 +95,7 @@ class FederatedDataModule(Described, L.LightningDataModule):
         for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
             if samples is not None:
                 require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")
+            if samples is not None and samples.labelled:
                 require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
         whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
         partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)
@@ -172,7 +174,7 @@ def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
     targets = samples.labels.numpy()[order]
     kept = torch.from_numpy(np.sort(np.concatenate([order[targets == label][:size] for label, size in enumerate(sizes)])))
     users = samples.users[kept.numpy()] if samples.users is not None else None
-    return Samples(samples.gather(kept), rows(samples.targets, kept), users)
+    return replace(samples, inputs=samples.gather(kept), targets=rows(samples.targets, kept), users=users)
 
 
 def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -> tuple[Partition, Partition, Partition]:

@@ -11,7 +11,11 @@ from torch import Tensor
 from flcog.core.source import Source
 from flcog.core.trees import Tree, first_leaf, leaves, map_leaves
 
-Task = Literal["classification", "multilabel", "regression"]
+Task = Literal["classification", "multilabel", "regression", "unlabelled"]
+"""The kind of the targets; data without targets are unlabelled."""
+
+LABELLED = ("classification", "multilabel", "regression")
+"""The tasks with targets."""
 
 Augment = Callable[[Tree, np.ndarray], Tree]
 """``augment(inputs [B, H, W, C] as stored, keys uint64 [B]) -> inputs``: one key per sample is all the randomness it gets."""
@@ -28,22 +32,27 @@ class Samples:
         inputs: a tensor (moved to the device once), a memory-mapped array (read from disk batch by batch), or a
             :class:`flcog.core.source.Source`, which makes them when they are asked for.
         targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Splits by label and label
-            statistics use the first of several targets.
+            statistics use the first of several targets. An empty tuple if there are none.
         users: a natural owner for each sample, where the data set has one.
+        whole: whether the inputs are whole batches of the data set, which the steps of a LightningModule receive alone. Targets
+            then serve splits and statistics.
     """
 
     inputs: Tree
-    targets: Tree
+    targets: Tree = ()
     users: np.ndarray | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
+            if what == "targets" and not self.labelled:
+                continue
             counts = [len(leaf) for leaf in leaves(tree)]
             if len(set(counts)) != 1:
                 raise ValueError(
                     f"the {what} have {' and '.join(map(str, counts)) or 'no'} rows: every part needs one per sample"
                 )
-        if len(self) != len(self.labels):
+        if self.labelled and len(self) != len(self.labels):
             raise ValueError(f"{len(self)} inputs but {len(self.labels)} targets: a set needs one target per input")
         if len(self) == 0:
             raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
@@ -52,8 +61,18 @@ class Samples:
         return len(first_leaf(self.inputs))
 
     @property
+    def labelled(self) -> bool:
+        """Whether the samples have targets."""
+        return not (isinstance(self.targets, tuple) and not self.targets)
+
+    @property
     def labels(self) -> Tensor:
         """The targets, or the first of several: splits by label and label statistics use them."""
+        if not self.labelled:
+            raise ValueError(
+                "the data set has no targets, which splits by label, label statistics and some methods need: name them "
+                '(TorchDataset and LightningData take target="label", an index or a function), or leave these out'
+            )
         labels: Tensor = first_leaf(self.targets)
         return labels
 

@@ -7,7 +7,8 @@ from functools import cached_property
 import torch
 
 from flcog.apply import ModelFunction
-from flcog.core.trees import Tree, first_leaf
+from flcog.core.trees import Tree
+from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.own_steps import Traces, traces
 from flcog.method import Method
@@ -22,7 +23,8 @@ class Job:
         model: the client's model, with its parameters on the device that trains.
         optimizer: the module's own optimiser.
         methods: the run's methods.
-        sample, targets: one input with its targets, [1, ...].
+        sample: one input, [1, ...].
+        two_copies: a batch with two copies of a sample.
         batch_size: of a local step.
         largest_client: the most samples that a client has.
         clients: the number of clients that one process trains in a round.
@@ -38,7 +40,7 @@ class Job:
     optimizer: torch.optim.Optimizer
     methods: Sequence[Method]
     sample: Tree
-    targets: Tree
+    two_copies: Batch
     batch_size: int
     largest_client: int
     clients: int
@@ -55,8 +57,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = first_leaf(self.sample).device
-        return device
+        return next(iter(self.model.params.values())).device
 
     @property
     def rows(self) -> int:
@@ -70,7 +71,7 @@ class Job:
     @cached_property
     def own_step(self) -> Traces:
         """The side effects of the module's own ``training_step``."""
-        return traces(self.model, self.sample, self.targets)
+        return traces(self.model, self.two_copies.given, self.device)
 
 
 def obstacles_to_vmap(job: Job) -> str:

@@ -13,8 +13,6 @@ from flcog.apply import apply_of
 from flcog.core.processes import Processes
 from flcog.core.randomness import put_back, streams
 from flcog.core.text import human
-from flcog.core.trees import map_leaves
-from flcog.core.types import Batch
 from flcog.execute.job import Job
 from flcog.execute.patches import ConvolutionsAsPatches
 from flcog.method import MemoryNote, Notes
@@ -95,12 +93,11 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
         kept[_place(tensor)] = tensor.untyped_storage()  # kept, because another tensor might reuse its address
         return tensor
 
-    batch = Batch(*(map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (job.sample, job.targets)))
     buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
     try:
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
         with torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
-            apply_of(model, buffers).loss(model.params, batch)
+            apply_of(model, buffers).loss(model.params, job.two_copies)
     except Exception:
         return 0
     finally:

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from flcog.apply import ModelFunction
 from flcog.core.arguments import digest
 from flcog.core.randomness import have_moved, put_back, streams
-from flcog.core.trees import Tree, first_leaf, map_leaves
+from flcog.core.trees import Tree
 from flcog.own_steps import among_rounds, call_step, names_logged
 
 
@@ -68,17 +68,16 @@ class Traces:
         return self.between_threads() or self.metrics
 
 
-def traces(model: ModelFunction, inputs: Tree, targets: Tree) -> Traces:
-    """Try a module's ``training_step`` on two batches, each with two copies of a sample, and report all changes.
+def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
+    """Try a module's ``training_step`` twice on a batch, and report all changes.
 
     Args:
         model: the client's model.
-        inputs, targets: one sample, [1, ...].
+        batch: two copies of a sample.
+        device: the device of the model.
     """
     name = f"{type(model.module).__name__}.training_step"
-    batch = tuple(map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (inputs, targets))
     buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
-    device = first_leaf(inputs).device
     stood, before = streams(device), _kept(model.module)
     try:
         with among_rounds(model.module, 0), names_logged(model.module):

@@ -19,7 +19,7 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import Exchange, Federation
+from flcog.data import LABELLED, Exchange, Federation
 from flcog.method.context import (
     BatchFunction,
     ClientView,
@@ -66,8 +66,8 @@ class Method(Callback):
 
     The weights are computed again for the clients that have replied, whose replies are kept in memory until then. The states of the
     other clients stay as they were. ``ctx.data.weight`` is a client's weight if nobody's reply is lost."""
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "regression")
-    """The tasks that the method supports."""
+    tasks: ClassVar[tuple[str, ...]] = (*LABELLED, "unlabelled")
+    """The tasks that the method supports. Data without targets are unlabelled."""
     plain_batches: ClassVar[bool] = False
     """Needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels."""
     needs_adapters: ClassVar[bool] = False

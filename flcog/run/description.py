@@ -23,7 +23,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
     num_constants = sum(constant.numel() for constant in engine.model.constants.values())
     frozen = f" trained, {num_constants:,} frozen" if num_constants else ""
     tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
-    classes = f", {federation.num_classes} classes" if federation.task != "regression" else ""
+    classes = f", {federation.num_classes} classes" if federation.has_classes else ""
     count, per_device = engine.processes.count, engine.processes.per_device
     shared = f", {per_device} on each device" if per_device > 1 else ""
     going_on = f", going on after round {server.round}" if server.round else ""

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flcog.core.arguments import by_name, constructor_arguments, digest, plain
 from flcog.core.masking import masked
 from flcog.core.trees import leaves
-from flcog.data import FederatedDataModule
+from flcog.data import FederatedDataModule, Samples
 from flcog.method import Method
 from flcog.settings import Settings
 
@@ -44,7 +44,7 @@ def describe(
         "clients": federation.num_clients,
         "partition": federation.split.hash,
         "trained_on": federation.partition.hash,
-        "targets": "-".join(map(digest, leaves(federation.train.targets))),
+        "targets": "-".join(map(digest, leaves(federation.train.targets) or _tensors(federation.train))),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
         "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
         "objects": by_name(
@@ -57,6 +57,11 @@ def describe(
         ),
         "config": None if config is None else by_name({name: config.get(name) for name in ("model", "data")}),
     }
+
+
+def _tensors(samples: Samples) -> list[Tensor]:
+    """The inputs of samples without targets, if they are in memory."""
+    return [leaf for leaf in leaves(samples.inputs) if isinstance(leaf, Tensor)]
 
 
 def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 ``flcog partition`` prints both before anybody spends a night on a split, and a run logs the numbers when it starts.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
@@ -27,37 +29,63 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
     The numbers: ``clients``, ``samples/train``, ``samples/left_out`` (of no client), ``samples/client_test`` and
     ``samples/client_val`` where parts are held out, ``classes``, ``hash``, ``imbalance/classes`` and ``imbalance/clients`` (the
     largest over the smallest), ``kl/pooled`` (of all clients' samples together), and ``min``, ``median``, ``max`` and ``mean``
-    over the clients of ``size``, ``labels`` and ``kl`` (to the uniform distribution, in nats).
+    over the clients of ``size``, ``labels`` and ``kl`` (to the uniform distribution, in nats). Data without targets have no numbers
+    of classes, labels and divergences.
     """
-    counts = label_table(federation)
     held_out = {"test": federation.client_test, "val": federation.client_val}
     parts = {name: part.sizes for name, part in held_out.items() if part is not None}
-    sizes, num_labels, kl = federation.partition.sizes, np.diff(counts.indptr), kl_to_uniform(counts)
-    per_class = np.asarray(counts.sum(axis=0))
-    pooled_kl = kl_to_uniform(sparse.csr_array(per_class[None]))[0]
-    columns = {"samples": sizes, **parts, "labels": num_labels, "KL": kl}
+    sizes = federation.partition.sizes
+    columns: dict[str, np.ndarray] = {"samples": sizes, **parts}
+    labels = _Labels.of(federation) if federation.train.labelled else None
+    if labels is not None:
+        columns |= {"labels": labels.per_client, "KL": labels.kl}
 
     numbers: Numbers = {
         "clients": federation.num_clients,
         "samples/train": int(sizes.sum()),
         "samples/left_out": len(federation.train) - int(sizes.sum()) - sum(int(part.sum()) for part in parts.values()),
         **{f"samples/client_{name}": int(part.sum()) for name, part in parts.items()},
-        "classes": federation.num_classes,
+        **({} if labels is None else {"classes": federation.num_classes}),
         "hash": federation.split.hash,
-        "imbalance/classes": _ratio(per_class),
+        **({} if labels is None else {"imbalance/classes": _ratio(labels.per_class)}),
         "imbalance/clients": _ratio(sizes),
-        "kl/pooled": float(pooled_kl),
+        **({} if labels is None else {"kl/pooled": labels.pooled_kl}),
     }
-    for name, values in (("size", sizes), ("labels", num_labels), ("kl", kl)):
+    for name, values in (("size", sizes), *(() if labels is None else (("labels", labels.per_client), ("kl", labels.kl)))):
         values = values[np.isfinite(values)]
         for statistic, function in (("min", np.min), ("median", np.median), ("max", np.max), ("mean", np.mean)):
             numbers[f"{name}/{statistic}"] = float(function(values)) if len(values) else float("nan")
 
     tables: list[RenderableType] = [_headline(federation, numbers)]
     if federation.num_clients <= max_rows:
-        tables.append(_client_rows(federation, columns, counts, per_class, float(pooled_kl)))
+        tables.append(_client_rows(federation, columns, labels))
     tables.append(_quantile_rows(columns))
     return Group(*tables), numbers
+
+
+class _Labels(NamedTuple):
+    """The labels of a partition.
+
+    Args:
+        counts: the number of samples of each client and label, [clients, labels].
+        per_client: the number of labels of each client.
+        per_class: the number of samples of each label.
+        kl: each client's divergence from the uniform distribution.
+        pooled_kl: the divergence of all clients' samples together.
+    """
+
+    counts: sparse.csr_array
+    per_client: np.ndarray
+    per_class: np.ndarray
+    kl: np.ndarray
+    pooled_kl: float
+
+    @classmethod
+    def of(cls, federation: Federation) -> "_Labels":
+        counts = label_table(federation)
+        per_class = np.asarray(counts.sum(axis=0))
+        pooled_kl = float(kl_to_uniform(sparse.csr_array(per_class[None]))[0])
+        return cls(counts, np.diff(counts.indptr), per_class, kl_to_uniform(counts), pooled_kl)
 
 
 def without_clients(numbers: Numbers) -> Numbers:
@@ -69,24 +97,25 @@ def without_clients(numbers: Numbers) -> Numbers:
 def _headline(federation: Federation, numbers: Numbers) -> Text:
     classes = "bins of the target" if federation.task == "regression" else "classes"
     left_out = f", {numbers['samples/left_out']:,} left out" if numbers["samples/left_out"] else ""
+    samples = f"{numbers['samples/train']:,} of {len(federation.train):,} samples to train on{left_out}"
+    clients, ratio = f"Partition {numbers['hash']}: {numbers['clients']:,} clients", f"client {numbers['imbalance/clients']:.3g}"
+    if "classes" not in numbers:
+        return Text(f"{clients}, no targets\n{samples}\nLargest/smallest: {ratio}")
     return Text(
-        f"Partition {numbers['hash']}: {numbers['clients']:,} clients, {numbers['classes']:,} {classes}\n"
-        f"{numbers['samples/train']:,} of {len(federation.train):,} samples to train on{left_out}\n"
-        f"Largest/smallest: class {numbers['imbalance/classes']:.3g}, client {numbers['imbalance/clients']:.3g}; "
-        f"pooled KL to uniform {numbers['kl/pooled']:.3f}"
+        f"{clients}, {numbers['classes']:,} {classes}\n{samples}\n"
+        f"Largest/smallest: class {numbers['imbalance/classes']:.3g}, {ratio}; pooled KL to uniform {numbers['kl/pooled']:.3f}"
     )
 
 
-def _client_rows(
-    federation: Federation, columns: dict[str, np.ndarray], counts: sparse.csr_array, per_class: np.ndarray, pooled_kl: float
-) -> Table:
-    rows = [
-        [str(k), *(_cell(values[k]) for values in columns.values()), _commonest(federation, counts[[k]].toarray()[0])]
-        for k in range(federation.num_clients)
-    ]
-    sums = [_cell(values.sum()) for name, values in columns.items() if name not in ("labels", "KL")]
-    rows.append(["all", *sums, _cell(np.count_nonzero(per_class)), _cell(pooled_kl), _commonest(federation, per_class)])
-    return _table(["client", *columns], rows, text_column="most frequent labels")
+def _client_rows(federation: Federation, columns: dict[str, np.ndarray], labels: _Labels | None) -> Table:
+    rows = [[str(k), *(_cell(values[k]) for values in columns.values())] for k in range(federation.num_clients)]
+    rows.append(["all", *(_cell(values.sum()) for name, values in columns.items() if name not in ("labels", "KL"))])
+    if labels is None:
+        return _table(["client", *columns], rows, total=True)
+    for k, row in enumerate(rows[:-1]):
+        row.append(_commonest(federation, labels.counts[[k]].toarray()[0]))
+    rows[-1] += [_cell(np.count_nonzero(labels.per_class)), _cell(labels.pooled_kl), _commonest(federation, labels.per_class)]
+    return _table(["client", *columns], rows, text_column="most frequent labels", total=True)
 
 
 def _quantile_rows(columns: dict[str, np.ndarray]) -> Table:
@@ -99,7 +128,7 @@ def _quantile_rows(columns: dict[str, np.ndarray]) -> Table:
     return _table(["per client", *_QUANTILES, "mean"], rows)
 
 
-def _table(header: list[str], rows: list[list[str]], text_column: str | None = None) -> Table:
+def _table(header: list[str], rows: list[list[str]], text_column: str | None = None, total: bool = False) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(header):
         # In a narrow terminal rich would shorten both figures and text; figures keep their width.
@@ -108,7 +137,7 @@ def _table(header: list[str], rows: list[list[str]], text_column: str | None = N
     if text_column is not None:
         table.add_column(text_column)
     for row in rows:
-        table.add_row(*row, end_section=text_column is not None and row is rows[-2])
+        table.add_row(*row, end_section=total and row is rows[-2])
     return table
 
 

@@ -38,7 +38,7 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
     outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
-    return found | ({"target": samples.labels.cpu()} if inputs is None else {})
+    return found | ({"target": samples.labels.cpu()} if inputs is None and samples.labelled else {})
 
 
 def _samples(federation: Federation, inputs: Tree) -> Samples:
@@ -51,7 +51,9 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
     if spec != given_spec:
         raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have others")
     leaves = [_as_stored(leaf, stored) for leaf, stored in zip(given, own, strict=True)]
-    return Samples(pytree.tree_unflatten(leaves, spec), torch.zeros(len(leaves[0]), dtype=torch.int64))
+    return Samples(
+        pytree.tree_unflatten(leaves, spec), torch.zeros(len(leaves[0]), dtype=torch.int64), whole=federation.train.whole
+    )
 
 
 def _as_stored(given: Any, stored: Any) -> Tensor:

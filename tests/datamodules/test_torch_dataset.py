@@ -538,12 +538,27 @@ def nothing(items: list[Any]) -> Any:
         (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "60 items but 59 targets: give one for each item"),
         (lambda: TorchDataset(Items(), users=LABELS[:-1]), "60 items but 59 users: give one for each item"),
         (lambda: TorchDataset(Items(), Items(FEATURES[:0])), "the test set is empty"),
-        (lambda: TorchDataset(FEATURES), r"item 0, .* it is a ndarray, and an item is a pair \(input, target\)"),
-        (lambda: TorchDataset([(1.0, 2, 3)] * 20), "it is a tuple of 3 parts, and an item is a pair"),
-        (lambda: TorchDataset([{"x": 1.0}] * 20), "it is a dict of 1 parts, and an item is a pair"),
-        (lambda: TorchDataset([(torch.zeros(2), None)] * 20), "must be numbers or text"),
-        (lambda: TorchDataset([("a text", 0)] * 20), "its input holds text, and a network takes numbers: .*tokenizer"),
-        (lambda: TorchDataset([(torch.zeros(2), {"a": 1})] * 20), "must be numbers or text"),
+        (
+            lambda: TorchDataset(FEATURES),
+            "learns from pairs of an input and a target, and a batch of the training set is a Tensor",
+        ),
+        (
+            lambda: TorchDataset([(1.0, 2, 3)] * 20),
+            "a batch of the training set is a list of 3 parts: return pairs, name the target",
+        ),
+        (lambda: TorchDataset([{"x": 1.0}] * 20), "a batch of the training set is a dict of x: return pairs"),
+        (
+            lambda: TorchDataset([(torch.zeros(2), None)] * 20),
+            "no batch can be made: TypeError: default_collate: batch must contain",
+        ),
+        (
+            lambda: TorchDataset([("a text", 0)] * 20),
+            "a batch of the training set contains a str: make tensors in a transform",
+        ),
+        (
+            lambda: TorchDataset([(torch.zeros(2), {"a": 1})] * 20),
+            "a batch of the training set is a list of 2 parts: return pairs",
+        ),
         (lambda: TorchDataset(Texts()), "their shapes differ .*: give a collate_fn that pads them"),
         (lambda: TorchDataset(Texts(), cache_dir="cache"), "a file keeps items of one shape; leave out cache_dir"),
         (lambda: TorchDataset(Texts(), collate_fn=pad, cache_dir="cache"), "leave out cache_dir, or pad the items"),

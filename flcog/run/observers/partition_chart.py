@@ -23,7 +23,7 @@ class PartitionChart(Callback):
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         # After round 1, because importing matplotlib takes half a second, which would delay the first round.
-        if round == 1 and run.processes.is_first and run.trackers.loggers:
+        if round == 1 and run.processes.is_first and run.trackers.loggers and run.federation.train.labelled:
             from flcog.run.partition_figure import partition_figure
 
             run.trackers.log_figure("partition", partition_figure(run.federation), 0, share=self.log_partition)

@@ -1,0 +1,346 @@
+"""Batches of any structure reach the steps of a LightningModule as a DataLoader returns them; targets are optional."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from harness import assert_close, fit, make_trainer
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+import flcog
+from datamodules.common import one_line
+from flcog.callbacks import MOON, FedCOG, FedDisco, FedProx, Fedssyn
+from flcog.datamodules import ArrayData, Dirichlet, LightningData, LongTail, TorchDataset
+from flcog.run.partition_report import partition_report
+
+RNG = np.random.default_rng(0)
+ROWS, LABELS = torch.from_numpy(RNG.normal(size=(24, 6)).astype(np.float32)), torch.from_numpy(RNG.integers(3, size=24))
+
+
+class Graphs:
+    """A batch that is no container, like those of PyTorch Geometric: all nodes of several graphs in one tensor."""
+
+    def __init__(self, rows: list[Tensor], numbers: list[int]) -> None:
+        self.nodes = torch.cat([row[: 1 + number % 3] for row, number in zip(rows, numbers, strict=True)])
+        self.number, self.device_calls = torch.tensor(numbers), 0
+
+    def to(self, device: Any) -> "Graphs":
+        self.device_calls += 1
+        return self
+
+
+class Items(Dataset):
+    """Items of a structure, each with its number in it."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(int(index))
+
+
+KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Tensor], Any]] = {
+    "inputs alone": (lambda i: ROWS[i] * 0 + i, lambda batch: batch[:, 0], None),
+    "bytes": (
+        lambda i: torch.full((1, 4, 4), i, dtype=torch.uint8),
+        lambda batch: batch[:, 0, 0, 0],
+        None,
+    ),
+    "a triple with weights": (lambda i: (ROWS[i], int(LABELS[i]), float(i)), lambda batch: batch[2], None),
+    "a dict": (lambda i: {"image": ROWS[i], "label": int(LABELS[i]), "number": i}, lambda batch: batch["number"], None),
+    "a dict with text": (lambda i: {"x": ROWS[i], "name": f"row {i}", "n": i}, lambda batch: batch["n"], None),
+    "a nested dict": (lambda i: {"x": {"a": ROWS[i], "b": (i, ROWS[i, :2])}}, lambda batch: batch["x"]["b"][0], None),
+    "two views": (lambda i: ((ROWS[i], ROWS[i] + 1), ROWS[i].view(2, 3) * 0 + i), lambda batch: batch[1][:, 0, 0], None),
+    "pairs of sequences": (lambda i: (torch.arange(3) + i, torch.arange(1, 4) + i), lambda batch: batch[0][:, 0], None),
+    "an image to reconstruct": (
+        lambda i: (torch.full((1, 4, 4), float(i)), torch.full((1, 4, 4), float(i))),
+        lambda batch: batch[0][:, 0, 0, 0],
+        None,
+    ),
+    "graphs": (
+        lambda i: (ROWS[i], i),
+        lambda batch: batch.number,
+        lambda items: Graphs([row for row, _ in items], [number for _, number in items]),
+    ),
+}
+
+
+class Records(L.LightningModule):
+    """Remembers its batches."""
+
+    def __init__(self, numbers: Callable[[Any], Tensor] = len) -> None:  # type: ignore[assignment]
+        super().__init__()
+        self.layer, self.numbers = nn.Linear(1, 1), numbers
+        self.seen: dict[str, list[Any]] = {}
+
+    def _step(self, kind: str, batch: Any) -> Tensor:
+        self.seen.setdefault(kind, []).append(batch)
+        return self.layer(self.numbers(batch).float()[:, None]).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._step("train", batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self._step("val", batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._step("test", batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+
+def assert_same(batch: Any, expected: Any) -> None:
+    """The same types, shapes and values throughout."""
+    assert type(batch) is type(expected)
+    if isinstance(batch, Graphs):
+        assert batch.device_calls > 0
+        batch, expected = [batch.nodes, batch.number], [expected.nodes, expected.number]
+    if isinstance(batch, dict):
+        assert list(batch) == list(expected)
+        batch, expected = list(batch.values()), list(expected.values())
+    if isinstance(batch, tuple | list):
+        assert len(batch) == len(expected)
+        for one, other in zip(batch, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(batch, Tensor):
+        assert batch.dtype == expected.dtype and torch.equal(batch, expected)
+    else:
+        assert batch == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_gets_what_a_data_loader_returns(kind: str) -> None:
+    make, numbers, collate_fn = KINDS[kind]
+    items, model = Items(make), Records(numbers)
+    if collate_fn is None and kind == "a nested dict":  # the structure of one loader
+        assert_same(next(iter(DataLoader(items, batch_size=3))), default_collate([items[i] for i in range(3)]))
+    data = TorchDataset(items, items, items, collate_fn=collate_fn, num_clients=3, batch_size=4, eval_batch_size=9, num_workers=0)
+    trainer = make_trainer(None, rounds=1, local_steps=2, precision="32-true", executor="loop", clients_per_round=1.0)
+    trainer.prepare(model, data)
+    model.seen.clear()
+    trainer.train_round()
+    figures = trainer.evaluate()
+    trained = model.seen["train"]
+    evaluated = {name: trainer.run.model.eval_module.seen[name] for name in ("val", "test")}
+    assert len(trained) == 6 and [len(evaluated[name]) for name in ("val", "test")] == [3, 3] and "val/loss" in figures
+    for batch in [*trained, *evaluated["val"], *evaluated["test"]]:
+        chosen = [items[int(number)] for number in numbers(batch)]
+        assert_same(batch, (collate_fn or default_collate)(chosen))
+
+
+class Weighted(L.LightningModule):
+    """A regression with weights of its samples, from triples or dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, labels, weights = (batch["x"], batch["y"], batch["w"]) if isinstance(batch, dict) else batch[:3]
+        return (nn.functional.cross_entropy(self.layer(inputs), labels, reduction="none") * weights).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def triple(i: int) -> tuple[Tensor, int, float]:
+    return ROWS[i], int(LABELS[i]), 1.0 + i
+
+
+DICTS = Items(lambda i: dict(zip("xyw", triple(i), strict=True)))
+TENSORS = TensorDataset(ROWS, LABELS, torch.arange(1.0, 25.0))
+
+
+@pytest.mark.parametrize("data", [Items(triple), DICTS, TENSORS], ids=["triples", "dicts", "tensors"])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_one_client_with_one_batch_is_gradient_descent(data: Any, executor: Any, tmp_path: Path) -> None:
+    trainer = fit(
+        tmp_path,
+        module=Weighted(),
+        data=TorchDataset(data, num_clients=1, batch_size=24, num_workers=0),
+        rounds=2,
+        local_steps=3,
+        executor=executor,
+        precision="64-true",
+        clients_per_round=1.0,
+    )
+    layer, weights = Weighted().layer.double(), torch.arange(1.0, 25.0).double()
+    for _ in range(6):
+        loss = (nn.functional.cross_entropy(layer(ROWS.double()), LABELS, reduction="none") * weights).mean()
+        gradients = torch.autograd.grad(loss, list(layer.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+    assert_close(trainer.params, {f"layer.{name}": value.detach() for name, value in layer.named_parameters()}, 1e-12)
+    assert trainer.executor.name == executor
+
+
+def test_dicts_train_as_one_program_and_text_does_not() -> None:
+    named = Items(lambda i: DICTS[i] | {"name": f"row {i}"})
+    runs = []
+    for data, executor in ((DICTS, "loop"), (DICTS, "vmap"), (named, "auto")):
+        trainer = make_trainer(None, rounds=2, local_steps=2, executor=executor, clients_per_round=1.0)
+        trainer.prepare(Weighted(), TorchDataset(data, num_clients=4, batch_size=3, num_workers=0))
+        runs.append(trainer)
+        trainer.train_round()
+    assert [run.executor.name for run in runs] == ["loop", "vmap", "loop"]
+    assert any("a batch contains a str, which is no tensor" in note for note in runs[2].notes)
+    assert_close(runs[1].params, runs[0].params, 1e-12)
+    assert_close(runs[2].params, runs[0].params, 0)
+
+
+# Targets --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("items", "target"),
+    [(DICTS, "y"), (Items(triple), 1), (DICTS, lambda item: item["y"]), (TENSORS, 1)],
+    ids=["a key", "an index", "a function", "an index of tensors"],
+)
+@pytest.mark.parametrize("wrap", [False, True], ids=["TorchDataset", "LightningData"])
+def test_targets_are_named(items: Any, target: Any, wrap: bool) -> None:
+    options: dict[str, Any] = {"num_clients": 3, "partitioner": Dirichlet(0.5)}
+    expected = ArrayData(train_inputs=ROWS.numpy(), train_targets=LABELS.numpy(), **options).federation
+
+    class Loaders(L.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return DataLoader(items, batch_size=4)
+
+    data: Any = LightningData(Loaders(), target=target, **options) if wrap else TorchDataset(items, target=target, **options)
+    data.num_workers = 0
+    assert data.federation.partition.hash == expected.partition.hash
+    assert partition_report(data.federation)[1] == partition_report(expected)[1]
+    trainer = make_trainer(None, FedDisco(), rounds=1, local_steps=1, clients_per_round=1.0, precision="32-true")
+    trainer.prepare(Weighted(), data)
+    trainer.train_round()
+
+
+class Labelled(Items):
+    """Inputs alone, beside an attribute with the labels."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda i: ROWS[i])
+        self.labels = LABELS
+
+
+def test_an_attribute_with_labels_leaves_batches_of_inputs_as_they_are() -> None:
+    model = Records(lambda batch: batch[:, 0])
+    data = TorchDataset(Labelled(), num_clients=2, batch_size=4, num_workers=0)
+    trainer = make_trainer(None, rounds=1, local_steps=1, precision="32-true", clients_per_round=1.0, executor="loop")
+    trainer.prepare(model, data)
+    trainer.train_round()
+    assert data.federation.task == "classification" and all(batch.shape == (4, 6) for batch in model.seen["train"][2:])
+    pairs = make_trainer(None, rounds=1, local_steps=1, precision="32-true", clients_per_round=1.0)
+    pairs.prepare(flcog.Classifier(nn.Linear(6, 3)), TorchDataset(Labelled(), num_clients=2, batch_size=4, num_workers=0))
+    assert 0 < pairs.train_round()["train/loss"] < 5
+
+
+UNLABELLED = Items(lambda i: ROWS[i])
+
+
+def unlabelled(**options: Any) -> TorchDataset:
+    return TorchDataset(UNLABELLED, num_clients=2, batch_size=4, num_workers=0, **options)
+
+
+class Autoencoder(Weighted):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.layer(batch) @ self.layer.weight - batch).square().mean()
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.layer(batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ((), Autoencoder(), unlabelled(partitioner=Dirichlet(0.5))), 'has no targets, .*target="label"'),
+        (lambda: ((), Autoencoder(), unlabelled(partitioner=LongTail(2.0))), 'has no targets, .*target="label"'),
+        (lambda: ((), Autoencoder(), unlabelled(test_like_clients=True)), "test_like_clients needs .*: leave it out"),
+        (lambda: ((FedDisco(),), Autoencoder(), unlabelled()), "FedDisco needs targets, and this data set has none: name them"),
+        (lambda: ((FedCOG(),), Autoencoder(), unlabelled()), "FedCOG needs targets"),
+        (lambda: ((Fedssyn(),), Autoencoder(), unlabelled()), "Fedssyn needs targets|Fedssyn"),
+        (
+            lambda: ((), flcog.Classifier(nn.Linear(6, 3)), unlabelled()),
+            "Classifier learns from pairs .* is a Tensor: return pairs",
+        ),
+        (lambda: ((), nn.Linear(6, 3), unlabelled()), "Linear has no loss, and the data have no targets to choose one by"),
+        (
+            lambda: ((), Weighted(), TorchDataset(DICTS, target="z", num_workers=0)),
+            "target='z' finds nothing in a dict of x, y, w",
+        ),
+        (lambda: ((), Weighted(), TorchDataset(DICTS, cache_dir="x", num_workers=0)), "cache_dir keeps inputs of pairs"),
+    ],
+)
+def test_what_needs_targets_says_so(make: Any, message: str) -> None:
+    with one_line(ValueError, message):
+        methods, model, data = make()
+        make_trainer(None, *methods).prepare(model, data)
+
+
+def changing(items: list[Any]) -> Any:
+    batch = {"x": torch.stack(items)}
+    return batch | ({"mask": batch["x"] > 0} if float(items[0].sum()) > 0 else {})
+
+
+def test_batches_whose_structure_changes_are_refused_where_clients_are_one_program() -> None:
+    data = TorchDataset(UNLABELLED, collate_fn=changing, num_clients=6, batch_size=2, num_workers=0)
+    with pytest.warns(
+        UserWarning, match="falls back to loop: .*batches have different structures: a dict of x, mask and a dict of x"
+    ):
+        make_trainer(None, executor="vmap", clients_per_round=1.0).prepare(Records(lambda batch: batch["x"][:, 0]), data)
+    items = Items(lambda i: {"x": ROWS[i]} if i < 12 else {"x": ROWS[i], "more": ROWS[i]})
+    data = TorchDataset(items, num_clients=2, batch_size=2, num_workers=2)
+    with one_line(ValueError, "the train set: .*different structures: a dict of x and a dict of x, more|no batch can be made"):
+        data.federation.train.gather(torch.arange(24))
+
+
+def test_a_run_without_targets(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clients_per_round": 1.0, "local_steps": 2, "precision": "32-true"}
+    straight = fit(tmp_path / "a", FedProx(mu=0.1), module=Autoencoder(), data=unlabelled(), rounds=2, **options)
+    half = fit(tmp_path / "b", FedProx(mu=0.1), module=Autoencoder(), data=unlabelled(), rounds=1, **options)
+    resumed = fit(
+        tmp_path / "b", FedProx(mu=0.1), module=Autoencoder(), data=unlabelled(), rounds=2, ckpt_path=str(half.run_dir), **options
+    )
+    assert_close(resumed.params, straight.params, 0)
+    numbers = partition_report(straight.federation)[1]
+    assert numbers["clients"] == 2 and numbers["size/max"] == 12 and "classes" not in numbers and "kl/pooled" not in numbers
+    assert "unlabelled" in dict(straight.run.description)["task"]
+
+
+def test_predictions_of_unlabelled_data() -> None:
+    trainer = make_trainer(None, precision="32-true", clients_per_round=1.0)
+    model = Autoencoder()
+    trainer.prepare(model, TorchDataset(UNLABELLED, UNLABELLED, num_clients=2, num_workers=0))
+    predicted = trainer.predict()
+    assert predicted.keys() == {"output"} and torch.allclose(predicted["output"], model(ROWS), atol=1e-6)
+
+
+def test_a_silo_with_data_without_targets() -> None:
+    alone = unlabelled().federation.only([1])
+    assert alone.partition.sizes.tolist() == [0, 12] and not alone.train.labelled and alone.train.whole
+    tensors = TorchDataset(TENSORS, num_clients=2).federation.only([1])
+    assert len(tensors.train) == 12 and tensors.train.whole
+
+
+def test_methods_that_need_features_keep_saying_so() -> None:
+    with pytest.raises(ValueError, match="MOON"):
+        make_trainer(None, MOON()).prepare(Autoencoder(), unlabelled())
+
+
+def test_lightnings_boring_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trainer = make_trainer(tmp_path, rounds=2, local_steps=3, precision="32-true", eval_every=1)
+    trainer.fit(BoringModel(), BoringDataModule())
+    losses = [row["train/loss"] for row in trainer.history]
+    assert losses[1] < losses[0]
