@@ -21,7 +21,7 @@ MOST_VALUES = 1000
 
 
 class Table(WithTargets):
-    """Rows of features and a column to predict, from CSV or Parquet files or a pandas ``DataFrame``.
+    """Rows of features and one or more columns to predict, from CSV or Parquet files or a pandas ``DataFrame``.
 
     Numbers become features, standardised by the training set. Text and categories become one column for each value in the
     training set. Missing values cause an error. With ``users``, every value of that column is a client. Needs ``pip install
@@ -34,7 +34,8 @@ class Table(WithTargets):
 
     Args:
         train: the training rows: a file (.csv, .tsv, .parquet) or, from Python, a data frame.
-        target: the column to predict: classes by number or name, or values.
+        target: the column to predict: classes by number or name, or values. A list of columns is several labels of 0 and 1, or
+            several values.
         users: the column with the owner of each row; it is not a feature.
         features: the columns that the network reads; by default all except target and users.
         test: the test rows, as ``train``.
@@ -55,7 +56,7 @@ class Table(WithTargets):
     def __init__(
         self,
         train: Any,
-        target: str,
+        target: str | list[str],
         users: str | None = None,
         features: list[str] | None = None,
         test: Any = None,
@@ -73,8 +74,12 @@ class Table(WithTargets):
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:
             raise ValueError("Table: the test set is either test or a test_fraction of train: give only one")
+        self._targets = [target] if isinstance(target, str) else list(target)
+        if not self._targets:
+            raise ValueError("Table: target is an empty list: name the column to predict, or several")
+        _require_columns_once("target", self._targets, {users: "the users"})
         if features is not None:
-            _require_columns_once(features, {target: "the target", users: "the users"})
+            _require_columns_once("features", features, {**dict.fromkeys(self._targets, "the target"), users: "the users"})
         self._given = {part: rows for part, rows in (("train", train), ("test", test), ("val", val)) if rows is not None}
         self.target, self.users, self.features, self.standardise = target, users, features, standardise
         self.test_fraction, self._task, self._num_classes = test_fraction, task, num_classes
@@ -94,11 +99,8 @@ class Table(WithTargets):
         frames = {part: self._frame(part, given) for part, given in self._given.items()}
         if self.test_fraction:
             frames["train"], frames["test"] = self._divided(frames["train"])
-        columns = _features(frames["train"], self.features, (self.target, self.users))
-        values = {
-            part: (_column(frame, self.target, part), f"Table: column {self.target!r} of {part}")
-            for part, frame in frames.items()
-        }
+        columns = _features(frames["train"], self.features, (*self._targets, self.users))
+        values = {part: _target(frame, self._targets, part) for part, frame in frames.items()}
         learnt = read_targets(values, self._task, self._num_classes)
         kinds = {name: _categories(frames["train"], name) for name in columns}
         samples = {}
@@ -116,7 +118,7 @@ class Table(WithTargets):
             raise ValueError(
                 f"Table: {part} is a {type(frame).__name__}: give a .csv, .tsv or .parquet file, or a pandas DataFrame"
             )
-        wanted = [self.target, *(self.features or []), *([self.users] if self.users and part == "train" else [])]
+        wanted = [*self._targets, *(self.features or []), *([self.users] if self.users and part == "train" else [])]
         missing = [name for name in wanted if name not in frame.columns]
         if missing:
             names = ", ".join(map(str, frame.columns))
@@ -158,13 +160,14 @@ def _require_names_once(names: list[Any], where: str) -> None:
             )
 
 
-def _require_columns_once(features: list[str], others: dict[str | None, str]) -> None:
-    """Refuse features that are listed twice or have another role."""
-    for position, name in enumerate(features):
+def _require_columns_once(role: str, names: list[str], others: dict[str | None, str]) -> None:
+    """Refuse columns that are listed twice or have another role."""
+    for position, name in enumerate(names):
         if name in others:
-            raise ValueError(f"Table: column {name!r} is {others[name]} and cannot be a feature too: take it out of features")
-        if name in features[:position]:
-            raise ValueError(f"Table: features lists column {name!r} twice: take one out")
+            own = role.removesuffix("s")
+            raise ValueError(f"Table: column {name!r} is {others[name]} and cannot be a {own} too: take it out of {role}")
+        if name in names[:position]:
+            raise ValueError(f"Table: {role} lists column {name!r} twice: take one out")
 
 
 def _features(frame: Any, wanted: list[str] | None, no_features: tuple[str | None, ...]) -> list[str]:
@@ -172,6 +175,17 @@ def _features(frame: Any, wanted: list[str] | None, no_features: tuple[str | Non
     if not columns:
         raise ValueError("Table: there are no features: columns other than target and users")
     return columns
+
+
+def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
+    """Return the column to predict, or the table of several, and its name in messages."""
+    columns = [_column(frame, name, part) for name in names]
+    if len(names) == 1:
+        return columns[0], f"Table: column {names[0]!r} of {part}"
+    for name, column in zip(names, columns, strict=True):
+        if column.dtype.kind not in "biuf":
+            raise ValueError(f"Table: column {name!r} of {part} holds text: several targets are numbers or 0 and 1")
+    return np.stack(columns, 1), f"Table: columns {', '.join(map(repr, names))} of {part}"
 
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:

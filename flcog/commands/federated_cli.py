@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import flcog.callbacks
 import flcog.datamodules
 from flcog.commands.callback_options import reach_by_name, take_changes
-from flcog.commands.complaint import complain
+from flcog.commands.complaint import complain, guess
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, explain
 from flcog.commands.import_from import find_modules_here
@@ -54,6 +54,15 @@ class Parser(LightningArgumentParser):
     def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
         content, self.changes = take_changes(content)
         return super().parse_string(content, *rest, **options)
+
+    def parse_object(self, obj: Any, namespace: Any = None, *rest: Any, **options: Any) -> Any:
+        """Put keywords of another package, such as timm's, into the argument that their class has for them."""
+        if place := getattr(getattr(self, "owner", None), "takes_keywords", None):
+            given, known = dict(obj.items()), {action.dest for action in self._actions}
+            others = {name: given.pop(name) for name in list(given) if name not in known and not guess(name, known)}
+            earlier = given.get(place, (namespace or {}).get(place)) or {}
+            obj = {**given, place: {**earlier, **others}} if others else obj
+        return super().parse_object(obj, namespace, *rest, **options)
 
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *rest: Any, **options: Any) -> Any:
         if nested_key is None:

@@ -1,7 +1,7 @@
 """timm's networks by name, each split into features and a head."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,12 @@ class Timm(FeatureModel):
         weights: a file with the network's ``state_dict`` in timm's names, ``.pth`` or ``.safetensors``, to load in their place.
         in_channels: 1 for grey images, 3 for colour; pretrained weights are adapted to other numbers than theirs.
         options: further arguments of ``timm.create_model``, such as ``{"img_size": 32, "patch_size": 4}``.
-        **keywords: the same arguments, written directly: ``Timm("vit_tiny_patch16_224", img_size=32)``.
+        **keywords: the same arguments, written directly: ``Timm("vit_tiny_patch16_224", img_size=32)``. In a configuration, a name that
+            is close to one of the arguments above counts as a mistake.
     """
+
+    takes_keywords: ClassVar[str] = "options"
+    """The argument that gets the other keywords in a configuration."""
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class Timm(FeatureModel):
         elif pretrained:
             body = _from_hub(timm, name, num_classes, arguments)
         else:
-            body = timm.create_model(name, num_classes=num_classes, **arguments)
+            body = _random(timm, name, num_classes, arguments)
         head: Any = body.get_classifier()
         body.reset_classifier(0)
         self.num_features = (
@@ -71,6 +75,15 @@ class Timm(FeatureModel):
         return features
 
 
+def _random(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> Any:
+    try:
+        return timm.create_model(name, num_classes=num_classes, **arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"Timm: timm does not take these arguments for {name} ({reason(error)}): correct or remove them"
+        ) from error
+
+
 def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     try:
         with hub.asked():
@@ -86,7 +99,7 @@ def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any])
 def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     """Return the network with the file's weights and number of outputs."""
     state = read_weights(path, "Timm")
-    network = timm.create_model(name, num_classes=num_classes, **arguments)
+    network = _random(timm, name, num_classes, arguments)
     key = next((f"{key}.weight" for key, layer in network.named_modules() if layer is network.get_classifier()), "")
     outputs = len(state[key]) if key in state else 0
     overlay = {"state_dict": state, "num_classes": outputs}

@@ -56,6 +56,16 @@ class ListSet(Dataset[Any]):
         return self.rows[index]
 
 
+class Wrapper(Lit):
+    """A model that passes keywords to another package."""
+
+    takes_keywords = "further"
+
+    def __init__(self, width: int = 3, further: dict[str, Any] | None = None, **keywords: Any) -> None:
+        super().__init__(width)
+        self.given = {**(further or {}), **keywords}
+
+
 def options(root: Path, *more: str) -> list[str]:
     short = {"rounds": 1, "local_steps": 1, "logger": "false", "default_root_dir": root, "eval_every": 0}
     return [word for name, value in short.items() for word in (f"--trainer.{name}", str(value))] + list(more)
@@ -115,6 +125,17 @@ def test_a_callback_of_lightnings_by_its_path(tmp_path: Path) -> None:
     cli = flcog.FederatedCLI(Lit, Rows, args=words, run=False)
     by_path, named = (each for each in cli.config_init["trainer"]["callbacks"])
     assert isinstance(named, flcog.callbacks.EarlyStopping) and isinstance(by_path, L.pytorch.callbacks.EarlyStopping)
+
+
+def test_keywords_of_another_package_stand_beside_a_models_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init = {"width": 3, "further": {"drop": 0.1}, "img_size": [8, 8]}
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump({"model": {"class_path": f"{__name__}.Wrapper", "init_args": init}}))
+    words = [*options(tmp_path), "--config", str(tmp_path / "model.yaml"), "--data", f"{__name__}.ListSet"]
+    cli = flcog.FederatedCLI(args=[*words, "--model.depth", "2"], run=False)
+    assert cli.model.given == {"drop": 0.1, "img_size": [8, 8], "depth": 2}  # type: ignore[union-attr]
+    with pytest.raises(SystemExit):
+        flcog.FederatedCLI(args=[*words, "--model.widht", "4"], run=False)
+    assert "(Wrapper) has no option 'widht'. Did you mean 'width'?" in capsys.readouterr().err
 
 
 def test_an_optimizer_from_the_command_line(tmp_path: Path) -> None:

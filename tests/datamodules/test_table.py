@@ -55,6 +55,18 @@ def test_text_and_categories_become_columns() -> None:
     assert federation.task == "classification"
 
 
+@pytest.mark.parametrize(("left", "right", "task"), [(0.5, 2.0, "regression"), (2, 5.5, "regression"), (1, 1, "multilabel")])
+def test_several_columns_are_predicted(left: float, right: float, task: str) -> None:
+    rows = frame(left=left * (np.arange(60) % 2), right=right * (np.arange(60) % 3))
+    if task == "multilabel":
+        rows["right"] = rows["right"].clip(0, 1)
+    data = Table(rows, target=["right", "left"], features=["x1"], test=rows[:9], **COMMON).federation
+    targets = rows[["right", "left"]].to_numpy().tolist()
+    assert data.task == task and data.train.targets.tolist() == targets and data.test.targets.tolist() == targets[:9]  # type: ignore[union-attr]
+    others = Table(rows, target=["right", "left"], num_clients=2).federation.train.inputs
+    assert others.shape == (60, 6 + len(["label"]) + len(set(OWNERS)))
+
+
 def test_features_are_standardised_by_the_training_set() -> None:
     federation = Table(frame(label=FEATURES[:, 0].astype(float)), target="label", features=["x1", "x2"], num_clients=2).federation
     inputs, _ = everything(federation, federation.train)
@@ -127,6 +139,12 @@ def test_a_part_is_held_out_for_testing() -> None:
         ),
         (lambda: Table(frame(), "label", "owner", features=["owner"]), "column 'owner' is the users and cannot be a feature"),
         (lambda: Table(frame(), target="label", features=["x1", "x1"]), "features lists column 'x1' twice"),
+        (lambda: Table(frame(), target=[]), "target is an empty list"),
+        (lambda: Table(frame(), target=["x1", "x1"]), "target lists column 'x1' twice"),
+        (lambda: Table(frame(), ["x1", "owner"], "owner"), "column 'owner' is the users and cannot be a target"),
+        (lambda: Table(frame(), ["x1", "x2"], features=["x2"]), "column 'x2' is the target and cannot be a feature"),
+        (lambda: Table(frame(), target=["x1", "y"]), "train has no column 'y'"),
+        (lambda: Table(frame(name=["a"] * 60), target=["x1", "name"]), "column 'name' of train holds text: several targets are"),
         (
             lambda: Table(frame().rename(columns={"x3": "label"}), target="label"),
             "columns 4 and 7 of train are both called 'label': rename the second",
