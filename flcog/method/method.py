@@ -186,7 +186,10 @@ class Method(Callback):
         return weights
 
     def broadcast(self, server: Slot) -> Slot:
-        """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*"""
+        """The part of the server's state that every client of the cohort downloads. *Own slot; plain Python.*
+
+        It is sent and counted in every round, whether it has changed or not, because a client may have missed the round before.
+        """
         return {}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:

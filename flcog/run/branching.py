@@ -161,7 +161,7 @@ def take_over(
         **saved,
         "methods": [method.name for method in methods],
         "servers": {name: saved["servers"][name] if name in kept else slot for name, slot in servers.items()},
-        "reported": {name: clients for name, clients in saved["reported"].items() if name in kept},
+        "reported": {name: clients for name, clients in saved["reported"].items() if name in {"model", *kept}},
         "messages": {name: sent for name, sent in saved.get("messages", {}).items() if name in kept},
         "ledger": {way: {k: v for k, v in sent.items() if k not in gone} for way, sent in saved["ledger"].items()},
         "clients": files,

@@ -187,7 +187,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         if not round.plans:
             break
         received, tasks = ask(engine, server, round)
-    account(server.ledger, round.methods, *asked, aggregate)
+    account(server, round.methods, *asked, aggregate)
     if any(isinstance(method, Stage) and method.kind == "encode" for method in round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     return round, aggregate

@@ -23,7 +23,8 @@ class ServerState:
         servers: the state of each method, by the method's name.
         round: the number of finished rounds.
         ledger: the bytes sent so far.
-        reported: for each method, the clients whose first-contact messages were counted.
+        reported: for each method, the clients whose first-contact messages were counted. Under ``model``, the clients that
+            received parameters which they keep for themselves from then on.
     """
 
     params: Params
@@ -61,7 +62,7 @@ class ServerState:
                 setattr(self, name, getattr(before, name))
             for name, client in self._newcomers:
                 self.reported[name].discard(client)
-                self.messages[name].pop(client, None)
+                self.messages.get(name, {}).pop(client, None)
             raise
 
     def newcomers(self, methods: Sequence[Method], clients: Sequence[int]) -> dict[str, list[int]]:
@@ -80,6 +81,13 @@ class ServerState:
                 known.add(client)
                 self._newcomers.append((name, client))
                 self.ledger.add(name, up=sum(map(num_bytes, pytree.tree_leaves(sent[client]))))
+
+    def note_whole_models(self, clients: Iterable[int]) -> None:
+        """Keep the clients that have received the parameters which they do not share."""
+        new = set(clients) - self.reported.get("model", set())
+        if new:
+            self.reported.setdefault("model", set()).update(new)
+            self._newcomers += [("model", client) for client in new]
 
     def messages_to(self, method: Method, clients: Iterable[int]) -> list[Any]:
         """These clients' first-contact messages to a method."""

@@ -1,22 +1,29 @@
 """What clients send and keep, and the bytes that are counted."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import BatchNormMLP, TinyData, classifier, make_trainer, train
+from harness import BatchNormMLP, TinyData, classifier, fit, make_trainer, train
 
 from flcog.data import Partition, Partitioner, Samples
 from flcog.method import Method, ParameterMask, Upload
+from flcog.server.round import ask, plan, select
+from flcog.wire.packing import PREFIX, pack
+
+HEAD = ("model.3.", "model.head.")
+"""The head's parameters of the two networks of these tests."""
+
+
+@dataclass(frozen=True)
+class KeepHead(ParameterMask):
+    def mask(self, params: Any, client: int) -> Any:
+        return {name: torch.tensor(False) for name in params if name.startswith(HEAD)}
 
 
 def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
-    @dataclass(frozen=True)
-    class Keep(ParameterMask):
-        def mask(self, params: Any, client: int) -> Any:
-            return {name: torch.tensor(False) for name in params if name.startswith("model.3.")}
-
     @dataclass(frozen=True)
     class KeepAll(Method):
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
@@ -28,7 +35,7 @@ def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
         start = untrained.state
         plain, part, none = (
             train(*methods, module=classifier(network=BatchNormMLP), executor=executor, rounds=2)
-            for methods in ((), (Keep(),), (KeepAll(),))
+            for methods in ((), (KeepHead(),), (KeepAll(),))
         )
         head = [name for name in start if name.startswith("3.")]
         assert len(head) == 2
@@ -41,8 +48,40 @@ def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
         assert none.ledger.total_up == 0
         size = 8 * sum(start[name].numel() for name in head)
         assert plain.ledger.total_up - part.ledger.total_up == 2 * 5 * size
-        # In the first round everybody must be told where to start.
-        assert plain.ledger.total_down - part.ledger.total_down == 5 * size
+        again = set.intersection(*(set(select(part.run.engine, round)) for round in range(2)))
+        assert plain.ledger.total_down - part.ledger.total_down == len(again) * size
+
+
+def test_a_client_receives_its_own_parameters_once(tmp_path: Path) -> None:
+    """In its first round, whenever that is, it must be told where to start; a resumed run knows who has been told."""
+    plain, kept = (fit(tmp_path, *methods, rounds=4, clients_per_round=2) for methods in ((), (KeepHead(),)))
+    assert kept.run_dir is not None
+    asked = [client for round in range(4) for client in select(kept.run.engine, round)]
+    assert 2 < len(set(asked)) < len(asked) == 8  # some join late, some come again
+    size = sum(kept.params[name].nbytes for name in kept.params if name.startswith(HEAD))
+    assert plain.ledger.total_down - kept.ledger.total_down == (8 - len(set(asked))) * size
+    half = fit(tmp_path, KeepHead(), rounds=2, clients_per_round=2)
+    resumed = fit(tmp_path, KeepHead(), rounds=4, clients_per_round=2, ckpt_path=str(half.run_dir))
+    assert resumed.ledger.down == kept.ledger.down
+
+
+def test_a_state_that_does_not_change_is_sent_to_every_client_of_every_round() -> None:
+    """A client may have missed the round before. The count is the length of the messages."""
+
+    @dataclass(frozen=True)
+    class Constant(Method):
+        def init_server(self, params: Any) -> Any:
+            return {"fixed": torch.arange(7)}
+
+        def broadcast(self, server: Any) -> Any:
+            return server
+
+    trainer = train(Constant(), rounds=3, clients_per_round=2)
+    assert trainer.ledger.down["Constant"] == 3 * 2 * torch.arange(7).nbytes
+    engine, server = trainer.run.engine, trainer.run.server
+    broadcast = pack(ask(engine, server, plan(engine, server, [0, 1]))[0])
+    values = len(broadcast) - PREFIX.size - PREFIX.unpack_from(broadcast)[2]
+    assert trainer.ledger.total_down == 3 * 2 * values
 
 
 def test_only_the_sampled_clients_have_state_and_cost() -> None:
