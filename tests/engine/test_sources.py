@@ -94,5 +94,5 @@ def test_each_client_has_keys_of_its_own() -> None:
 
 
 def test_generators_need_stored_inputs() -> None:
-    with pytest.raises(ValueError, match="these are read while the model trains: set cache_dir"):
+    with pytest.raises(ValueError, match="these are read from files during training: set cache_dir"):
         train(Fedssyn(), data=Announced())
