@@ -12,9 +12,6 @@ from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
 from flcog.datamodules.workers import Target
 
-NEVER_CALLED = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-"""Hooks of a data module that change the training, so that ignoring them would give wrong results."""
-
 WORKERS = 2
 """Number of worker processes if the loader has none, because the training process must train clients."""
 
@@ -55,15 +52,12 @@ class LightningData(ItemSets):
         target: Target = None,
         **kwargs: Any,
     ) -> None:
-        base = lightning_base(module, "LightningDataModule")
-        for name in NEVER_CALLED:
-            if getattr(type(module), name) is not getattr(base, name):
-                raise ValueError(
-                    f"{type(module).__name__}.{name} would never be called in federated training: change inputs in the data set's own "
-                    "transform, or write a flcog.FederatedDataModule with preprocess() or augment()"
-                )
         super().__init__(task, num_classes, None, WORKERS, None, users is not None, target, **kwargs)
         self.module, self._given_targets, self._users = module, by_part(targets), users
+
+    @property
+    def hooked(self) -> L.LightningDataModule:
+        return self.module
 
     def prepare_data(self) -> None:
         self.module.prepare_data()

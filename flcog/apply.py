@@ -228,13 +228,15 @@ class PlainApply(Apply):
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
         super().__init__(model, buffers, live)
-        self.step = step
+        self.step, self.returned = step, None
+        """``returned`` is the result of the first ``training_step``."""
 
     def __call__(self, params: Params, inputs: Tree) -> Tensor:
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         result = self._call(params, call_step, "training_step", batch.given, self.step)
+        self.returned = result if self.returned is None else self.returned
         return loss_of(self.model.module, result)
 
     def with_buffers(self, buffers: Params) -> "Apply":

@@ -11,6 +11,7 @@ from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, make_runtime, placed
 from flcog.method import Method, Note, Notes
 from flcog.server.engine import Engine
+from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
@@ -55,7 +56,7 @@ def set_up(
         methods=methods,
         model=function,
         optimizer=optimizer,
-        base_rates=[group["lr"] for group in optimizer.param_groups],
+        schedules=RoundSchedules(function.module, optimizer, client.hooks.configured.schedulers),
         roll_call=clients.roll_call(),
         central={"val": federation.val, "test": federation.test},
         reweighted_test=federation.reweighted_test,

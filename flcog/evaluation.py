@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, forward
+from flcog.batch_hooks import BatchHooks
 from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
-from flcog.core.types import Params, given
+from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.own_steps import Means, among_rounds, call_step, reset_metrics
 from flcog.reading import Reader
@@ -29,6 +30,7 @@ class Evaluator:
         batch_size: the number of rows per forward pass.
         processes: the processes, which divide the rows among themselves.
         limits: for each split the number of batches to evaluate (int), or their fraction (float); all of them by default.
+        batch_hooks: the hooks of Lightning's that change a batch.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Evaluator:
         batch_size: int,
         processes: Processes,
         limits: Mapping[str, int | float] | None = None,
+        batch_hooks: BatchHooks | None = None,
     ) -> None:
+        self._batch_hooks, self._round, self._stage = batch_hooks, 0, "testing"
         self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
@@ -49,7 +53,15 @@ class Evaluator:
 
     def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
         starts = range(0, len(indices), self.batch_size)
-        return self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
+        read = self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
+        return map(self._changed, read) if self._batch_hooks and self._batch_hooks.exist else read
+
+    def _changed(self, read: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        """The batch after the hooks that change it."""
+        assert self._batch_hooks is not None
+        module = self.model.eval_module
+        with among_rounds(module, self._round, self._stage) as trainer, self._batch_hooks.show(trainer):
+            return changed(self._batch_hooks(module, given(*read), self.processes.device), read[1])
 
     def _mine(self, count: int) -> np.ndarray:
         """Return this process's share of ``count`` rows."""
@@ -77,6 +89,7 @@ class Evaluator:
         if not count:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
+        self._round, self._stage = round, "validating" if split == "val" else "testing"
         return self._by_metrics(params, buffers, samples, rows, count) | self._by_own_step(
             params, buffers, samples, rows, split, round
         )
@@ -125,7 +138,7 @@ class Evaluator:
             return {}
         means = Means()
         reset_metrics(module)
-        with among_rounds(module, round):
+        with among_rounds(module, round, self._stage):
             with means.of(module, len(rows)):
                 self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_start")())
             for index, batch in enumerate(self._batches(samples, rows)):

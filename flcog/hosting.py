@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,9 @@ from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.execute.chooser import choose_executor
+from flcog.execute.faithful_client import one_client
 from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
-from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
 from flcog.method import Method, Notes
@@ -59,6 +60,7 @@ def host_clients(
     model: nn.Module,
     datamodule: FederatedDataModule,
     processes: Processes | None = None,
+    callbacks: Sequence[L.Callback] = (),
 ) -> ClientRuntime:
     """Host the clients of a data module for a server in another process. Call it inside ``settings.in_force()``.
 
@@ -71,6 +73,7 @@ def host_clients(
         model: the module that clients train. Its weights do not matter: the server sends them.
         datamodule: the clients' data; ``datamodule.only(clients)`` contains no other data.
         processes: the device on which clients train.
+        callbacks: callbacks of Lightning's, whose hooks of single steps are called here.
     """
     for method in methods:
         if method.reads_all_data:
@@ -78,7 +81,7 @@ def host_clients(
                 f"{method.name} reads the data of all clients before round 1, which clients in other processes keep: remove it"
             )
     processes = processes or Processes()
-    client = make_client_model(settings, methods, model, datamodule, processes)
+    client = make_client_model(settings, methods, model, datamodule, processes, callbacks)
     data = HostedData.of(datamodule)
     data = data._replace(federation=placed(data.federation, processes.device))
     check_data(settings, methods, client.function, data.federation, processes.device)
@@ -137,6 +140,7 @@ def make_runtime(
         reads_whole_batches=reader.whole_batches,
         unlike_batches=_unlike_batches(reader, batching.batch_size),
         draws_here=reader.source is not None and reader.source.draws_here,
+        hooks=client.hooks,
     )
     return ClientRuntime(
         methods=methods,
@@ -148,8 +152,8 @@ def make_runtime(
         reader=reader,
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
-        evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits),
-        loop=Sequential(OneClient(Learner(function, optimizer))),
+        evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits, client.hooks.of_batches),
+        loop=Sequential(one_client(Learner(function, optimizer), client.hooks)),
     )
 
 

@@ -13,12 +13,16 @@ from torchmetrics import Metric
 from flcog.core.trees import Tree
 
 
+class NoLoss(ValueError):
+    """A ``training_step`` returned None, which skips the step where clients are trained by the faithful step."""
+
+
 def loss_of(module: nn.Module, result: Any) -> Tensor:
     """The loss in the return value of a ``training_step``."""
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(result)[:80]
-        raise ValueError(
+        raise (NoLoss if result is None else ValueError)(
             f"{type(module).__name__}.training_step must return the loss, a tensor of one number, or a dict that holds it as "
             f"'loss'; got {got}"
         )
@@ -35,9 +39,11 @@ class _NoTrainer:
     """The ``trainer`` of a module: its epoch is the round, and all other attributes raise an error."""
 
     logger, loggers, global_rank, local_rank, is_global_zero, sanity_checking = None, (), 0, 0, True, False
+    training = validating = testing = predicting = False
 
-    def __init__(self, round: int) -> None:
+    def __init__(self, round: int, stage: str) -> None:
         self.current_epoch = round
+        setattr(self, stage, True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copy and pickle look for such names
@@ -48,12 +54,23 @@ class _NoTrainer:
         )
 
 
+def is_known_to_pure_steps(name: str) -> bool:
+    """Whether ``self.trainer`` has this attribute while a pure ``training_step`` runs."""
+    return name == "current_epoch" or hasattr(_NoTrainer, name)
+
+
 @contextmanager
-def among_rounds(module: L.LightningModule, round: int) -> Iterator[None]:
-    """Set ``self.current_epoch`` of a module with its own ``training_step`` to the round. Otherwise it would be 0."""
-    before, module.trainer = module._trainer, cast(Any, _NoTrainer(round))
+def among_rounds(module: L.LightningModule, round: int, stage: str = "training") -> Iterator[Any]:
+    """Set ``self.current_epoch`` of a module with its own ``training_step`` to the round. Otherwise it would be 0.
+
+    Args:
+        module: the module.
+        round: counted from 0.
+        stage: ``training``, ``validating`` or ``testing``, which is true of ``self.trainer``.
+    """
+    before, module.trainer = module._trainer, cast(Any, _NoTrainer(round, stage))
     try:
-        yield
+        yield module.trainer
     finally:
         module.trainer = before
 

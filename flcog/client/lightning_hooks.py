@@ -1,15 +1,16 @@
 """Lightning's hooks in federated training: some are called, some are refused, and the others never fire.
 
-There is no ``lightning.Trainer`` here, so most of its hooks never fire. If a user's hook would change the training, the module is
-refused. A warning names all other hooks that never fire.
+A warning names the user's hooks that never fire.
 """
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
 from torch import nn
 
+from flcog.batch_hooks import OF_A_BATCH
 from flcog.client_module import ClientModule, trains_itself
 from flcog.core.lightning_packages import is_lightnings, lightning_base
 from flcog.data import FederatedDataModule
@@ -28,16 +29,19 @@ CALLED_BY_FIT = {*EPOCH_HOOKS, "configure_callbacks", "on_save_checkpoint", "on_
 CALLED_TO_EVALUATE = {kind: {f"{kind}_step", f"on_{kind}_epoch_start", f"on_{kind}_epoch_end"} for kind in ("validation", "test")}
 """Hooks that are called on modules that define such a step themselves."""
 
-CALLED_ON_DATA = {"prepare_data", "setup"}
+OF_A_STEP = (
+    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    "on_before_optimizer_step",
+)
+"""Hooks of a local step, which modules and callbacks have."""
 
-REFUSED = {
-    "optimizer_step": "the optimiser of configure_optimizers takes the steps",
-    "backward": "flcog differentiates the loss that training_step returns; change the loss, or correct gradients in a flcog.Method",
-    "configure_gradient_clipping": "list a method among trainer.callbacks that corrects gradients (flcog.Method.correct_gradient)",
-    "on_before_batch_transfer": "change inputs in the data module's preprocess() or augment()",
-    "on_after_batch_transfer": "change inputs in the data module's preprocess() or augment()",
-}
-"""Hooks that would change the training, each with an alternative for the error message."""
+OF_A_MODULE = (*OF_A_STEP, "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping")
+"""Hooks of a local step, including those that only modules have."""
+
+CALLED_IN_CLIENTS = {*OF_A_MODULE, *OF_A_BATCH, "lr_scheduler_step"}
+"""Hooks of a module that are called while a client trains by the faithful step."""
+
+CALLED_ON_DATA = {"prepare_data", "setup", *OF_A_BATCH}
 
 TOOLS = {
     *("print", "all_gather", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer"),
@@ -57,19 +61,12 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
         warn: whether this process prints the warning.
     """
     _check_kinds(model, data)
-    if lightning_base(model, "LightningModule") and not model.automatic_optimization:
-        raise ValueError(
-            f"{type(model).__name__} has automatic_optimization = False, and clients are trained by the loss that training_step "
-            "returns: return it and let configure_optimizers' optimiser step, or write the difference as a flcog.Method"
-        )
     idle = []
     modules: list[L.LightningModule | L.LightningDataModule] = [*data]
     if lightning_base(model, "LightningModule"):
         modules.insert(0, model)  # type: ignore[arg-type]
     for module in modules:
         for name in written_hooks(module):
-            if name in REFUSED:
-                raise ValueError(f"{type(module).__name__}.{name} would never be called in federated training: {REFUSED[name]}")
             if name not in _called_on(module):
                 idle.append(f"{type(module).__name__}.{name}")
     if idle and warn:
@@ -101,7 +98,8 @@ def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
 def written_hooks(module: L.LightningModule | L.LightningDataModule) -> list[str]:
     """Lightning's hooks that the user's class or object overrides."""
     base = lightning_base(module, "LightningModule")
-    known = (FederatedDataModule,) if base is None else (base, ClientModule)
+    data = FederatedDataModule if isinstance(module, FederatedDataModule) else lightning_base(module, "LightningDataModule")
+    known: tuple[Any, ...] = (data,) if base is None else (base, ClientModule)
     return [
         name
         for name in lightning_hooks(known[0])
@@ -121,4 +119,5 @@ def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
     if lightning_base(module, "LightningModule") is None:
         return CALLED_ON_DATA
     written = written_hooks(module)
-    return (CALLED | CALLED_BY_FIT).union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))
+    everywhere = CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS
+    return everywhere.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

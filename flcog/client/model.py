@@ -1,10 +1,8 @@
 """The model that clients train: the user's module, the layers that methods add, and the optimiser."""
 
-import inspect
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import lightning as L
 import torch
@@ -12,6 +10,8 @@ from torch import nn
 
 from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
+from flcog.client.local_hooks import LocalHooks, check_manual
+from flcog.client.optimizers import configure, describe_optimizer
 from flcog.client.output_check import check_pairs
 from flcog.client_module import ClientModule, as_client
 from flcog.core.lightning_packages import lightning_base
@@ -32,11 +32,13 @@ class ClientModel(NamedTuple):
         function: the model, on its device.
         optimizer: the module's optimiser.
         notes: choices made on the user's behalf, for the run's summary.
+        hooks: the hooks of Lightning's that fire while a client trains.
     """
 
     function: ModelFunction
     optimizer: torch.optim.Optimizer
     notes: list[Note]
+    hooks: LocalHooks
 
     @property
     def tensors(self) -> Params:
@@ -50,7 +52,7 @@ def make_client_model(
     model: nn.Module,
     datamodule: FederatedDataModule,
     processes: Processes,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    callbacks: Sequence[L.Callback] = (),
 ) -> ClientModel:
     """Make the initial model of a run, identical in all processes.
 
@@ -60,12 +62,16 @@ def make_client_model(
         model: the user's module, or a bare network.
         datamodule: the user's data, prepared and set up.
         processes: the processes of the run.
-        autocast: the context of forward passes in mixed precision.
+        callbacks: the run's callbacks of Lightning's.
     """
     client, choice = _as_client(model, datamodule)
     client, notes = _with_methods(settings, methods, client, datamodule, processes)
-    optimizer = single_optimizer(client)
-    return ClientModel(ModelFunction(client, autocast), optimizer, choice + notes + _notes_on_groups(optimizer, methods))
+    configured = configure(client)
+    check_manual(client, methods)
+    function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
+    hooks = LocalHooks(client, datamodule.hooked, configured, callbacks)
+    notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
+    return ClientModel(function, configured.optimizer, notes, hooks)
 
 
 def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.LightningModule, list[Note]]:
@@ -73,7 +79,7 @@ def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.Lig
     if lightning_base(model, "LightningModule"):
         return cast(L.LightningModule, model), []
     client = as_client(model, datamodule.federation.task)
-    kind, optimizer = type(client).__name__, describe_optimizer(single_optimizer(client))
+    kind, optimizer = type(client).__name__, describe_optimizer(configure(client).optimizer)
     text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"
     return client, [ModelNote(text)]
 
@@ -146,38 +152,3 @@ def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]
     if not methods or all(setting == settings[0] for setting in settings):
         return []
     return [Note("the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
-
-
-def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Describe an optimiser by its settings that differ from torch's defaults: ``SGD(lr=0.05, momentum=0.9)``."""
-    usual = inspect.signature(type(optimizer)).parameters
-    options = {
-        name: value
-        for name, value in optimizer.defaults.items()
-        if name == "lr" or (name in usual and usual[name].default != value)
-    }
-    groups = f", {len(optimizer.param_groups)} groups of parameters" if len(optimizer.param_groups) > 1 else ""
-    return f"{type(optimizer).__name__}({', '.join(f'{name}={value}' for name, value in options.items())}){groups}"
-
-
-def single_optimizer(model: L.LightningModule) -> torch.optim.Optimizer:
-    """The optimiser from ``configure_optimizers``, which may return it in any of Lightning's forms for a single optimiser."""
-    configured: Any = model.configure_optimizers()
-    if isinstance(configured, dict):
-        configured = (configured["optimizer"], configured.get("lr_scheduler"))
-    scheduler = None
-    if isinstance(configured, tuple) and len(configured) == 2 and not isinstance(configured[1], torch.optim.Optimizer):
-        configured, scheduler = configured
-    if isinstance(configured, list | tuple) and len(configured) == 1:
-        configured = configured[0]
-    if scheduler:
-        warnings.warn("configure_optimizers' scheduler is ignored: clients restart in each round; use lr_schedule", stacklevel=2)
-    if not isinstance(configured, torch.optim.Optimizer):
-        raise ValueError(
-            f"{type(model).__name__}.configure_optimizers must return one optimiser; got {type(configured).__name__}"
-        )
-    for group in configured.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    if inspect.signature(type(configured).step).parameters["closure"].default is inspect.Parameter.empty:
-        raise ValueError(f"{type(configured).__name__} asks for the loss again within a step, which is not possible: use another")
-    return configured

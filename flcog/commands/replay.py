@@ -10,9 +10,6 @@ from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
-from flcog.execute.one_client import OneClient
-from flcog.execute.sequential import Sequential
-from flcog.execute.trainer import Learner
 from flcog.run import checkpoint
 from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
@@ -85,7 +82,7 @@ def _train(trainer: FederatedTrainer, sampled: list[int], client: int) -> None:
         f"round {server.round + 1}, client {client}: {work.num_samples} samples, {work.num_steps} steps, weight {work.weight:.4g}"
     )
     assignment = assignment._replace(watch=lambda step, loss: print(f"  step {step + 1:>4}  task loss {loss:.6g}"))
-    result = next(Sequential(OneClient(Learner(engine.model, engine.optimizer))).run(assignment))
+    result = next(engine.clients.loop.run(assignment))
     for name, value in result.envelope.delta.items():
         bad = int((~torch.isfinite(value)).sum())
         print(f"  delta {name:<32} norm {float(value.norm()):.6g}" + (f"  {bad} values are not finite" if bad else ""))

@@ -32,6 +32,20 @@ class Batch(NamedTuple):
         return given(self.inputs, self.targets)
 
 
+def changed(batch: Any, before: Tree) -> tuple[Tree, Tree]:
+    """The inputs and targets of a batch that a hook has changed.
+
+    Args:
+        batch: as a module's own steps will receive it.
+        before: the targets before the change; an empty tuple if the batch was whole.
+
+    >>> changed((1, 2), before=3), changed({"image": 1}, before=())
+    ((1, 2), ({'image': 1}, ()))
+    """
+    pair = type(batch) is tuple and len(batch) == 2 and not (isinstance(before, tuple) and not before)
+    return batch if pair else (batch, ())
+
+
 def given(inputs: Tree, targets: Tree) -> Any:
     """The batch of these inputs and targets as a module's own steps receive it.
 

@@ -76,6 +76,11 @@ class FederatedDataModule(Described, L.LightningDataModule):
         checks.seed(self, "partition_seed")
         self._federation: Federation | None = None
 
+    @property
+    def hooked(self) -> L.LightningDataModule:
+        """The data module whose hooks may change batches: itself, or the user's data module inside it."""
+        return self
+
     def load(self) -> Splits:
         """The data set's splits, read from its files."""
         raise NotImplementedError(f"{type(self).__name__} must implement load()")

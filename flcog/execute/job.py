@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 
 from flcog.apply import ModelFunction
+from flcog.client.local_hooks import LocalHooks
 from flcog.core.trees import Tree
 from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
@@ -34,6 +35,7 @@ class Job:
         reads_whole_batches: whether each batch is read separately, so that batches may differ in shape.
         unlike_batches: a difference between the first clients' batches, in words, if there is any.
         draws_here: whether reading samples draws from the random streams of this process.
+        hooks: the hooks of Lightning's that fire while a client trains.
     """
 
     model: ModelFunction
@@ -50,6 +52,12 @@ class Job:
     reads_whole_batches: bool = False
     unlike_batches: str = ""
     draws_here: bool = False
+    hooks: LocalHooks | None = None
+
+    @property
+    def faithful(self) -> str:
+        """The reason why clients are trained by the faithful step, one at a time; empty for the pure step."""
+        return self.hooks.reason if self.hooks else ""
 
     @property
     def on_cpu(self) -> bool:
@@ -76,6 +84,8 @@ class Job:
 
 def obstacles_to_vmap(job: Job) -> str:
     """The reasons why clients cannot be one batched program, or an empty string."""
+    if job.faithful:
+        return f"one client at a time: {job.faithful}"
     own_step = job.own_step.between_clients() if job.model.trains_itself else ""
     obstacles = [own_step] if own_step else []
     if type(job.optimizer) not in ELEMENTWISE:

@@ -57,7 +57,6 @@ class OneClient:
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         (work,) = works
-        set_rates(self.optimizer, assignment.rates)
         keys = seed_scratch(self._dropout_keys, assignment, [work.client])
         try:
             with self.learner.own_steps.around(self.model, assignment.round):
@@ -72,12 +71,26 @@ class OneClient:
     def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
         live, anchor = list(params.values()), [assignment.program.received.params[name] for name in params]
-        torch._foreach_copy_(live, anchor)
+        tensors = self._begin(assignment, work, scratch)
+        loss, tensors = self._train(assignment, work, tensors)
+        now = {name: parameter.detach() for name, parameter in params.items()}
+        measured = self._measure(assignment, work, now) if program.measurers else None
+        change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
+        envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
+        envelope = envelope._replace(measured={"loss": loss})
+        envelope, states = self._owned(_with_axis((envelope, states)))
+        return Result([work], envelope, states, manifest)
+
+    def _begin(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> ClientTensors:
+        """Load the broadcast model and a fresh optimiser, and return the client before its first step."""
+        program, params, buffers = assignment.program, self.model.params, self.model.buffers
+        live = list(params.values())
+        torch._foreach_copy_(live, [program.received.params[name] for name in params])
         for name, buffer in program.received.buffers.items():
             buffers[name].copy_(buffer)
         for name, key in scratch.items():
             buffers[name].fill_(key)
-        self.optimizer.state.clear()
+        self._renew_optimizer(assignment)
         if self.learner.seeds_torch:
             # Users' modules may draw from the global stream (nn.Dropout), and their draws should be repeatable too.
             seed_streams(live[0].device, torch_seed(assignment, work.client))
@@ -89,6 +102,16 @@ class OneClient:
         for name, value in started.items():
             if value is not program.received.params[name]:
                 params[name].copy_(value)
+        return tensors
+
+    def _renew_optimizer(self, assignment: Assignment) -> None:
+        set_rates(self.optimizer, assignment.rates)
+        self.optimizer.state.clear()
+
+    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Tensor, ClientTensors]:
+        """Take all local steps. Returns the mean loss, and the client with its new states."""
+        program, params = assignment.program, self.model.params
+        live = list(params.values())
         total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, assignment.reader)):
             if assignment.stop is not None and assignment.stop.is_set():
@@ -104,18 +127,18 @@ class OneClient:
             before = {name: value.clone() for name, value in params.items()} if program.followers else params
             advance([gradient.values[name] for name in params])
             if program.followers:
-                new, tensors = program.after_step(params, before, buffers, batch, tensors, self._step)
-                tensors = tensors._replace(states=self._owned(tensors.states))
-                for name, value in new.items():
-                    if value is not params[name]:
-                        params[name].copy_(value)
-        now = {name: parameter.detach() for name, parameter in params.items()}
-        measured = self._measure(assignment, work, now) if program.measurers else None
-        change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
-        envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
-        envelope = envelope._replace(measured={"loss": total / work.num_steps})
-        envelope, states = self._owned(_with_axis((envelope, states)))
-        return Result([work], envelope, states, manifest)
+                tensors = self._follow(program, before, batch, tensors)
+        return total / work.num_steps, tensors
+
+    def _follow(self, program: Program, before: Params, batch: Batch, tensors: ClientTensors) -> ClientTensors:
+        """Let methods change the parameters and their states after a step. ``before`` are the parameters before the step."""
+        params = self.model.params
+        new, tensors = program.after_step(params, before, self.model.buffers, batch, tensors, self._step)
+        tensors = tensors._replace(states=self._owned(tensors.states))
+        for name, value in new.items():
+            if value is not params[name]:
+                params[name].copy_(value)
+        return tensors
 
     def _measure(self, assignment: Assignment, work: ClientWork, params: Params) -> list[Slot]:
         """The means of the methods' ``over_data`` over the client's own samples."""

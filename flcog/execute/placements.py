@@ -6,9 +6,9 @@ from flcog.client.executor import Choice, Placement
 from flcog.execute.batched import Batched
 from flcog.execute.batched_layers import batched_layers
 from flcog.execute.compiled_steps import CompiledSteps
+from flcog.execute.faithful_client import one_client
 from flcog.execute.graphs import Graphs
 from flcog.execute.job import Job
-from flcog.execute.one_client import OneClient
 from flcog.execute.plain_steps import PlainSteps, Steps
 from flcog.execute.programs import Programs
 from flcog.execute.sequential import Sequential
@@ -41,7 +41,7 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
 
     def make(learner: Learner) -> ClientTrainer:
         if not compiled:
-            return OneClient(learner)
+            return one_client(learner, job.hooks)
         return StackedClients(learner, CompiledSteps(learner, programs, 1, job.rows))
 
     if at_once == 1:

@@ -50,7 +50,7 @@ def plan_for(job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "
         job: describes the model and the clients.
         wanted: the user's setting.
     """
-    if wanted == "loop":
+    if wanted == "loop" or (job.faithful and wanted in ("auto", "fastest")):
         return loop_plan(job)
     if wanted == "fastest":
         return _timed_plan(job)
@@ -82,6 +82,8 @@ def loop_plan(job: Job, why: str = "") -> Plan:
         job: describes the model and the clients.
         why: a reason for the loop, for the note.
     """
+    if job.faithful:
+        return Plan([Choice("loop", 1)], f"loop (one client at a time: {job.faithful})")
     threads, at_once = torch.get_num_threads(), min(job.chunk_size or 1, job.clients)
     if job.chunk_size is None and job.on_cpu and job.model.convolves:
         turns = -(-job.clients // min(threads, MOST_AT_ONCE))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from flcog.client.model import describe_optimizer
+from flcog.client.optimizers import describe_optimizer
 from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text

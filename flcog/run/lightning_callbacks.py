@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
+from torch import Tensor, nn
 
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
+from flcog.client.local_hooks import LocalHooks
 from flcog.core.lightning_packages import is_lightnings, lightning_base
 from flcog.method import Callback
 from flcog.own_steps import logging_to
 from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
 from flcog.run.session import Session
+from flcog.server.round_schedules import RoundSchedules
 
 REFUSED = {
     "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
@@ -29,12 +31,6 @@ REFUSED = {
 }
 """Callbacks of Lightning's that federated training cannot run, with the counterpart or the reason."""
 
-INSIDE_CLIENTS = (
-    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
-    *("on_before_optimizer_step", "on_validation_batch_start", "on_validation_batch_end"),
-)
-"""Hooks of single batches. Lightning's own callbacks, which use them to keep time or to draw, get one batch in each round."""
-
 
 def is_lightning_callback(callback: Any) -> bool:
     """Whether it is a callback of ``lightning`` or of the separate package ``pytorch_lightning``."""
@@ -46,22 +42,14 @@ def check_callback(callback: Any) -> None:
     for cls in type(callback).__mro__:
         if cls.__name__ in REFUSED and is_lightnings(cls):
             raise ValueError(f"{type(callback).__name__} cannot be used in federated training: {REFUSED[cls.__name__]}")
-    if is_lightnings(type(callback)):
-        return
-    for name in INSIDE_CLIENTS:
-        if getattr(type(callback), name) not in [vars(base).get(name) for base in type(callback).__mro__ if is_lightnings(base)]:
-            raise ValueError(
-                f"{type(callback).__name__}.{name} would be called for batches of single clients, which are trained side by side: use "
-                "on_train_epoch_end, which is called after each round, or write a flcog.Method, whose hooks act inside a client"
-            )
 
 
 class LightningCallbacks(Callback):
     """Calls Lightning's callbacks, and those hooks of the module that belong to whole epochs. Every run has one.
 
-    An epoch is a round. In each round the hooks are called in Lightning's order: ``on_train_epoch_start``, one batch (for Lightning's own
-    callbacks), the validation hooks around the evaluation, and ``on_train_epoch_end``. Values that a callback or the module logs become
-    columns of the round's row.
+    An epoch is a round. In each round the hooks are called in Lightning's order: ``on_train_epoch_start``, one batch, the validation hooks
+    around the evaluation, and ``on_train_epoch_end``. Values that a callback or the module logs become columns of the round's row. A
+    user's callback with hooks of batches gets the batches of the clients instead of one batch.
 
     Args:
         callbacks: in calling order.
@@ -74,10 +62,15 @@ class LightningCallbacks(Callback):
         self._trainer: LightningTrainer | None = None
         self._active: list[L.Callback] = []
         self._hooks: list[str] = []
+        self._in_clients: Sequence[L.Callback] = ()
+        """Callbacks that get the batches of clients."""
         self._placed: list[Any] = []
         """Checkpoint callbacks that write into the directory of the run."""
         self._states: dict[str, Any] = {}
         """States from a checkpoint, until the callbacks are set up."""
+        self._schedules: RoundSchedules | None = None
+        self._followed: list[dict[str, float]] = []
+        """The figures of a checkpoint that schedulers follow."""
 
     @property
     def draws_progress(self) -> bool:
@@ -86,14 +79,32 @@ class LightningCallbacks(Callback):
 
     # Events of the run ------------------------------------------------------------------------------------------------------------
 
-    def on_fit_start(self, run: Session) -> None:  # type: ignore[override]
-        module = run.model.module
-        self._hooks = [name for name in EPOCH_HOOKS if name in written_hooks(module)]
-        added = module.configure_callbacks() if "configure_callbacks" in written_hooks(module) else []
+    def gather(self, module: nn.Module) -> list[L.Callback]:
+        """The callbacks of a run: the trainer's, and those that the module's ``configure_callbacks`` returns."""
+        added: Any = []
+        if lightning_base(module, "LightningModule") and "configure_callbacks" in written_hooks(cast(Any, module)):
+            added = cast(Any, module).configure_callbacks()
         self._active = [*self.callbacks, *(added if isinstance(added, Sequence) else [added])]
         for callback in self._active[len(self.callbacks) :]:
             check_callback(callback)
-        self._trainer = LightningTrainer(run, self._active) if self._active or self._hooks else None
+        return self._active
+
+    def attach(self, run: Session, hooks: LocalHooks) -> None:
+        """Let modules and callbacks see the run as their trainer.
+
+        Args:
+            run: the run, opened.
+            hooks: the hooks that fire while clients train.
+        """
+        self._hooks = [name for name in EPOCH_HOOKS if name in written_hooks(run.model.module)]
+        needed = self._active or self._hooks or hooks.reason
+        self._trainer = hooks.run = LightningTrainer(run, self._active) if needed else None
+        self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
+        if self._followed:
+            self._schedules.restore(self._followed)
+            self._followed = []
+
+    def on_fit_start(self, run: Session) -> None:  # type: ignore[override]
         checkpoints: list[Any] = [callback for callback in self._active if lightning_base(callback, "ModelCheckpoint")]
         for callback in checkpoints:
             if callback.dirpath is None or callback in self._placed:  # a second fit has another directory
@@ -125,6 +136,8 @@ class LightningCallbacks(Callback):
         if self._trainer is not None:
             self._take_row(metrics)
             self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
+        settings = run.settings
+        run.engine.schedules.follow(metrics, evaluated=settings.evaluates(round) or settings.eval_every == 0)
 
     def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
         if self._trainer is not None:
@@ -140,10 +153,13 @@ class LightningCallbacks(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         states = {callback.state_key: callback.state_dict() for callback in self._active}
-        return {"callbacks": {key: state for key, state in states.items() if state}}
+        followed = self._schedules.followed if self._schedules else []
+        return {"callbacks": {key: state for key, state in states.items() if state}} | (
+            {"followed": followed} if followed else {}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._states = state.get("callbacks", {})
+        self._states, self._followed = state.get("callbacks", {}), state.get("followed", [])
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 
@@ -157,6 +173,8 @@ class LightningCallbacks(Callback):
         with visible_as_trainer(trainer), self._logging(trainer):
             for hook, *arguments in hooks:
                 for callback in self._active:
+                    if "batch" in hook and callback in self._in_clients:
+                        continue
                     _call_hook(callback, hook, trainer, module, *arguments)
                 if hook in self._hooks:
                     getattr(module, hook)(*arguments)

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
 
+from flcog.client.optimizers import each_optimizer
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.processes import Processes
 from flcog.run.session import Session
@@ -171,9 +172,12 @@ class LightningTrainer:
         engine = self._run.engine
         for group, rate in zip(engine.optimizer.param_groups, engine.rates(self.current_epoch), strict=True):
             group["lr"] = rate
-        return [engine.optimizer]
+        return each_optimizer(engine.optimizer)
 
-    lr_scheduler_configs: Sequence[Any] = ()
+    @property
+    def lr_scheduler_configs(self) -> Sequence[Any]:
+        """The schedulers that advance once per round."""
+        return self._run.engine.schedules.configs if self.optimizers else ()
 
     @property
     def checkpoint_callbacks(self) -> list[L.Callback]:

@@ -1,12 +1,12 @@
 """Opens a run in five steps: read, describe, check, make the session, restore."""
 
-import functools
 from pathlib import Path
 
 from flcog.assembly import data_modules, set_up
 from flcog.client.model import make_client_model
 from flcog.core.fabric import processes_of
 from flcog.run import checkpoint, experiment
+from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.plans import CheckpointFile, Plan, Request
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers
@@ -22,8 +22,9 @@ def open_run(request: Request, plan: Plan) -> Session:
     settings, processes = request.settings, processes_of(request.fabric)
     saved = _read(request, plan.find(request, processes))
 
-    autocast = functools.partial(settings.autocast, processes.device)
-    client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, autocast)
+    lightning = next(observer for observer in request.observers if isinstance(observer, LightningCallbacks))
+    callbacks = lightning.gather(request.model)
+    client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, callbacks)
     module, optimizer = client.function.module, client.optimizer
     described = experiment.describe(settings, request.methods, module, optimizer, request.datamodule, request.config)
 
@@ -47,6 +48,7 @@ def open_run(request: Request, plan: Plan) -> Session:
     )
 
     plan.restore(request, run, saved)
+    lightning.attach(run, client.hooks)
     return run
 
 

@@ -19,6 +19,7 @@ from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import ClientView, Method, Notes, Optimisation
 from flcog.reading import Reader
+from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 from flcog.wire.population import Population
@@ -33,7 +34,7 @@ class Engine:
         methods: the run's methods in their order.
         model: the client's model, on its device.
         optimizer: the module's optimiser.
-        base_rates: the learning rates of the optimiser's groups, before any schedule.
+        schedules: the learning rates of the optimiser's groups by round.
         roll_call: the clients, and the sizes of their data.
         central: the server's own data sets, by name: ``val`` and ``test``.
         reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
@@ -51,7 +52,7 @@ class Engine:
     methods: Sequence[Method]
     model: ModelFunction
     optimizer: torch.optim.Optimizer
-    base_rates: Sequence[float]
+    schedules: RoundSchedules
     roll_call: RollCall
     central: Mapping[Split, Samples | None]
     reweighted_test: bool
@@ -110,7 +111,7 @@ class Engine:
         module = self.model.module
         schedule = module.lr_schedule if isinstance(module, ClientModule) else None
         factor = 1.0 if schedule is None else schedule(round)
-        return [rate * factor for rate in self.base_rates]
+        return [rate * factor for rate in self.schedules.rates(round)]
 
     def optimisation(self, round: int) -> Optimisation:
         """The settings of the local optimiser in a round, for methods."""

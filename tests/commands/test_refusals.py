@@ -105,7 +105,6 @@ OPTIONS = {
     "--model.model torch.nn.Linear": "Linear needs in_features, out_features: give --model.model.in_features and",
     "--model.optimizer torch.optim.SDG": "torch.optim has no 'SDG'. Did you mean 'SGD'?",
     "--model.optimizer flcog.callbacks.FedProx": "flcog.callbacks.FedProx is no Optimizer",
-    "--model.optimizer torch.optim.LBFGS": "LBFGS asks for the loss again within a step",
     "--trainer.logger TensorBoardLogger": "TensorBoardLogger needs save_dir: give --trainer.logger.save_dir",
 }
 

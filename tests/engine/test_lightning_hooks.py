@@ -1,4 +1,4 @@
-"""Whatever hook of Lightning's a user writes is called, or refused, or named once: none is passed over in silence."""
+"""Whatever hook of Lightning's a user writes is called, or named once: none is passed over in silence."""
 
 import re
 import warnings
@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, Ditto, FedSAM, FineTune
-from flcog.client.lightning_hooks import CALLED, CALLED_BY_FIT, CALLED_ON_DATA, CALLED_TO_EVALUATE, REFUSED, lightning_hooks
+from flcog.client.lightning_hooks import (
+    CALLED,
+    CALLED_BY_FIT,
+    CALLED_IN_CLIENTS,
+    CALLED_ON_DATA,
+    CALLED_TO_EVALUATE,
+    lightning_hooks,
+)
 from flcog.models import MLP, Dropout
 
 
@@ -76,34 +83,29 @@ def with_hook(base: type, name: str, calls: list[str]) -> Any:
 
 
 def fate(model: Any, data: Any, calls: list[str], root: Path | None = None) -> str:
-    """What becomes of a hook: called, refused, or named by the only warning. With a folder, by a whole run and its resume."""
+    """What becomes of a hook: called, or named by the only warning. With a folder, by a whole run and its resume."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            trainer = make_trainer(None, rounds=1, local_steps=1, eval_every=1)
-            if root is not None:
-                fit(root, module=model, data=data, rounds=1, local_steps=1, eval_every=1)
-                fit(root, module=model, data=data, rounds=2, local_steps=1, eval_every=1, ckpt_path="last")
-            else:
-                trainer.prepare(model, data)
-                trainer.train_round()
-                trainer.evaluate()
-        except ValueError as error:
-            return f"refused: {error}"
+        trainer = make_trainer(None, rounds=1, local_steps=1, eval_every=1)
+        if root is not None:
+            fit(root, module=model, data=data, rounds=1, local_steps=1, eval_every=1)
+            fit(root, module=model, data=data, rounds=2, local_steps=1, eval_every=1, ckpt_path="last")
+        else:
+            trainer.prepare(model, data)
+            trainer.train_round()
+            trainer.evaluate()
     told = [str(warning.message) for warning in caught if "hooks of Lightning's" in str(warning.message)]
     assert len(told) <= 1 or root is not None
     return "called" if calls and not told else told[0] if told and not calls else f"in silence: {calls} {told}"
 
 
 @pytest.mark.parametrize("base", [Plain, Client])
-@pytest.mark.parametrize("name", lightning_hooks(L.LightningModule))
+@pytest.mark.parametrize("name", [name for name in lightning_hooks(L.LightningModule) if name != "lr_scheduler_step"])
 def test_every_hook_of_a_module(name: str, base: type, tmp_path: Path) -> None:
     calls: list[str] = []
     result = fate(with_hook(base, name, calls), Both(), calls, tmp_path if name in CALLED_BY_FIT else None)
     of_test = CALLED_TO_EVALUATE["test"] if base is Plain else set()  # it has a test_step
-    if name in REFUSED:
-        assert result.startswith(f"refused: Mine.{name} would never be called in federated training: ")
-    elif name in (CALLED | CALLED_BY_FIT | of_test | {"test_step", "validation_step"}) - {"log", "log_dict"}:
+    if name in (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | of_test | {"test_step", "validation_step"}) - {"log", "log_dict"}:
         assert result == "called"
     elif name not in ("log", "log_dict"):
         assert f"never called in federated training: Mine.{name} (" in result
@@ -113,9 +115,7 @@ def test_every_hook_of_a_module(name: str, base: type, tmp_path: Path) -> None:
 def test_every_hook_of_a_data_module(name: str) -> None:
     calls: list[str] = []
     result = fate(Plain(), with_hook(TinyData, name, calls), calls)
-    if name in REFUSED:
-        assert result.startswith(f"refused: Mine.{name} would never be called in federated training: ")
-    elif name in CALLED_ON_DATA:
+    if name in CALLED_ON_DATA:
         assert result == "called"
     else:
         assert f"never called in federated training: Mine.{name} (" in result
@@ -123,17 +123,15 @@ def test_every_hook_of_a_data_module(name: str) -> None:
 
 def test_hooks_are_named_together() -> None:
     class Watching(Client):
-        def on_train_batch_end(self, *args: Any) -> None:
+        def prepare_data(self) -> None:
             pass
 
-        def on_validation_batch_end(self, *args: Any) -> None:
+        def val_dataloader(self) -> None:
             pass
 
     model = Watching()
-    model.on_train_batch_start = lambda *args: None  # type: ignore[method-assign]
-    with pytest.warns(
-        UserWarning, match=r"Watching.on_train_batch_end, Watching.on_train_batch_start, Watching.on_validation_batch_end \("
-    ) as told:
+    model.train_dataloader = lambda: None  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match=r"Watching.prepare_data, Watching.train_dataloader, Watching.val_dataloader \(") as told:
         make_trainer(None).prepare(model, TinyData())
     assert len(told) == 1
 
@@ -389,11 +387,11 @@ def test_the_page_lists_what_is_called() -> None:
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (\w+)", page, re.MULTILINE))
     expected: dict[str, str] = {}
     for base, called in (
-        (L.LightningModule, (CALLED | CALLED_BY_FIT).union(*CALLED_TO_EVALUATE.values())),
+        (L.LightningModule, (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS).union(*CALLED_TO_EVALUATE.values())),
         (L.LightningDataModule, CALLED_ON_DATA),
     ):
         for name in lightning_hooks(base):
-            expected[f"{base.__name__}.{name}"] = "called" if name in called else "refused" if name in REFUSED else "ignored"
+            expected[f"{base.__name__}.{name}"] = "called" if name in called else "ignored"
     assert rows == expected
 
 
@@ -469,13 +467,6 @@ def test_what_is_logged_in_training_is_said_to_be_lost_once() -> None:
 
 
 # What is refused ------------------------------------------------------------------------------------------------------------------
-
-
-def test_manual_optimisation_is_refused() -> None:
-    model = Plain()
-    model.automatic_optimization = False
-    with pytest.raises(ValueError, match=r"^Plain has automatic_optimization = False, and clients are trained by the loss .*"):
-        make_trainer(None).prepare(model, TinyData())
 
 
 def test_what_is_no_module_or_no_data_is_refused() -> None:

@@ -201,12 +201,6 @@ def test_a_modules_hooks(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
-    class Batches(L.Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            pass
-
-    with one_line(ValueError, "Batches.on_train_batch_end would be called for batches of single clients"):
-        make_trainer(None, Batches())
     with one_line(ValueError, "StochasticWeightAveraging cannot be used in federated training: write a flcog.Method"):
         make_trainer(None, lightning_callbacks.StochasticWeightAveraging(0.1))
     with one_line(ValueError, r"DeviceStatsMonitor: Cannot use `DeviceStatsMonitor` callback with `Trainer\(logger=False\)`"):

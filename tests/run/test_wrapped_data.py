@@ -104,11 +104,6 @@ class TwoLoaders(Plain):
         return {"a": super().train_dataloader(), "b": super().train_dataloader()}
 
 
-class Transfers(Plain):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch
-
-
 class Frame:
     pass
 
@@ -123,7 +118,6 @@ Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
         (DataLoader(Stream()), "train is a Stream, a stream"),
         (NoTraining(), "NoTraining has no train_dataloader: write one"),
         (TwoLoaders(), "TwoLoaders.train_dataloader returns a dict, and clients share the data set of one"),
-        (Transfers(), "Transfers.on_after_batch_transfer would never be called in federated training"),
         ((FEATURES, LABELS), r"data is a tuple: give flcog.datamodules.ArrayData\(train_inputs="),
         (FEATURES, "data is a ndarray: give flcog.datamodules.ArrayData"),
         (Frame(), r'data is a DataFrame: give flcog.datamodules.Table\(data, target="label"\)'),

@@ -1,0 +1,54 @@
+"""Lightning's hooks that change a batch between the data set and the step: of the user's data module, or else of the module."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flcog.core.lightning_packages import lightning_base
+
+OF_A_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks that change a batch, which modules and data modules have."""
+
+
+class BatchHooks:
+    """Calls the hooks that change a batch. As in Lightning, a data module's hook replaces the module's.
+
+    Args:
+        module: the client's module.
+        datamodule: the user's data module.
+    """
+
+    def __init__(self, module: Any, datamodule: Any) -> None:
+        self.datamodule = datamodule
+        self._of_data = [name for name in OF_A_BATCH if _writes(datamodule, "LightningDataModule", name)]
+        self.exist = bool(self._of_data) or any(_writes(module, "LightningModule", name) for name in OF_A_BATCH)
+        """Whether the user has written such a hook."""
+
+    def __call__(self, module: Any, batch: Any, device: torch.device) -> Any:
+        """The batch after the hooks.
+
+        Args:
+            module: the client's module, or its copy in evaluation mode.
+            batch: as the step would receive it without hooks.
+            device: of the module.
+        """
+        if not self.exist:
+            return batch
+        before, transfer, after = (getattr(self.datamodule if name in self._of_data else module, name) for name in OF_A_BATCH)
+        return after(transfer(before(batch, 0), device, 0), 0)
+
+    @contextmanager
+    def show(self, trainer: Any) -> Iterator[None]:
+        """Let the data module find this trainer as ``self.trainer``."""
+        before, self.datamodule.trainer = self.datamodule.trainer, trainer
+        try:
+            yield
+        finally:
+            self.datamodule.trainer = before
+
+
+def _writes(owner: Any, base: str, name: str) -> bool:
+    """Whether the user's class or object overrides the hook."""
+    return name in vars(owner) or getattr(type(owner), name) is not getattr(lightning_base(owner, base), name)

@@ -1,0 +1,102 @@
+"""The hooks of Lightning's that fire while a client trains, and the reasons why a client is trained by the faithful step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+
+from flcog.batch_hooks import OF_A_BATCH, BatchHooks
+from flcog.client.lightning_hooks import OF_A_MODULE, OF_A_STEP, written_hooks
+from flcog.client.optimizers import Configured, asks_again, each_optimizer
+from flcog.client.trainer_reads import values_read
+from flcog.core.lightning_packages import is_lightnings, lightning_base
+from flcog.method import Method
+
+CHANGES_A_STEP = ("loss", "wrap_gradient", "correct_gradient")
+"""Hooks of flcog's methods that a module with manual optimisation leaves no place for."""
+
+
+@dataclass
+class LocalHooks:
+    """The objects whose hooks fire while a client trains.
+
+    Args:
+        module: the client's module.
+        datamodule: the user's data module.
+        configured: the optimisers and schedulers of ``configure_optimizers``.
+        callbacks: the run's callbacks of Lightning's. Hooks of a step are called on those that define one.
+    """
+
+    module: L.LightningModule
+    datamodule: L.LightningDataModule
+    configured: Configured
+    callbacks: Sequence[L.Callback] = ()
+    run: Any = field(default=None, repr=False)
+    """The trainer of the run, if it runs in this process."""
+
+    def __post_init__(self) -> None:
+        self.callbacks = [callback for callback in self.callbacks if step_hooks(callback)]
+        self.of_batches = BatchHooks(self.module, self.datamodule)
+        self.differentiates = "backward" in written_hooks(self.module)
+        """Whether the module differentiates its loss itself."""
+        self.reason = _reason(self)
+        """The first feature that the pure step lacks, such as ``Lit.on_train_batch_end``; empty if the pure step is enough."""
+
+    def call(self, hook: str, trainer: Any, *arguments: Any) -> Any:
+        """Call a hook of a step: of all callbacks, then the module's own, whose result is returned."""
+        for callback in self.callbacks:
+            try:
+                getattr(callback, hook)(trainer, self.module, *arguments)
+            except Exception as error:
+                error.add_note(f"in {type(callback).__name__}.{hook}")
+                raise
+        return getattr(self.module, hook)(*arguments)
+
+
+def _reason(hooks: LocalHooks) -> str:
+    """The reason for the faithful step, or an empty string."""
+    module, datamodule = hooks.module, hooks.datamodule
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        return f"{name} has automatic_optimization = False"
+    for owner, known in ((module, (*OF_A_MODULE, *OF_A_BATCH)), (datamodule, OF_A_BATCH)):
+        if found := [hook for hook in known if hook in written_hooks(owner)]:
+            return f"{type(owner).__name__}.{found[0]}"
+    for callback in hooks.callbacks:
+        return f"{type(callback).__name__}.{step_hooks(callback)[0]}"
+    if any(config.interval == "step" for config in hooks.configured.schedulers):
+        return f"{name}.configure_optimizers returns a scheduler with the interval step"
+    if again := [optimizer for optimizer in each_optimizer(hooks.configured.optimizer) if asks_again(optimizer)]:
+        return f"{type(again[0]).__name__} computes the loss several times in a step"
+    if read := values_read(module):
+        return f"{name}.training_step reads {read[0]}"
+    return ""
+
+
+def step_hooks(callback: L.Callback) -> list[str]:
+    """The hooks of a local step that a user's callback defines.
+
+    Lightning's own callbacks and progress bars get one batch in each round instead.
+    """
+    if lightning_base(callback, "ProgressBar") is not None:
+        return []
+
+    def is_users(name: str) -> bool:
+        bases = [vars(base).get(name) for base in type(callback).__mro__ if is_lightnings(base)]
+        return name in vars(callback) or getattr(type(callback), name) not in bases
+
+    return [name for name in OF_A_STEP if is_users(name)]
+
+
+def check_manual(module: L.LightningModule, methods: Sequence[Method]) -> None:
+    """Refuse methods that change the loss or the gradient of a module with manual optimisation."""
+    if module.automatic_optimization:
+        return
+    for method in methods:
+        for hook in CHANGES_A_STEP:
+            if method.overrides(hook):
+                raise ValueError(
+                    f"{method.name} changes the loss or the gradient of a step ({hook}), and {type(module).__name__} takes its steps "
+                    f"itself (automatic_optimization = False): remove {method.name}, or let training_step return the loss"
+                )

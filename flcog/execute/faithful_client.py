@@ -1,0 +1,108 @@
+"""Trains one client as ``lightning.Trainer`` would, with all hooks of Lightning in their order."""
+
+import torch
+from torch import Tensor
+
+from flcog.client.executor import Assignment, Stopped
+from flcog.client.local_hooks import LocalHooks
+from flcog.client.optimizers import each_optimizer
+from flcog.client.program import ClientTensors, Program, with_states
+from flcog.client.work import ClientWork, batches
+from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, changed
+from flcog.execute.faithful_step import FaithfulStep
+from flcog.execute.local_schedulers import LocalSchedulers
+from flcog.execute.local_trainer import LocalTrainer
+from flcog.execute.one_client import OneClient
+from flcog.execute.trainer import Learner
+
+
+class FaithfulClient(OneClient):
+    """Trains one client with Lightning's order of hooks, among which methods contribute at their places.
+
+    A step of a client::
+
+        on_before_batch_transfer, transfer_batch_to_device, on_after_batch_transfer
+        on_train_batch_start                              -1 ends the client's local training
+        optimizer_step
+            training_step                                 methods' losses are added to its loss
+            on_before_zero_grad, optimizer_zero_grad
+            on_before_backward, backward, on_after_backward
+                                                          methods wrap and correct the gradient
+            on_before_optimizer_step, configure_gradient_clipping
+            (the optimiser steps)
+        lr_scheduler_step                                 of schedulers with the interval step
+                                                          methods' after_step
+        on_train_batch_end
+
+    A module with manual optimisation calls its optimisers in ``training_step``. All results are equal to those of
+    :class:`OneClient`, bit for bit, for a module that both can train.
+
+    Args:
+        learner: the model and its optimisers.
+        hooks: of the module, the data module and the callbacks.
+    """
+
+    def __init__(self, learner: Learner, hooks: LocalHooks) -> None:
+        super().__init__(learner)
+        device, optimizers = next(iter(learner.model.params.values())).device, each_optimizer(learner.optimizer)
+        manual = not learner.model.module.automatic_optimization  # such a module advances its schedulers itself
+        schedulers = [config for config in hooks.configured.schedulers if manual or config.interval == "step"]
+        self._hooks, self._schedulers = hooks, LocalSchedulers(optimizers, schedulers)
+        self._trainer = LocalTrainer(hooks, optimizers, device)
+
+    def _renew_optimizer(self, assignment: Assignment) -> None:
+        self._schedulers.begin(assignment.rates)
+
+    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Tensor, ClientTensors]:
+        trainer, params = self._trainer, self.model.params
+        trainer.begin(assignment.round, work.num_steps)
+        total, losses, taken = torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype()), 0, 0
+        with trainer.visible(), self._hooks.of_batches.show(trainer):
+            for self._step, read in enumerate(batches(work, assignment.reader)):
+                if assignment.stop is not None and assignment.stop.is_set():
+                    raise Stopped
+                step, tensors = self._one_step(assignment.program, read, tensors)
+                if step is None:
+                    break
+                taken += 1
+                if step.loss is not None:
+                    total += step.loss
+                    losses += 1
+                    if assignment.watch is not None:
+                        assignment.watch(self._step, float(step.loss))
+        for parameter in params.values():
+            parameter.grad = None
+        return total / max(losses, 1), tensors._replace(num_steps=taken)
+
+    def _one_step(self, program: Program, read: Batch, tensors: ClientTensors) -> tuple[FaithfulStep | None, ClientTensors]:
+        """Take a step. Returns the step, or None if the module ends its training, and the client with its new states."""
+        trainer, number, params = self._trainer, self._step, self.model.params
+        trainer.is_last_batch = number + 1 == trainer.num_training_batches
+        with torch.enable_grad():
+            given = self._hooks.of_batches(self.model.module, read.given, trainer.strategy.root_device)
+            batch = Batch(*changed(given, read.targets), read.mask)
+            skips = trainer.call("on_train_batch_start", given, number) == -1
+        if skips:
+            return None, tensors
+        if self.model.trains_itself:
+            program.local_step = number
+        before = {name: value.clone() for name, value in params.items()} if program.followers else params
+        step = FaithfulStep(program, self.model, trainer, batch, number)
+        if trainer.lightning_module.automatic_optimization:
+            step.take(tensors)
+            if step.gradient is not None and step.gradient.state:
+                tensors = with_states(tensors, self._owned(step.gradient.state))
+            self._schedulers.advance(number, trainer.lightning_module.lr_scheduler_step)
+        else:
+            step.take_manually(given)
+        if program.followers and step.loss is not None:
+            tensors = self._follow(program, before, batch, tensors)
+        with torch.enable_grad():
+            trainer.call("on_train_batch_end", step.outputs, given, number)
+        return step, tensors
+
+
+def one_client(learner: Learner, hooks: LocalHooks | None) -> OneClient:
+    """The trainer of single clients: the faithful one if a hook needs it, else the pure one, which is faster."""
+    return FaithfulClient(learner, hooks) if hooks is not None and hooks.reason else OneClient(learner)

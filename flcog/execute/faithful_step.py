@@ -1,0 +1,144 @@
+"""One faithful step: the module's own forward and backward pass with its hooks, inside the contributions of the methods."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcog.apply import ModelFunction, PlainApply
+from flcog.client.program import ClientTensors, Program
+from flcog.core.types import Batch, Params
+from flcog.execute.local_trainer import LocalTrainer
+from flcog.method import Context, Gradient
+from flcog.own_steps import NoLoss, call_step
+
+
+class FaithfulStep:
+    """One step of one client.
+
+    Args:
+        program: the client side of the round.
+        model: the client's model.
+        trainer: calls the hooks.
+        batch: of the step.
+        step: its number.
+    """
+
+    def __init__(self, program: Program, model: ModelFunction, trainer: LocalTrainer, batch: Batch, step: int) -> None:
+        self._program, self._model, self._trainer, self._batch, self._step = program, model, trainer, batch, step
+        self._module: Any = model.module
+        self._returned: Any = None
+        self._zeroed = False
+        self.gradient: Gradient | None = None
+        """The gradient with the contributions of methods; None if ``training_step`` returned no loss."""
+        self.loss: Tensor | None = None
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The results of the step, as ``on_train_batch_end`` receives them."""
+        if self.loss is None:
+            return dict(self._returned) if isinstance(self._returned, Mapping) else {}
+        others = self._returned if isinstance(self._returned, Mapping) else {}
+        return {**others, "loss": self.loss}
+
+    # Automatic optimisation -------------------------------------------------------------------------------------------------------
+
+    def take(self, tensors: ClientTensors) -> None:
+        """Take the step by the module's ``optimizer_step``."""
+        optimizer = self._trainer.strategy._lightning_optimizers[0]
+        with torch.enable_grad():
+            self._module.optimizer_step(self._trainer.current_epoch, self._step, optimizer, lambda: self._closure(tensors))
+        self._trainer.global_step += 1
+
+    @torch.no_grad()
+    def _closure(self, tensors: ClientTensors) -> Tensor | None:
+        """Compute the gradient, store it in the parameters, and return the loss."""
+        program, params, buffers = self._program, self._model.params, self._model.buffers
+        contexts = program.contexts(tensors, buffers, self._step) if program.needs_context else []
+        self._zeroed, self.gradient, self.loss, self._returned = False, None, None, None
+
+        def live(params: Params, batch: Batch) -> Gradient:
+            return self._backward(params, buffers, batch, contexts)
+
+        def elsewhere(params: Params, batch: Batch) -> Gradient:
+            # A forward pass updates BatchNorm's statistics in place, so each pass needs a copy.
+            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+            return self._backward(leaves, {name: buffer.clone() for name, buffer in buffers.items()}, batch, contexts)
+
+        try:
+            gradient = program.gradient(elsewhere if program.wraps else live, params, self._batch, contexts, tensors.masks)
+        except NoLoss:
+            self._zero_gradients()
+            return None
+        for name, buffer in gradient.buffers.items() if program.wraps else ():
+            buffers[name].copy_(buffer)
+        for name, parameter in params.items():
+            value = gradient.values[name]
+            if program.wraps and parameter.grad is not None:  # the module's optimizer_zero_grad keeps gradients
+                value = parameter.grad + value
+            # Hooks may change gradients in place, and a method's correction may be a part of its state.
+            parameter.grad = value.clone() if program.corrections or program.wraps else value
+        self.gradient, self.loss = gradient, gradient.loss
+        return self.loss
+
+    def _backward(self, params: Params, buffers: Params, batch: Batch, contexts: Sequence[Context]) -> Gradient:
+        """The gradient of the total loss, with the hooks around the backward pass.
+
+        Args:
+            params: the model's own, or other parameters at which a method takes the gradient.
+            buffers: the model's own, or copies.
+            batch: of the step.
+            contexts: of the methods.
+        """
+        own, live = self._model.params, params is self._model.params
+        with torch.enable_grad():
+            apply = self._program.apply(buffers, live=live)
+            total, task_loss = self._program.total_loss(apply, params, batch, list(contexts))
+        if self._returned is None and isinstance(apply, PlainApply):
+            self._returned = apply.returned
+        self._zero_gradients()
+        with torch.enable_grad():
+            self._trainer.call("on_before_backward", total)
+            self._differentiate(total, params)
+        kept = {name: parameter.grad for name, parameter in own.items()}
+        if not live:
+            for name, parameter in own.items():
+                parameter.grad = params[name].grad
+        with torch.enable_grad():
+            self._trainer.call("on_after_backward")
+        values = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in own.items()}
+        if not live:
+            for name, parameter in own.items():
+                parameter.grad = kept[name]
+        return Gradient(values, apply.buffers, task_loss.detach())
+
+    def _differentiate(self, total: Tensor, params: Params) -> None:
+        """Add the gradient of the loss to the parameters' gradients."""
+        if self._trainer.hooks.differentiates:
+            self._module.backward(total)
+            return
+        # Not Tensor.backward, which may change the order of a gradient in memory, and with it the last digits of its norm.
+        gradients = torch.autograd.grad(total, list(params.values()), allow_unused=True)
+        for parameter, gradient in zip(params.values(), gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _zero_gradients(self) -> None:
+        """Remove the last step's gradients, once in each closure."""
+        if not self._zeroed:
+            optimizer = self._trainer.optimizers[0]
+            self._trainer.call("on_before_zero_grad", optimizer)
+            self._module.optimizer_zero_grad(self._trainer.current_epoch, self._step, optimizer)
+            self._zeroed = True
+
+    # Manual optimisation ----------------------------------------------------------------------------------------------------------
+
+    def take_manually(self, given: Any) -> None:
+        """Call the ``training_step`` of a module that takes its steps itself."""
+        losses = self._trainer.strategy.differentiated
+        losses.clear()
+        with torch.enable_grad(), self._model.autocast():
+            self._returned = call_step(self._module, "training_step", given, self._step)
+        loss = self._returned.get("loss") if isinstance(self._returned, Mapping) else self._returned
+        self.loss = loss.detach() if isinstance(loss, Tensor) else torch.stack(losses).sum() if losses else None
