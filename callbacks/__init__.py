@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
     from flcog.callbacks.scaffold import SCAFFOLD, SCAFFOLDInFedDisco
+    from flcog.callbacks.selection.poisson_sampling import PoissonSampling
+    from flcog.callbacks.selection.round_robin import RoundRobin
+    from flcog.callbacks.selection.uniform_selection import UniformSelection
     from flcog.callbacks.stragglers import Stragglers
     from flcog.callbacks.vhl import VHL
     from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
@@ -125,12 +128,15 @@ __all__ = [
     "Local",
     "LocalModels",
     "LowPrecision",
+    "PoissonSampling",
     "PrivateTraining",
     "ProgressBar",
     "Quantize",
+    "RoundRobin",
     "RoundsToTarget",
     "SCAFFOLDInFedDisco",
     "Stragglers",
     "Summary",
     "TrainingScores",
+    "UniformSelection",
 ]

@@ -9,7 +9,7 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, make_runtime, placed
-from flcog.method import Method, Note, Notes
+from flcog.method import Method, Note, Notes, Selection
 from flcog.server.engine import Engine
 from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
@@ -48,7 +48,11 @@ def set_up(
     federation = placed(datamodule.federation, processes.device)
     check_data(settings, methods, function, federation, processes.device)
     federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
-    server.servers = {method.name: method.init_server(server.params) for method in methods}
+    for method in methods:
+        if isinstance(method, Selection):
+            server.servers[method.name] = method.init_selection(federation.num_clients)
+        else:
+            server.servers[method.name] = method.init_server(server.params)
     data = HostedData.of(datamodule)._replace(federation=federation, exchanges=exchanges)
     clients = make_runtime(settings, methods, client, data, processes, notes)
     engine = Engine(

@@ -26,7 +26,7 @@ from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
-from flcog.method import Method, Notes
+from flcog.method import Method, Notes, selection_of
 from flcog.reading import Reader
 from flcog.settings import Settings
 
@@ -125,6 +125,8 @@ def make_runtime(
     reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
     batching = _batching(settings, data)
     cohort = settings.cohort_size(federation.split.num_clients, federation.num_clients)
+    if (selection := selection_of(methods)) is not None:
+        cohort = selection.expected(cohort, federation.num_clients)
     job = Job(
         model=function,
         optimizer=optimizer,

@@ -91,7 +91,7 @@ class FederatedTrainer(RunHolder):
             on_note                                           once per note; later notes come before on_round_end
             on_fit_start
             for each round:
-                sample the cohort
+                select the cohort                         uniformly, or as a Selection does
                 on_round_start
                 for each client of the cohort:
                     plan                                      its number of steps, or that it drops out
@@ -239,7 +239,7 @@ class FederatedTrainer(RunHolder):
             round: the round, counted from 0; the next one by default.
         """
         engine, server = self.run.engine, self.run.server.copy(self.run.round if round is None else round)
-        planned = rounds.plan(engine, server, rounds.select(engine, server.round))
+        planned = rounds.plan(engine, server, rounds.select(engine, server))
         aggregate = rounds.train(engine, server, planned, directions=False)[1]
         engine.clients.commit([])
         return aggregate, server.ledger
@@ -250,9 +250,10 @@ class FederatedTrainer(RunHolder):
         run = self.run
         return evaluate(run.engine, run.server)
 
+    @in_precision
     def sample(self, round: int) -> list[int]:
-        """The clients of a round, counted from 0."""
-        return rounds.select(self.run.engine, round)
+        """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
+        return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
     def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._open(model, datamodule, EvaluationPlan(ckpt_path))

@@ -26,7 +26,7 @@ def lost_server_steps(engine: Engine, server: ServerState) -> Iterator[Finding]:
 
 
 def _tried(engine: Engine, server: ServerState) -> list[Finding]:
-    planned = rounds.plan(engine, server, rounds.select(engine, server.round))
+    planned = rounds.plan(engine, server, rounds.select(engine, server))
     steps = WatchedSteps()
     if planned.plans:
         planned, aggregate = rounds.train(engine, server, planned, directions=False)

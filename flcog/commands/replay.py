@@ -10,6 +10,7 @@ from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
+from flcog.method import selection_of
 from flcog.run import checkpoint
 from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
@@ -45,17 +46,23 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
         raise ValueError(f"the run has done {done} rounds: --round must be between 1 and {last}; got {round + 1}")
     start, path = max(((done, path) for done, path in checkpoints if done <= round), default=(0, None))
     trainer.prepare(model, datamodule, None if path is None else str(path))
-    sampled = trainer.sample(round)
-    if client not in sampled:
-        raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {sampled}")
+    if selection_of(trainer.methods) is None:
+        _check_selected(trainer, round, client)
     print(
         f"replaying client {client} in round {round + 1} of {short(run)}" + (", which was not finished" if round == done else "")
     )
     print(_way_there(start, round, path))
     while trainer.run.round < round:
         trainer.train_round()
+    _check_selected(trainer, round, client)
     with trainer.settings.in_force():
-        _train(trainer, sampled, client)
+        _train(trainer, client)
+
+
+def _check_selected(trainer: FederatedTrainer, round: int, client: int) -> None:
+    sampled = trainer.sample(round)
+    if client not in sampled:
+        raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {sampled}")
 
 
 def _way_there(start: int, round: int, path: Path | None) -> str:
@@ -69,9 +76,9 @@ def _way_there(start: int, round: int, path: Path | None) -> str:
     return f"from {origin}" + between.get(round - start, f"; rounds {start + 1} to {round} are run again first")
 
 
-def _train(trainer: FederatedTrainer, sampled: list[int], client: int) -> None:
+def _train(trainer: FederatedTrainer, client: int) -> None:
     engine, server = trainer.run.engine, trainer.run.server
-    round = rounds.plan(engine, server, sampled)
+    round = rounds.plan(engine, server, rounds.select(engine, server))
     if client not in round.plans:
         raise ValueError(f"client {client} dropped out of round {server.round + 1} before it trained")
     received, tasks = rounds.ask(engine, server, round)

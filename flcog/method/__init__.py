@@ -25,6 +25,7 @@ from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
+from flcog.method.selection import ClientPool, RoundRecord, Selected, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
 from flcog.wire.population import Population
@@ -40,6 +41,7 @@ __all__ = [
     "Callback",
     "ChangedSetting",
     "ClientData",
+    "ClientPool",
     "ClientUpload",
     "ClientView",
     "Cohort",
@@ -63,15 +65,20 @@ __all__ = [
     "Personal",
     "Plan",
     "Population",
+    "RoundRecord",
     "Run",
+    "Selected",
+    "Selection",
     "Slot",
     "Stage",
     "TrackerNote",
     "Trackers",
+    "Unbiased",
     "Upload",
     "Uploads",
     "WarningNote",
     "check_methods",
     "first_contact",
     "methods_until",
+    "selection_of",
 ]

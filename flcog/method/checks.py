@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flcog.method.aggregator import Aggregator
 from flcog.method.method import SERVER_HOOKS, Method
+from flcog.method.selection import Selection
 
 EXCLUSIVE_HOOKS = ("personal",)
 
@@ -32,6 +33,10 @@ def check_methods(methods: Sequence[Method]) -> None:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:
             raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")
-    rules = [method.name for method in methods if isinstance(method, Aggregator)]
-    if len(rules) > 1:
-        raise ValueError(f"{' and '.join(rules)} both replace the mean of the clients' changes: keep one of them")
+    for protocol, effect in (
+        (Aggregator, "replace the mean of the clients' changes"),
+        (Selection, "select the clients of a round"),
+    ):
+        names = [method.name for method in methods if isinstance(method, protocol)]
+        if len(names) > 1:
+            raise ValueError(f"{' and '.join(names)} both {effect}: keep one of them")

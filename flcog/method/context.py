@@ -290,7 +290,8 @@ class Personal(NamedTuple):
 class Cohort:
     """The clients of a round, as the server sees them.
 
-    ``num_samples`` and ``weights`` are float64 in every precision, because shares of samples would lose digits in bfloat16.
+    ``num_samples`` and ``weights`` are float64 in every precision, because shares of samples would lose digits in bfloat16. The weights
+    sum to 1. If a selection's unbiased weights do not, the mean change is multiplied by their sum, ``total_weight``.
     """
 
     round: int
@@ -303,6 +304,7 @@ class Cohort:
     optimisation: Optimisation
     metrics: dict[str, float]
     seed: int
+    total_weight: float = 1.0
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Add a column to this round's row."""

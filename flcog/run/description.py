@@ -9,7 +9,7 @@ from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text
 from flcog.data.batching import Batching
-from flcog.method import Method
+from flcog.method import Method, selection_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -31,7 +31,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
         ("task", f"{federation.task}{classes}"),
         ("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
         ("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
-        ("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {engine.cohort_size:,} a round"),
+        ("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {_cohort(engine)} a round"),
         ("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
         ("optimizer", describe_optimizer(engine.optimizer)),
         ("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
@@ -39,6 +39,14 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
         ("rounds", f"{settings.rounds}{going_on}"),
         ("run", str(short(directory))),
     ]
+
+
+def _cohort(engine: Engine) -> str:
+    """The number of clients in a round."""
+    selection = selection_of(engine.methods)
+    if selection is None:
+        return f"{engine.cohort_size:,}"
+    return f"about {selection.expected(engine.cohort_size, engine.num_clients):,}"
 
 
 def local_work(batching: Batching | Settings) -> str:

@@ -9,12 +9,13 @@ import torch
 
 from flcog.apply import apply_of
 from flcog.client.messages import ClientTask, Received
-from flcog.core.randomness import fold, make_rng, sample_without_replacement
+from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
-from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Stage, Uploads
+from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Selected, Stage, Uploads
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.receive import account, receive
+from flcog.server.select import remember, select
 from flcog.server.state import ServerState
 from flcog.server.step import check_model, take_server_step
 from flcog.wire.ledger import Ledger
@@ -33,21 +34,21 @@ class Round:
     Args:
         number: counted from 0.
         methods: the active methods.
-        selection: the sampled clients.
+        selection: the selected clients.
         plans: the clients that take part, with their numbers of local steps.
         cohort: the same clients with their aggregation weights.
     """
 
     number: int
     methods: Sequence[Method]
-    selection: Sequence[int]
+    selection: Selected
     plans: Mapping[int, int]
     cohort: Cohort
 
     def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
         """Plan the same round without these clients."""
         plans = {client: steps for client, steps in self.plans.items() if client not in clients}
-        return replace(self, plans=plans, cohort=weigh(engine, server, self.methods, plans, self.cohort.metrics))
+        return replace(self, plans=plans, cohort=weigh(engine, server, self.methods, plans, self.selection, self.cohort.metrics))
 
 
 def advance(
@@ -63,8 +64,8 @@ def advance(
     """
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
-    selection = select(engine, server.round)
-    on_selected(selection)
+    selection = select(engine, server)
+    on_selected(selection.clients)
     round = plan(engine, server, selection)
     if round.plans:
         round, aggregate = train(engine, server, round, directions)
@@ -72,20 +73,18 @@ def advance(
         step(engine, server, round, aggregate)
         round.cohort.metrics.update(aggregate.figures())
     else:
-        warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
+        round.cohort.log("clients/participating", 0)
+        if selection.clients:
+            warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
+    remember(engine, server, selection, list(round.plans))
     server.round += 1
     return round.cohort.metrics | server.ledger.figures(before)
 
 
-def select(engine: Engine, round: int) -> list[int]:
-    """Select the clients of a round, counted from 0."""
-    return sample_without_replacement(engine.num_clients, engine.cohort_size, fold(engine.seed, round, "cohort"))
-
-
-def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round:
+def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
     """Plan each client's number of steps and weight, after new clients have sent their first-contact messages."""
     number, methods, plans = server.round, engine.active(server.round), dict[int, int]()
-    for client in selection:
+    for client in selection.clients:
         view = engine.view(client, number)
         planned: Plan | None = Plan(engine.batching.num_steps(view.num_samples))
         for method in methods:
@@ -97,13 +96,18 @@ def plan(engine: Engine, server: ServerState, selection: Sequence[int]) -> Round
             plans[client] = planned.num_steps
     if newcomers := server.newcomers(methods, list(plans)):
         server.meet(engine.clients.contact(_broadcast(engine, server, {}), newcomers))
-    return Round(number, methods, selection, plans, weigh(engine, server, methods, plans, {"round": number + 1}))
+    return Round(number, methods, selection, plans, weigh(engine, server, methods, plans, selection, {"round": number + 1}))
 
 
 def weigh(
-    engine: Engine, server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], metrics: dict[str, float]
+    engine: Engine,
+    server: ServerState,
+    methods: Sequence[Method],
+    plans: Mapping[int, int],
+    selection: Selected,
+    metrics: dict[str, float],
 ) -> Cohort:
-    """Compute the cohort's aggregation weights: shares of samples, which methods may change."""
+    """Compute the cohort's aggregation weights: the selection's own, or shares of samples, which methods may change."""
     num_samples = engine.roll_call.sizes[list(plans)].double()
     cohort = Cohort(
         round=server.round,
@@ -117,9 +121,17 @@ def weigh(
         metrics=metrics,
         seed=engine.seed,
     )
-    for method in methods if plans else ():
-        if method.overrides("weights"):
-            cohort.weights = _reweighed(method, server.messages_to(method, plans), cohort)
+    weighing = [method for method in methods if method.overrides("weights")] if plans else []
+    if selection.weights is not None and plans:
+        if weighing:
+            raise ValueError(
+                f"unbiased weights replace those of {weighing[0].name}: set unbiased to false, or remove {weighing[0].name}"
+            )
+        by_client = dict(zip(selection.clients, selection.weights, strict=True))
+        weights = torch.stack([by_client[client] for client in plans])
+        cohort.weights, cohort.total_weight = weights / weights.sum(), float(weights.sum())
+    for method in weighing:
+        cohort.weights = _reweighed(method, server.messages_to(method, plans), cohort)
     return cohort
 
 
@@ -211,6 +223,8 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         value = received[name] + change
         buffers[name] = value if received[name].is_floating_point() else value.round().to(received[name].dtype)
     mean = aggregate.delta()
+    if round.selection.weights is not None:
+        mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
     for method in round.methods:
         # Methods that train on the server use this round's statistics.

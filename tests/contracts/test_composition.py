@@ -69,6 +69,8 @@ EXCLUSIVE |= {
     ("Centralized", name): "the pooled data belong to one client, so no other client has a model of its own"
     for name in ("Ditto", "FedRep", "FineTune", "Local")
 }
+SELECTIONS = ("PoissonSampling", "RoundRobin", "UniformSelection")
+EXCLUSIVE |= dict.fromkeys(itertools.combinations(SELECTIONS, 2), "both select the clients of a round")
 AT_THE_SERVER = (
     *(
         "DENSE",

@@ -24,7 +24,7 @@ from contracts.case import Case
 from contracts.registry import CASES, client_states, run
 from flcog.callbacks.codecs.codec import Codec
 from flcog.execute.threads import Threads
-from flcog.method import Method, ParameterMask, Params, Stage
+from flcog.method import Method, ParameterMask, Params, Selection, Stage
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -174,7 +174,7 @@ def test_the_lists_of_methods_agree() -> None:
         for name, value in vars(importlib.import_module(module)).items()
         if inspect.isclass(value)
         and issubclass(value, Method)
-        and value not in (Method, ParameterMask, Stage, Codec)
+        and value not in (Method, ParameterMask, Selection, Stage, Codec)
         and not name.startswith("_")
     }
     assert found == set(METHODS)

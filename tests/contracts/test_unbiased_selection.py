@@ -1,0 +1,141 @@
+"""Unbiased selections on quadratics: the exact expectation of the model after a round, over all selections of clients.
+
+Client k has n_k samples, all of the value b_k, and one local step of size 1 moves a model at 0 to b_k. The model after a round is therefore
+the weighted sum of the selected clients' values, and its expectation is known.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean, stdev
+
+import pytest
+import torch
+from harness import make_trainer
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+
+import flcog
+from flcog.callbacks import PoissonSampling, UniformSelection
+from flcog.core.randomness import fold, make_rng
+from flcog.data import Partition, Partitioner, Samples, Splits
+from flcog.method import ClientPool, Selected, Selection, Slot
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+SIZES, VALUES = (1, 2, 3, 10), (4.0, 1.0, 0.0, -2.0)
+OVER_SAMPLES, OVER_CLIENTS = -0.875, 0.75
+PAIRS = list(itertools.combinations(range(4), 2))
+
+
+class Point(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.w.expand(len(inputs), -1)
+
+
+class Quadratic(flcog.ClientModule):
+    task = "regression"
+    score_name = "loss"
+
+    def __init__(self) -> None:
+        super().__init__(Point(), partial(torch.optim.SGD, lr=1.0))
+
+    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (outputs[:, 0] - targets).square()
+
+    def metrics(self, num_classes: int) -> MetricCollection:
+        return MetricCollection([MeanMetric()])
+
+
+class Blocks(Partitioner):
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        owners = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+        return Partition.from_assignment(owners.numpy(), num_clients)
+
+
+class Values(flcog.FederatedDataModule):
+    task = "regression"
+    num_classes = 4
+
+    def __init__(self) -> None:
+        super().__init__(len(SIZES), Blocks(), batch_size=1)
+
+    def load(self) -> Splits:
+        values = torch.tensor(VALUES).repeat_interleave(torch.tensor(SIZES))
+        return Splits(Samples(values[:, None], values))
+
+
+@dataclass(frozen=True)
+class Given(Selection):
+    """Selects given clients, with the probabilities and weights of another scheme."""
+
+    clients: tuple[int, ...] = ()
+    probability: float | tuple[float, ...] | None = None
+    unbiased: bool | str = True
+
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+        if self.probability is None:
+            return Selected(self.clients)
+        probability = torch.tensor(self.probability, dtype=torch.float64)
+        chosen = probability[list(self.clients)] if probability.ndim else probability
+        return population.weighted(self.unbiased, self.clients, chosen)  # type: ignore[arg-type]
+
+
+def model_after(method: Selection) -> float:
+    """The model after a round from 0."""
+    trainer = make_trainer(None, method, local_steps=1, clients_per_round=2)
+    trainer.prepare(Quadratic(), Values())
+    trainer.train_round()
+    return float(trainer.run.params["model.w"])
+
+
+def expectation(cohorts: Sequence[tuple[tuple[int, ...], float]], method: Selection) -> float:
+    """The mean of the model after a round, over cohorts with their probabilities."""
+    return sum(chance * model_after(replace(method, clients=clients)) for clients, chance in cohorts)
+
+
+def test_pairs_with_normalised_weights_are_biased() -> None:
+    assert expectation([(pair, 1 / 6) for pair in PAIRS], Given()) == pytest.approx(-0.182, abs=5e-4)
+
+
+@pytest.mark.parametrize(("unbiased", "target"), [(True, OVER_SAMPLES), ("clients", OVER_CLIENTS)])
+def test_pairs_with_unnormalised_sample_counts(unbiased: bool | str, target: float) -> None:
+    method = Given(probability=0.5, unbiased=unbiased)
+    assert expectation([(pair, 1 / 6) for pair in PAIRS], method) == pytest.approx(target, abs=1e-12)
+
+
+@pytest.mark.parametrize(("unbiased", "target"), [(True, OVER_SAMPLES), ("clients", OVER_CLIENTS)])
+def test_independent_clients_with_fixed_denominators(unbiased: bool | str, target: float) -> None:
+    rate = 0.3
+    subsets = [subset for size in range(5) for subset in itertools.combinations(range(4), size)]
+    cohorts = [(subset, rate ** len(subset) * (1 - rate) ** (4 - len(subset))) for subset in subsets]
+    assert expectation(cohorts, Given(probability=rate, unbiased=unbiased)) == pytest.approx(target, abs=1e-12)
+    # The model stays at 0 without clients, and is the cohort's mean otherwise.
+    assert abs(expectation(cohorts, Given()) - target) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        (UniformSelection(unbiased=True), OVER_SAMPLES),
+        (UniformSelection(unbiased="clients"), OVER_CLIENTS),
+        (PoissonSampling(rate=0.4, unbiased=True), OVER_SAMPLES),
+        (PoissonSampling(rate=0.6, at_most=2, unbiased="clients"), OVER_CLIENTS),
+    ],
+    ids=repr,
+)
+def test_the_shipped_selections_are_unbiased(method: Selection, target: float) -> None:
+    sizes, values = torch.tensor(SIZES), torch.tensor(VALUES, dtype=torch.float64)
+    found = []
+    for round in range(3000):
+        population = ClientPool(round, sizes, int(sizes.sum()), fold(0, round, "cohort"))
+        selected = method.select({}, population, 2, make_rng(0, round))
+        assert selected.weights is not None
+        found.append(float(selected.weights @ values[list(selected.clients)]))
+    assert abs(mean(found) - target) < 4 * stdev(found) / len(found) ** 0.5
+    assert stdev(found) > 0.3

@@ -1,0 +1,218 @@
+"""The protocol of selections: cohorts of any size under every executor, and weights that are unbiased."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import (
+    TESTS,
+    RecordingTrainer,
+    TinyData,
+    assert_close,
+    classifier,
+    distance,
+    fit,
+    make_trainer,
+    needs_compiler,
+    train,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flcog
+from flcog.callbacks import SCAFFOLD, EqualWeights, FedAdam, FedAvgM, FedDisco, FedDyn, PoissonSampling, RoundRobin
+from flcog.core.randomness import fold, sample_without_replacement
+from flcog.method import ClientPool, Method, Selected, Selection, Slot
+from flcog.server import round as rounds
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+COHORTS = ([4, 1], [], [0, 2, 3, 5, 6, 7], [3], [], [1, 6, 2])
+
+
+@dataclass(frozen=True)
+class Listed(Selection):
+    """Selects the clients of a list, or the given clients in every round."""
+
+    given: tuple[int, ...] | None = None
+    weights_of_all: tuple[float, ...] | None = None
+
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+        clients = COHORTS[population.round] if self.given is None else self.given
+        if self.weights_of_all is None:
+            return Selected(clients)
+        return Selected(clients, weights=torch.tensor([self.weights_of_all[client] for client in clients], dtype=torch.float64))
+
+
+METHODS: dict[str, Sequence[Method]] = {
+    "fedavg": (),
+    "scaffold": (SCAFFOLD(),),
+    "server": (FedAvgM(beta=0.5), FedAdam()),
+    "disco": (FedDisco(), FedDyn(alpha=0.1)),
+}
+each = pytest.mark.parametrize("methods", METHODS.values(), ids=METHODS.keys())
+
+
+@each
+def test_cohorts_of_any_size_are_the_same_under_every_executor(methods: Sequence[Method]) -> None:
+    loop = train(Listed(), *methods, rounds=6)
+    assert [[client.id for client in round] for round in loop.recorded] == [cohort for cohort in COHORTS if cohort]
+    assert [row["clients/participating"] for row in loop.rows] == [len(cohort) for cohort in COHORTS]
+    threads = train(Listed(), *methods, rounds=6, chunk_size=2)
+    assert threads.rows == loop.rows and distance(threads.state, loop.state) == 0
+    for chunk_size in (None, 2):
+        vmap = train(Listed(), *methods, rounds=6, executor="vmap", chunk_size=chunk_size)
+        assert_close(vmap.state, loop.state, 1e-11)
+        assert vmap.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_cohorts_of_any_size_under_compiled_steps(executor: str) -> None:
+    loop = train(Listed(), SCAFFOLD(), rounds=6)
+    compiled = train(Listed(), SCAFFOLD(), rounds=6, executor=executor, compile=True)
+    assert compiled.executor.compiled is True
+    assert_close(compiled.state, loop.state, 1e-11)
+
+
+def test_an_empty_round_writes_a_row_and_keeps_the_model(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Listed(given=()), FedAvgM(), rounds=2, eval_every=1)
+    assert distance(trainer.params, {name: value.detach().double() for name, value in classifier().named_parameters()}) == 0
+    assert [row["clients/participating"] for row in trainer.rows] == [0, 0]
+    assert all(row["comm/total_bytes"] == 0 and row["test/loss"] > 0 for row in trainer.rows)
+
+
+@pytest.mark.parametrize(("done", "executor"), [(1, "loop"), (2, "loop"), (5, "loop"), (2, "fastest")])
+def test_resume_is_bitwise_around_empty_rounds(done: int, executor: str, tmp_path: Path) -> None:
+    setting = partial(fit, tmp_path, Listed(), SCAFFOLD(), executor=executor)
+    half = setting(rounds=done)
+    resumed = setting(rounds=6, ckpt_path=str(half.run_dir))
+    if executor == "loop":
+        assert distance(resumed.state, setting(rounds=6).state) == 0
+    assert [row["clients/participating"] for row in resumed.rows] == [len(cohort) for cohort in COHORTS]
+
+
+@pytest.mark.parametrize("method", [PoissonSampling(rate=0.15), RoundRobin()], ids=repr)
+def test_selections_resume_bit_for_bit(method: Selection, tmp_path: Path) -> None:
+    setting = partial(fit, tmp_path, method, SCAFFOLD(), local_steps=1)
+    whole, half = setting(rounds=6), setting(rounds=3)
+    resumed = setting(rounds=6, ckpt_path=str(half.run_dir))
+    assert distance(resumed.state, whole.state) == 0
+    assert [row["clients/participating"] for row in resumed.rows] == [row["clients/participating"] for row in whole.rows]
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return op(*args, **(kwargs or {}))
+
+
+def operators_of_a_round(*methods: Method) -> int:
+    trainer = make_trainer(None, *methods)
+    trainer.prepare(classifier(), TinyData())
+    trainer.train_round()
+    with Counting() as counting:
+        trainer.train_round()
+    return counting.count
+
+
+@each
+def test_without_a_selection_a_round_runs_no_further_operator(methods: Sequence[Method], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = operators_of_a_round(*methods)
+
+    def as_before(engine: Any, server: Any) -> Selected:
+        key = fold(engine.seed, server.round, "cohort")
+        return Selected(sample_without_replacement(engine.num_clients, engine.cohort_size, key))
+
+    monkeypatch.setattr(rounds, "select", as_before)
+    monkeypatch.setattr(rounds, "remember", lambda *args: None)
+    assert operators_of_a_round(*methods) == count
+
+
+@pytest.mark.parametrize(
+    ("selected", "complaint"),
+    [
+        (Selected([0, 8]), "Listed.select must return each client once, from 0 to 7; got client 8"),
+        (Selected([2, 2]), "Listed.select must return each client once, from 0 to 7; got a client twice"),
+        (Selected([0], torch.tensor([1.5])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[1.5\]"),
+        (Selected([0], torch.tensor([0.0])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[0.0\]"),
+        (Selected([0, 1], None, torch.tensor([1.0])), r"Listed.select must return 2 weights above 0; got \[1.0\]"),
+        (Selected([0], None, torch.tensor([-1.0])), r"Listed.select must return 1 weights above 0; got \[-1.0\]"),
+    ],
+)
+def test_wrong_selections_are_refused(selected: Selected, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Listed, "select", lambda self, *args: selected)
+    with pytest.raises(ValueError, match=complaint) as caught:
+        train(Listed(), rounds=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_selections_are_refused() -> None:
+    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False}
+    with pytest.raises(ValueError, match="RoundRobin and Listed both select the clients of a round: keep one of them"):
+        flcog.FederatedTrainer(callbacks=[RoundRobin(), Listed()], **options)
+
+
+def test_unbiased_weights_exclude_other_weights() -> None:
+    train(PoissonSampling(), EqualWeights(), rounds=1)
+    with pytest.raises(
+        ValueError, match="unbiased weights replace those of EqualWeights: set unbiased to false, or remove Equal"
+    ):
+        train(PoissonSampling(unbiased=True), EqualWeights(), rounds=1)
+
+
+def test_weights_count_as_they_are_returned() -> None:
+    """A client whose weight is doubled moves the model twice as far; weights that sum to 1 are those of FedAvg."""
+    start = train(Listed(given=()), rounds=1).params
+    once, twice = (train(Listed(given=(3,), weights_of_all=(w,) * 8), rounds=1).params for w in (0.5, 1.0))
+    plain = train(Listed(given=(3,)), rounds=1).params
+    for name, value in start.items():
+        torch.testing.assert_close(twice[name], plain[name], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(plain[name] - value, 2 * (once[name] - value), rtol=1e-9, atol=1e-12)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from engine.test_selection import on_processes
+on_processes(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+def on_processes(devices: int, path: str) -> None:
+    """The end of runs with cohorts of any size, written by the first process."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, methods in METHODS.items():
+        trainer: RecordingTrainer = make_trainer(None, Listed(), *methods, devices=devices, rounds=6)
+        trainer.prepare(classifier(), TinyData())
+        rows = [trainer.train_round() for _ in range(6)]
+        found[name] = {"rows": rows, "state": {key: value.tolist() for key, value in trainer.state.items()}}
+    if trainer.run.processes.is_first:
+        Path(path).write_text(json.dumps(found))
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    script, ends = tmp_path / "script.py", []
+    script.write_text(SCRIPT.format(tests=str(TESTS)))
+    for devices in ("1", "2"):
+        end = tmp_path / f"{devices}.json"
+        done = subprocess.run([sys.executable, str(script), devices, str(end)], capture_output=True, timeout=300, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        ends.append(json.loads(end.read_text()))
+    for name, (one, two) in itertools.chain((name, (ends[0][name], ends[1][name])) for name in METHODS):
+        assert two["rows"] == [pytest.approx(row, rel=1e-9) for row in one["rows"]], name
+        assert_close(*({key: torch.tensor(value) for key, value in end["state"].items()} for end in (two, one)), 1e-9)
