@@ -17,14 +17,13 @@ class Centralized(Method):
 
     Papers draw this bound as a line above federated methods. With m of N clients in a round, and n samples in all::
 
-        x <- x - lr grad F(x),   F = sum_k n_k / n F_k,   m local_steps times a round, or local_epochs m / N times over all
-        samples
+        x <- x - lr grad F(x),   F = sum_k n_k / n F_k,   m local_steps times a round, or local_epochs m / N times over all samples
 
     So it reads as many samples, and takes as long, as the other rows of a table. Papers rarely state the budget of this bound:
-        raise ``trainer.rounds`` or ``trainer.local_steps`` for a larger budget. Batch size and optimiser are the clients'. As at
-        a client, the optimiser starts each round without momentum, and the learning rate's schedule counts rounds. Nothing is
-        sent: 0 bytes. The pool includes data that methods listed before it exchange before round 1 (Fedssyn's synthetic data),
-        and their bytes count.
+    raise ``trainer.rounds`` or ``trainer.local_steps`` for a larger budget. Batch size and optimiser are the clients'. As at a
+    client, the optimiser starts each round without momentum, and the learning rate's schedule counts rounds. Nothing is sent: 0
+    bytes. The pool includes data that methods listed before it exchange before round 1 (Fedssyn's synthetic data), and their
+    bytes count.
 
     Li et al., Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity, 2024,
     https://arxiv.org/abs/2306.13263, Figures 3 and 4, have such lines.

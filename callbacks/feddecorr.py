@@ -38,10 +38,9 @@ class FedDecorr(Method):
     N times the mean. Batches of one row have no correlations and add 0.
 
     Deviations are sqrt(variance + 1e-8), as in that code. The formula is unstable for a feature that hardly varies in a batch (by
-    1e-4
-    or less: a dead unit, a vanishing scale of BatchNorm). Such a feature has slopes thousands of times larger than other features
-        and curvatures of 1e7, so that local steps of SGD amplify rounding errors (from 1e-15 to 2e-6 in eight steps of a tiny
-        network). Runs that differ in rounding then diverge from each other, also with the authors' formula in plain torch.
+    1e-4 or less: a dead unit, a vanishing scale of BatchNorm). Such a feature has slopes thousands of times larger than other
+    features and curvatures of 1e7, so that local steps of SGD amplify rounding errors (from 1e-15 to 2e-6 in eight steps of a
+    tiny network). Runs that differ in rounding then diverge from each other, also with the authors' formula in plain torch.
 
     Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning, ICLR 2023,
     https://arxiv.org/abs/2210.00226; https://github.com/bytedance/FedDecorr.

@@ -55,9 +55,10 @@ class FedDM(Method):
     steps, with 256 samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single
     clients' images.
 
-    The images are unbounded. If the model stretches distances between inputs by up to s, the SGD of the images diverges once
-    ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2. ``feddm/matching_loss`` and rounding errors
-    then grow, until an update is NaN. Lower ``image_lr`` in that case; clipping the model's gradient has no effect.
+    The images are unbounded. If the map from inputs to features and outputs stretches distances by up to s, the SGD of the images
+    diverges once ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2. ``feddm/matching_loss`` and
+    rounding errors then grow, until an update is NaN. Lower ``image_lr`` in that case; clipping the model's gradient has no
+    effect.
 
     Xiong et al., FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning, CVPR 2023,
     https://arxiv.org/abs/2207.09653.

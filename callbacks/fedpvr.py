@@ -21,8 +21,9 @@ class FedPVR(Method):
         c_k' = c_k - c + (x - y) / (K lr)
         c <- c + (1 / N) sum_S (c_k' - c_k)
 
-    A client keeps and sends only the chosen part of these. K is counted as in :class:`~flcog.callbacks.SCAFFOLD`, and as there
-    the estimate is meaningless for adaptive local optimisers. (The authors' code uses momentum only on the other layers.)
+    Clients keep and send these values only for the chosen parameters. K is counted as in :class:`~flcog.callbacks.SCAFFOLD`, and
+    as there the estimate is meaningless for adaptive local optimisers. (The authors' code uses momentum only on the other
+    layers.)
 
     Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data, CVPR 2023,
     https://arxiv.org/abs/2212.02191.

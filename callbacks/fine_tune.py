@@ -20,8 +20,8 @@ class FineTune(Method):
     local steps for each client of the federation at every evaluation.
 
     With ``steps: null``, v_k is instead the client's last local model before averaging, which was trained from the global model
-        for the whole round, with the losses of all methods. FedCOG calls this fine-tuning (A.4.1). Each client keeps this model;
-        before the client's first round it is the global one.
+    for the whole round, with the losses of all methods. FedCOG calls this fine-tuning (A.4.1). Each client keeps this model;
+    before the client's first round it is the global one.
 
     Cheng et al., Fine-tuning is Fine in Federated Learning, 2021, https://arxiv.org/abs/2108.07313; in FedCOG's Table 9,
     https://arxiv.org/abs/2312.05966.

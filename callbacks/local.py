@@ -13,7 +13,7 @@ class Local(Method):
 
     This is each client's result without the others, and shows the benefit of federation. With y_k the model that client k keeps::
 
-        y_k <- y_k - lr grad F_k(y_k),   in the rounds with the client, as many local steps as in other arms
+        y_k <- y_k - lr grad F_k(y_k),   in the client's rounds, with as many local steps as in other arms
 
     ``test/accuracy``, ``test/loss`` and the like are means over all clients' own models on the global test set. This costs one
     evaluation for each client (raise ``trainer.eval_every`` if there are many). ``test/personal_accuracy_*`` describes the models

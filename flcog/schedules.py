@@ -45,12 +45,12 @@ class Piecewise(Schedule):
     def __post_init__(self) -> None:
         if len(self.values) != len(self.boundaries) + 1:
             raise ValueError(
-                f"a piecewise schedule has one value more than boundaries; got {len(self.values)} values, {len(self.boundaries)} boundaries"
+                f"a piecewise schedule needs one more value than boundaries; got {len(self.values)} and {len(self.boundaries)}"
             )
         if any(math.isnan(value) for value in self.values):
             raise ValueError(f"a piecewise schedule's values must be numbers; got {self.values}")
         if sorted(set(self.boundaries)) != list(self.boundaries):
-            raise ValueError(f"boundaries must rise; got {self.boundaries}")
+            raise ValueError(f"boundaries must be different rounds in rising order; got {self.boundaries}")
 
     def __call__(self, round: int) -> float:
         return self.values[sum(round >= boundary for boundary in self.boundaries)]

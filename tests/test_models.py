@@ -164,7 +164,7 @@ def test_pfl_cnn_against_its_layers() -> None:
     assert (dropped.features(x) == 0).double().mean() > (model.features(x) == 0).double().mean() + 0.1
     for wrong, message in (
         ({"image_size": 5}, "image_size must be at least 6"),
-        ({"dropout": (0.5,)}, "dropout is two probabilities"),
+        ({"dropout": (0.5,)}, "dropout must be two probabilities"),
     ):
         with pytest.raises(ValueError, match=message):
             PflCNN(**wrong)

@@ -39,9 +39,8 @@ def images(variables: Params, size: tuple[int, int]) -> Tensor:
     """Images [N, C, *size] of the latent vectors ``variables["noise"]``, [N, 100].
 
     Follows FedCOG's appendix A.4.2 (https://arxiv.org/abs/2312.05966): a linear layer to 8,192 values, an upsampling and three
-    3x3
-    convolutions. The rest is our choice: the values are 128 maps of 8x8, the layers in between have 64 and 32 channels and leaky
-    ReLUs, and nothing follows the last convolution, so that it can reach any range of inputs. The authors' code
+    3x3 convolutions. The rest is our choice: the values are 128 maps of 8x8, the layers in between have 64 and 32 channels and
+    leaky ReLUs, and nothing follows the last convolution, so that it can reach any range of inputs. The authors' code
     (https://github.com/rui-ye/FedCOG) starts from 256 dimensions, enlarges twice, has 128 and 64 channels in between with
     BatchNorm, and ends in a sigmoid, although normalised inputs leave its range.
 

@@ -166,7 +166,7 @@ def project_to_simplex(point: np.ndarray) -> np.ndarray:
     """The nearest weights: non-negative and of sum 1.
 
     Held, Wolfe and Crowder, Validation of subgradient optimization, 1974: subtract one amount from all coordinates, and set
-        negative results to 0.
+    negative results to 0.
 
     >>> project_to_simplex(np.array([0.7, 0.5, -0.2]))
     array([0.6, 0.4, 0. ])

@@ -52,7 +52,7 @@ class Problem:
         """The first round after which ||x - x*||^2 is at most the target, for step sizes [S] and targets [T]: [S, T]; inf: never.
 
         A round is affine: y_i = x_i + (1 - lr c_i)^tau (x - x_i). If a is the mean of those powers and x_inf the fixed point,
-            then x_R = x_inf + a^R (x_0 - x_inf). On that line the squared distance to x* is a parabola in a^R.
+        then x_R = x_inf + a^R (x_0 - x_inf). On that line the squared distance to x* is a parabola in a^R.
 
         >>> problem = Problem(np.array([1.0, 1.0]), np.array([[1.0], [-1.0]]), 1, np.array([1.0]))
         >>> problem.rounds(np.array([0.5]), np.array([0.25**2, 0.2**2]))  # 1, 1/2, 1/4, 1/8

@@ -60,12 +60,11 @@ class FedWalk(Method):
     low for about 1 / (1 - beta) rounds, and more of these rounds take leash steps; ``bias_correction`` divides L^c by 1 - beta^t.
 
     The paper does not say how 20 leash classes fit the model's 10 outputs. Here the leash has a linear head of its own on the
-    model's
-    features. The head stays on the server: clients neither receive nor decay it, and the ledger counts one number per client
-    and round, L_k. Both means use the aggregation weights; list ``EqualWeights`` for the paper's unweighted ones. The server
-    descends the leash's loss alone, without momentum or weight decay. Clients with a momentum of m take steps of up to 1 / (1 -
-    m) times the leash's at the same learning rate; Algorithm 1 has plain steps on both sides. Each process of a run repeats the
-    leash steps.
+    model's features. The head stays on the server: clients neither receive nor decay it, and the ledger counts one number per
+    client and round, L_k. Both means use the aggregation weights; list ``EqualWeights`` for the paper's unweighted ones. The
+    server descends the leash's loss alone, without momentum or weight decay. Clients with a momentum of m take steps of up to 1 /
+    (1 - m) times the leash's at the same learning rate; Algorithm 1 has plain steps on both sides. Each process of a run repeats
+    the leash steps.
 
     List FedWalk after methods that change the server's step (FedNova, SCAFFOLD, FedAvgM, FedOpt's, FedDyn, FedDC, FedExP);
     otherwise they treat the leash's steps as the clients'. A FedNova listed after it multiplies the leash's steps by the clients'

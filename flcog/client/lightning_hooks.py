@@ -80,7 +80,7 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
 def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(
-            "a client is a network, a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got "
+            "the model must be a network, a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got "
             f"{type(model).__name__}"
         )
     if lightning_base(model, "LightningModule") and not isinstance(model, ClientModule) and not trains_itself(model):
@@ -90,8 +90,8 @@ def _check_kinds(model: nn.Module, data: Sequence[FederatedDataModule]) -> None:
     for module in data:
         if not isinstance(module, FederatedDataModule):
             raise ValueError(
-                f"data is a flcog.FederatedDataModule, whose load() returns the sets to divide over clients (or "
-                f"flcog.datamodules.ArrayData, for arrays); got {type(module).__name__}"
+                f"data must be a flcog.FederatedDataModule; got {type(module).__name__}: for arrays use flcog.datamodules.ArrayData, or "
+                "write a subclass whose load() returns the sets to divide over clients"
             )
 
 

@@ -62,7 +62,7 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
 def _check_selected(trainer: FederatedTrainer, round: int, client: int) -> None:
     sampled = trainer.sample(round)
     if client not in sampled:
-        raise ValueError(f"client {client} was not in round {round + 1}, whose cohort was {sampled}")
+        raise ValueError(f"client {client} was not in round {round + 1}: --client must be one of {sampled}")
 
 
 def _way_there(start: int, round: int, path: Path | None) -> str:
@@ -80,7 +80,9 @@ def _train(trainer: FederatedTrainer, client: int) -> None:
     engine, server = trainer.run.engine, trainer.run.server
     round = rounds.plan(engine, server, rounds.select(engine, server))
     if client not in round.plans:
-        raise ValueError(f"client {client} dropped out of round {server.round + 1} before it trained")
+        raise ValueError(
+            f"client {client} dropped out of round {server.round + 1} before it trained: choose one of {list(round.plans)}"
+        )
     received, tasks = rounds.ask(engine, server, round)
     assert isinstance(engine.clients, ClientRuntime)
     assignment = engine.clients.assign(received, [task for task in tasks if task.client == client])

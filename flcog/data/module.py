@@ -67,7 +67,7 @@ class FederatedDataModule(Described, L.LightningDataModule):
         held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
         if held_out < 0 or client_val < 0 or held_out + client_val >= 1:
             raise ValueError(
-                "client_test and client_val are fractions that leave something to train on, or client_test is reweighted; got "
+                "client_test and client_val must be fractions of a sum below 1, or client_test must be reweighted; got "
                 f"{client_test} and {client_val}"
             )
         self.num_clients, self.partitioner, self.partition_seed = num_clients, partitioner, partition_seed

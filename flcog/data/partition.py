@@ -25,11 +25,13 @@ class Partition:
     def __post_init__(self) -> None:
         for name, values in (("indices", self.indices), ("offsets", self.offsets)):
             if values.ndim != 1 or values.dtype.kind not in "iu":
-                raise ValueError(f"a partition's {name} are whole numbers [N]; got {values.dtype} of shape {values.shape}")
+                raise ValueError(f"a partition's {name} must be whole numbers [N]; got {values.dtype} of shape {values.shape}")
         if len(self.offsets) < 2:
-            raise ValueError("a partition has at least one client, so at least two offsets")
+            raise ValueError(f"a partition needs at least one client, so two offsets; got {len(self.offsets)}")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.indices) or (np.diff(self.offsets) < 0).any():
-            raise ValueError("a partition's offsets must rise from 0 to the number of indices")
+            raise ValueError(
+                f"a partition's offsets must rise from 0 to the number of indices, {len(self.indices)}; got {self.offsets}"
+            )
 
     @classmethod
     def from_clients(cls, clients: list[np.ndarray]) -> "Partition":

@@ -248,7 +248,9 @@ class ClientView:
     @property
     def _own(self) -> Federation:
         if self._data is None:
-            raise ValueError("the server plans rounds by the sizes of clients' training sets; only the clients see their data")
+            raise ValueError(
+                "the server sees only the sizes of clients' training sets: read the data in a hook of the client, such as init_client"
+            )
         return self._data
 
 

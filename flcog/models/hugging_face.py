@@ -42,7 +42,7 @@ class HuggingFace(FeatureModel):
         name = next((name for name in reversed(linear) if linear[name].out_features == num_classes), None)
         if name is None:
             raise ValueError(
-                f"HuggingFace: {type(body).__name__} has no linear layer with num_classes={num_classes} outputs, which could be the head"
+                f"HuggingFace: {type(body).__name__} has no linear head with num_classes={num_classes} outputs: set num_classes"
             )
         self.head, self.num_features = linear[name], linear[name].in_features
         parent, _, attribute = name.rpartition(".")

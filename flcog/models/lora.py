@@ -162,7 +162,7 @@ def _is_named(name: str, patterns: Sequence[str]) -> bool:
     try:
         return any(re.search(pattern, name) for pattern in patterns)
     except re.error as error:
-        raise ValueError(f"LoRA: targets and trained are regular expressions; got {list(patterns)}: {error}") from error
+        raise ValueError(f"LoRA: targets and trained must be regular expressions; got {list(patterns)}: {error}") from error
 
 
 def _is_linear(layer: nn.Module) -> bool:

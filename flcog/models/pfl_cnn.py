@@ -29,7 +29,7 @@ class PflCNN(FeatureModel):
         at_least(self, 1, in_channels=in_channels, num_classes=num_classes)
         at_least(self, 6, image_size=image_size)
         if len(dropout) != 2:
-            raise ValueError(f"PflCNN: dropout is two probabilities, after the pooling and before the head; got {dropout}")
+            raise ValueError(f"PflCNN: dropout must be two probabilities, after the pooling and before the head; got {dropout}")
         self.in_channels, self.image_size, self.num_features = in_channels, image_size, 128
         # ReLU and max-pooling commute; after the pooling ReLU has a quarter of the work.
         self.convolutions = nn.Sequential(

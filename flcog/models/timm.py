@@ -48,7 +48,7 @@ class Timm(FeatureModel):
         at_least(self, 1, num_classes=num_classes, in_channels=in_channels)
         if name not in timm.list_models():
             close = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:4]) or "resnet18"
-            raise ValueError(f"Timm: timm has no model {name!r}, as it has {close}; timm.list_models() names all")
+            raise ValueError(f"Timm: timm has no model {name!r}; it has {close}, and timm.list_models() lists all")
         arguments = {"in_chans": in_channels, **(options or {}), **keywords}
         body: Any
         if weights is not None:
@@ -109,5 +109,7 @@ def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments:
                 name, pretrained=True, num_classes=outputs, pretrained_cfg_overlay=overlay, **arguments
             )
     except Exception as error:  # wrong shapes are a RuntimeError, names that a filter asks for a KeyError
-        raise ValueError(f"Timm: {path} holds the weights of another network than {name} ({reason(error)})") from error
+        raise ValueError(
+            f"Timm: {path} has the weights of another network: give a file with those of {name} ({reason(error)})"
+        ) from error
     return loaded

@@ -46,7 +46,7 @@ def check_branch(
     """
     if "until" not in saved or not saved["resumable"] or not saved["experiment"]:
         raise ValueError(
-            f"{path} does not say enough to branch from it: use a run's last.ckpt, or a checkpoint kept with keep_rounds"
+            f"{path} lacks the information for a branch: use a run's last.ckpt, or a checkpoint kept with keep_rounds"
         )
     if saved["seed"] != settings.seed:
         raise ValueError(
@@ -54,7 +54,7 @@ def check_branch(
         )
     if saved["round"] >= settings.rounds:
         raise ValueError(
-            f"{path} is of round {saved['round']}, and trainer.rounds={settings.rounds} leaves nothing to train: raise it"
+            f"{path} is of round {saved['round']}, and trainer.rounds={settings.rounds} leaves no round to train: raise it"
         )
     _check_histories(path, saved["round"], saved["until"], methods)
     check_best(path.with_name("best.ckpt"), saved)
@@ -75,8 +75,8 @@ def check_rows(trunk: Path, round: int, settings: Settings) -> None:
         raise ValueError(f"{table} has no row of round {missing}: branch from a run that has all of them up to round {round}")
     if ("time/evaluation" in rows[round]) != settings.evaluates(round):
         raise ValueError(
-            f"round {round} was the last of {trunk} and so was evaluated, which trainer.eval_every={settings.eval_every} would not do: "
-            "branch from a checkpoint that a longer run kept, or after a round that is evaluated"
+            f"round {round} was evaluated as the last of {trunk}, and trainer.eval_every={settings.eval_every} would not "
+            "evaluate it: branch from a checkpoint that a longer run kept, or after a round that is evaluated"
         )
 
 
@@ -90,11 +90,12 @@ def _check_histories(path: Path, round: int, theirs: Histories, methods: Sequenc
             )
         if name not in theirs and ours[name]["waits"]:
             raise ValueError(
-                f"{path} lacks what {name} gathers from round 1 on: list {name} in that run too, with start_round: {round} or more"
+                f"{path} lacks the client states that {name} collects from round 1 on: list {name} in that run too, with "
+                f"start_round: {round} or more"
             )
         if name not in theirs:
             raise ValueError(
-                f"{name} would have acted before round {round + 1}, and not in {path}: set its start_round to {round}"
+                f"{name} would act before round {round + 1}, but did not act in the run of {path}: set its start_round to {round}"
             )
         if ours[name] != theirs[name]:
             before, now = theirs[name]["settings"], ours[name]["settings"]

@@ -69,7 +69,7 @@ def read_frozen(path: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
     """Read the frozen weights from the file that a checkpoint names."""
     if not path.is_file():
         raise ValueError(
-            f"{checkpoint} was trained beside other frozen weights than the model's: give it those, or put back {path}"
+            f"{checkpoint} was trained with other frozen weights than the model's: use those weights, or restore {path}"
         )
     payload = _load(path)
     check_frozen(path, payload)
@@ -178,5 +178,5 @@ def check_same_exchange(path: Path, saved: Mapping[str, str], exchanges: Mapping
             where = "" if folder is None else f"the files in {short(folder)} were changed or replaced, or "
             raise ValueError(
                 f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "
-                "put that back, or start a new run"
+                "restore them, or start a new run"
             )

@@ -48,7 +48,7 @@ def new_run_directory(root: str | Path) -> Path:
                 f"cannot write runs under {root}: {error.strerror}; choose another trainer.default_root_dir"
             ) from error
         return path
-    raise ValueError(f"a thousand runs started this second under {root}")
+    raise ValueError(f"a thousand runs started this second under {root}: try again, or choose another trainer.default_root_dir")
 
 
 def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Path], bool]) -> Path:
@@ -114,8 +114,8 @@ def check_run_directory(run: Path) -> None:
         record = None
     if not isinstance(record, dict) or not {"methods", "seed"} <= record.keys():
         raise ValueError(
-            f"{short(run)} is no directory of a run, whose run.yaml would say what was run: nothing is written there; "
-            "go on in the directory that the run has made"
+            f"{short(run)} is not a run's directory, because it has no valid run.yaml, and flcog writes nothing there: resume from "
+            "a checkpoint in the run's own directory"
         )
     refuse_links(run)
 

@@ -81,8 +81,8 @@ class Plan:
             return None
         if not isinstance(self.ckpt_path, str | Path):
             raise ValueError(
-                f"ckpt_path is a {type(self.ckpt_path).__name__}, and it is a checkpoint's path: sets to validate and test on belong "
-                "to the data, as in flcog.datamodules.TorchDataset(train, test, val)"
+                f"ckpt_path must be the path of a checkpoint; got a {type(self.ckpt_path).__name__}: give validation and test sets "
+                "in the data, as in flcog.datamodules.TorchDataset(train, test, val)"
             )
         fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in request.methods])
         return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, fits)))

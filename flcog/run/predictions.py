@@ -31,7 +31,7 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions:
     federation, module = run.federation, run.model.module
     if (alone := only_personal(run.engine, run.server)) is not None:
         raise ValueError(
-            f"{alone.name} trains the clients' own models and no global one that could predict: use its clients' figures"
+            f"{alone.name} trains the clients' own models and no global model for predictions: use the columns of its clients"
         )
     samples = federation.test or federation.val if inputs is None else _samples(federation, inputs)
     if samples is None:
@@ -49,7 +49,7 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
     own, spec = pytree.tree_flatten(stored)
     given, given_spec = pytree.tree_flatten(inputs)
     if spec != given_spec:
-        raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have others")
+        raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have other parts")
     leaves = [_as_stored(leaf, stored) for leaf, stored in zip(given, own, strict=True)]
     return Samples(
         pytree.tree_unflatten(leaves, spec), torch.zeros(len(leaves[0]), dtype=torch.int64), whole=federation.train.whole

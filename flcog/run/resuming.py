@@ -32,16 +32,14 @@ def check_resumable(
     if saved["methods"] != names:
         raise ValueError(f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list")
     if not saved["resumable"]:
-        raise ValueError(f"{path} holds a model to evaluate, not a run to go on with: resume from last.ckpt beside it")
+        raise ValueError(f"{path} has only a model for evaluation: resume from last.ckpt in the same folder")
     if saved["seed"] != settings.seed:
         raise ValueError(
             f"{path} was written by a run with seed {saved['seed']}; this one has {settings.seed}: use the same seed"
         )
     notes = []
     if saved["round"] >= settings.rounds:
-        text = (
-            f"{saved['round']} rounds are done and trainer.rounds, those in all, is {settings.rounds}: there is nothing to train"
-        )
+        text = f"{saved['round']} rounds are done, and trainer.rounds is {settings.rounds}: there are no rounds left to train"
         notes.append(WarningNote(text))
     if not saved.get("experiment"):
         return [
@@ -58,5 +56,5 @@ def check_meant(path: Path, notes: Sequence[Note]) -> None:
     if changes:
         raise ValueError(
             f"{path} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "
-            "or set trainer.resume_changed to true to go on with the changes"
+            "or set trainer.resume_changed to true to accept the changes"
         )

@@ -153,7 +153,7 @@ def check_environment(logger: Logger | Sequence[Logger] | bool | None) -> None:
         for wrong in error.errors() if hasattr(error, "errors") else []:
             name = f"WANDB_{wrong['loc'][0]}".upper()
             raise ValueError(
-                f"W&B cannot go on with {name}={masked(str(wrong['input']), name)} ({wrong['msg']}): correct it, unset it, or set "
+                f"W&B refuses {name}={masked(str(wrong['input']), name)} ({wrong['msg']}): correct it, unset it, or set "
                 "trainer.logger=false"
             ) from None
         raise

@@ -92,7 +92,7 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
                 planned = method.plan(planned, view, make_rng(engine.seed, number, client, "plan", method.name))
         if planned is not None:
             if planned.num_steps < 1:
-                raise ValueError(f"a plan has at least one local step; client {client} got {planned.num_steps}")
+                raise ValueError(f"a plan needs at least one local step; client {client} got {planned.num_steps}")
             plans[client] = planned.num_steps
     if newcomers := server.newcomers(methods, list(plans)):
         server.meet(engine.clients.contact(_broadcast(engine, server, {}), newcomers))

@@ -34,10 +34,10 @@ def test_peers_are_named() -> None:
     assert interpreters("pfl, flower=python3") == {"pfl": sys.executable, "flower": "python3"}
     assert list(interpreters("pfl,batched")) == ["pfl", "batched"]
     for wrong, message in {
-        "tff": "there is no 'tff'; give pfl, flower or batched",
-        "": "there is no ''; give pfl, flower or batched",
-        "batched=python3": "there is no 'batched=python3'; give pfl",
-        "pfl=/no/such/python": "there is no program /no/such/python to run pfl by",
+        "tff": "'tff' is not known; give pfl, flower or batched",
+        "": "'' is not known; give pfl, flower or batched",
+        "batched=python3": "'batched=python3' is not known; give pfl",
+        "pfl=/no/such/python": "found no program /no/such/python for pfl",
     }.items():
         with pytest.raises(ValueError, match=message):
             interpreters(wrong)

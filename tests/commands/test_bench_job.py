@@ -151,10 +151,15 @@ def test_what_others_cannot_train_is_refused() -> None:
         pass
 
     trainer, batches, _ = prepared(partial(Signs, lr=0.1))
-    with pytest.raises(ValueError, match=r"against: the others cannot be given Signs with 1 group\(s\) of parameters"):
+    with pytest.raises(
+        ValueError,
+        match=r"against: the other frameworks need an optimizer of torch.optim with one group of parameters; got Signs with 1",
+    ):
         job_of(trainer, batches)
     trainer, batches, _ = prepared(precision="bf16-mixed")
-    with pytest.raises(ValueError, match=r"trainer.precision=bf16-mixed is not supported by the others; give 32-true or 64-true"):
+    with pytest.raises(
+        ValueError, match=r"trainer.precision=bf16-mixed is not supported by the other frameworks; give 32-true or 64-true"
+    ):
         job_of(trainer, batches)
 
 

@@ -82,7 +82,7 @@ def test_resume_by_name_and_by_path(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "3", "--ckpt_path", "last") == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "4 rounds are done and trainer.rounds, those in all, is 3: there is nothing to train" in printed
+    assert "4 rounds are done, and trainer.rounds is 3: there are no rounds left to train" in printed
     assert "rounds 4 of 4" in printed
 
 
@@ -138,7 +138,7 @@ def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> Non
     run_dir = str(the_run())
     capsys.readouterr()
     assert run("replay", run_dir, "--round", "2", "--client", "77") == 2
-    cohort = re.search(r"cohort was \[(\d+), (\d+)\]", capsys.readouterr().err)
+    cohort = re.search(r"--client must be one of \[(\d+), (\d+)\]", capsys.readouterr().err)
     assert cohort
     assert run("replay", run_dir, "--round", "2", "--client", cohort[1]) == 0
     printed = capsys.readouterr().out

@@ -127,7 +127,7 @@ COMMANDS = {
     "partition -c Q --plott x.png": "Did you mean '--plot'?",
     "partition -c Q --plot x.foo": "cannot draw x.foo: a figure's name ends with",
     "bench -c Q --repeats abc": "repeats must be a whole number; got 'abc'",
-    "bench -c Q --against pfl,tff": "against: there is no 'tff'; give pfl, flower or batched",
+    "bench -c Q --against pfl,tff": "against: 'tff' is not known; give pfl, flower or batched",
 }
 
 

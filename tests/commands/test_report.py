@@ -219,7 +219,7 @@ def test_ticks_can_be_told_apart(values: list[float], unit: str, expected: list[
 
 REFUSED = {
     "nowhere": "nowhere holds no metrics.csv: give the directory of a run",
-    "a a": "a run is given twice: give each once",
+    "a a": "a run is listed twice: list each run once",
     "empty": "empty/metrics.csv has no rows to report on",
     "broken": "broken/run.yaml is no YAML",
 }

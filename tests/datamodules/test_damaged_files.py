@@ -95,9 +95,9 @@ def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"indices": np.arange(4) + 0.5, "offsets": np.array([0, 4])}, "indices are whole numbers"),
+        ({"indices": np.arange(4) + 0.5, "offsets": np.array([0, 4])}, "indices must be whole numbers"),
         ({"indices": np.arange(4), "offsets": np.array([], np.int64)}, "at least one client"),
-        ({"indices": np.arange(4), "offsets": np.array([], float)}, "offsets are whole numbers"),
+        ({"indices": np.arange(4), "offsets": np.array([], float)}, "offsets must be whole numbers"),
         ({"indices": np.array([], np.int64), "offsets": np.array([0])}, "at least one client"),
         ({"indices": np.arange(4)[None], "offsets": np.array([0, 1])}, r"shape \(1, 4\)"),
         ({"indices": np.arange(4), "offsets": np.array([0, 5, 4], np.uint64)}, "must rise from 0"),

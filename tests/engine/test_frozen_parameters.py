@@ -128,7 +128,5 @@ def test_without_the_file_only_the_same_weights_will_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{frozen.name} is no readable flcog checkpoint"):
         fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))
     frozen.unlink()
-    with pytest.raises(
-        ValueError, match=rf"last.ckpt was trained beside other frozen weights than the model's: .*{frozen.name}$"
-    ):
+    with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than the model's: .*{frozen.name}$"):
         fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))

@@ -474,7 +474,7 @@ def test_what_is_no_module_or_no_data_is_refused() -> None:
         pass
 
     for model, data, message in (
-        (len, TinyData(), r"a client is a network, a flcog.ClientModule, .*; got builtin_function_or_method$"),
+        (len, TinyData(), r"the model must be a network, a flcog.ClientModule, .*; got builtin_function_or_method$"),
         (Empty(), TinyData(), r"Empty has no training_step"),
         (Plain(), L.LightningDataModule(), r"LightningDataModule has no train_dataloader: write one"),
     ):

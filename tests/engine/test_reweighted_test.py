@@ -73,7 +73,7 @@ def test_what_has_no_classes_to_weigh() -> None:
         with pytest.raises(ValueError, match=message):
             data.setup()
     for wrong in ("reweigted", 1.0, -0.1):
-        with pytest.raises(ValueError, match="or client_test is reweighted; got"):
+        with pytest.raises(ValueError, match="or client_test must be reweighted; got"):
             TinyData(client_test=wrong)
 
 

@@ -178,11 +178,11 @@ def refusal(root: Path, run: Path, *callbacks: flcog.Callback, **options: Any) -
 def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
     run = trunk(tmp_path, SCAFFOLD(), COG)
     kept = f"{run}/checkpoints/round-000002.ckpt"
-    assert "FedProx would have acted before round 3, and not in" in refusal(tmp_path, run, SCAFFOLD(), FedProx())
+    assert "FedProx would act before round 3, but did not act in the run of" in refusal(tmp_path, run, SCAFFOLD(), FedProx())
     assert "in which SCAFFOLD acted, in this order; here it is no method: list" in refusal(tmp_path, run, COG)
     assert "another SCAFFOLD: SCAFFOLD.start_round" not in refusal(tmp_path, run, SCAFFOLD(start_round=2))
     other = MOON(projection=None, start_round=2)
-    assert f"{kept} lacks what MOON gathers from round 1 on: list MOON in that run too" in refusal(
+    assert f"{kept} lacks the client states that MOON collects from round 1 on: list MOON in that run too" in refusal(
         tmp_path, run, SCAFFOLD(), other
     )
     assert "by a run with seed 0; this one has 1" in refusal(tmp_path, run, SCAFFOLD(), seed=1)
@@ -191,7 +191,7 @@ def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
         tmp_path, run, SCAFFOLD(), data=TinyData(order=(0, 1, 2, 3, 4))
     )
     assert "holds another model" in refusal(tmp_path, run, SCAFFOLD(), module=classifier(network=BatchNormMLP))
-    assert "trainer.rounds=2 leaves nothing to train" in refusal(tmp_path, run, SCAFFOLD(), rounds=2)
+    assert "trainer.rounds=2 leaves no round to train" in refusal(tmp_path, run, SCAFFOLD(), rounds=2)
     text = refusal(tmp_path, run, SCAFFOLD(), round=3)
     assert text.startswith(f"{run} has no checkpoint of round 3 to branch from, but those of rounds 2, 4: train it with")
     assert "there is no run" in refusal(tmp_path, tmp_path / "nowhere", SCAFFOLD())
@@ -201,7 +201,7 @@ def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:
     ended = fit(tmp_path / "trunk", rounds=3, eval_every=2).run_dir
     assert ended is not None
     text = refusal(tmp_path, ended, round=3, eval_every=2, rounds=5)
-    assert text.startswith(f"round 3 was the last of {ended} and so was evaluated, which trainer.eval_every=2 would not do")
+    assert text.startswith(f"round 3 was evaluated as the last of {ended}, and trainer.eval_every=2 would not evaluate it")
     table = ended / "metrics.csv"
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(line for line in lines if not line.startswith("2,")))

@@ -44,7 +44,7 @@ def test_a_folder_that_is_no_run_is_not_written_to(tmp_path: Path) -> None:
     for record in (None, "mine: 1", "[[[", "a: &a [*a]"):
         if record is not None:
             (project / "run.yaml").write_text(record)
-        with pytest.raises(ValueError, match="project is no directory of a run"):
+        with pytest.raises(ValueError, match="project is not a run's directory"):
             fit(tmp_path / "runs", rounds=4, ckpt_path=str(project))
     assert (project / "config.yaml").read_text() == "mine" and not (project / "metrics.csv").exists()
 

@@ -177,5 +177,5 @@ def test_the_best_model_can_be_tested_but_not_resumed(tmp_path: Path) -> None:
     best = max(row["test/accuracy"] for row in trainer.history)
     metrics = make_trainer(tmp_path).test(classifier(), TinyData(), ckpt_path="best")
     assert metrics["test/accuracy"] == pytest.approx(best)
-    with pytest.raises(ValueError, match="a model to evaluate, not a run to go on with"):
+    with pytest.raises(ValueError, match="has only a model for evaluation"):
         make_trainer(tmp_path, rounds=4).fit(classifier(), TinyData(), ckpt_path="best")

@@ -99,7 +99,7 @@ def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_what_wandb_refuses_is_said_in_one_line(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=rf"^W&B cannot go on with {name}={value} \(Input should be .*trainer.logger=false$"):
+    with pytest.raises(ValueError, match=rf"^W&B refuses {name}={value} \(Input should be .*trainer.logger=false$"):
         fit(tmp_path, WandbLogger())
     assert not list(tmp_path.iterdir()), "no run was begun"
     fit(tmp_path, CSVLogger("logs"))

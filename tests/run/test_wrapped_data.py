@@ -133,5 +133,7 @@ def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
 
 
 def test_sets_to_validate_on_are_no_checkpoint() -> None:
-    with pytest.raises(ValueError, match="ckpt_path is a DataLoader, and it is a checkpoint's path: sets to validate"):
+    with pytest.raises(
+        ValueError, match="ckpt_path must be the path of a checkpoint; got a DataLoader: give validation and test sets"
+    ):
         make_trainer(None).prepare(module(), DataLoader(TENSORS), DataLoader(TESTS))

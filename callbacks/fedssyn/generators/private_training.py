@@ -84,7 +84,7 @@ class PrivateTraining:
         """The random generator for one draw of noise or samples; None for torch's global stream, which follows the seed.
 
         Each draw gets a new one: torch uses only 32 bits of a seed on the CPU, and an attacker could try them all for a whole
-            training.
+        training.
         """
         if not self.secret:
             return None

@@ -59,18 +59,18 @@ def interpreters(against: str) -> dict[str, str]:
     True
     >>> interpreters("pfl,tff")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: against: there is no 'tff'; give pfl, flower or batched, several with commas, a framework as NAME=PYTHON where ...
+    ValueError: against: 'tff' is not known; give pfl, flower or batched, several with commas, and NAME=PYTHON for a framework ...
     """
     chosen: dict[str, str] = {}
     for part in against.split(","):
         name, _, python = (word.strip() for word in part.partition("="))
         if name not in PEERS and part.strip() != BATCHED:
             raise ValueError(
-                f"against: there is no {part.strip()!r}; give {', '.join(PEERS)} or {BATCHED}, several with commas, a framework as "
-                "NAME=PYTHON where it is installed for another Python"
+                f"against: {part.strip()!r} is not known; give {', '.join(PEERS)} or {BATCHED}, several with commas, and NAME=PYTHON for "
+                "a framework that is installed in another Python"
             )
         if python and shutil.which(python) is None:
-            raise ValueError(f"against: there is no program {python} to run {name} by: give the path of its Python")
+            raise ValueError(f"against: found no program {python} for {name}: give the path of its Python")
         chosen[name] = python or sys.executable
     return chosen
 
@@ -79,12 +79,14 @@ def job_of(trainer: Any, batches: Batches) -> ContenderJob:
     """Return the job for contenders: the trainer's clients, its optimiser and its device."""
     precision, optimizer = trainer.settings.precision, trainer.run.model.module.configure_optimizers()
     if precision not in ("32-true", "64-true"):
-        raise ValueError(f"against: trainer.precision={precision} is not supported by the others; give 32-true or 64-true")
+        raise ValueError(
+            f"against: trainer.precision={precision} is not supported by the other frameworks; give 32-true or 64-true"
+        )
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind or len(optimizer.param_groups) != 1:
         raise ValueError(
-            f"against: the others cannot be given {kind.__name__} with {len(getattr(optimizer, 'param_groups', []))} group(s) of "
-            "parameters; give an optimizer of torch.optim with one"
+            f"against: the other frameworks need an optimizer of torch.optim with one group of parameters; got {kind.__name__} with "
+            f"{len(getattr(optimizer, 'param_groups', []))}"
         )
     group = optimizer.param_groups[0]
     # Defaults are left out, because another version of torch may not know these options.

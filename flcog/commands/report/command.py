@@ -31,7 +31,7 @@ def report(arguments: list[str]) -> None:
     runs = [read_run(directory) for directory in options.runs]
     doubled = {run.directory.resolve() for run in runs}
     if len(doubled) < len(runs):
-        raise ValueError("a run is given twice: give each once")
+        raise ValueError("a run is listed twice: list each run once")
     output = options.output or own_file(runs[0].directory if len(runs) == 1 else Path(), "report.html")
     with replacing(output, "w") as file:
         file.write(page(runs, options.title))

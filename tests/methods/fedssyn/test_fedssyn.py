@@ -358,7 +358,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
     aside.rename(image)
     with pytest.raises(
-        ValueError, match=r"gave the clients other data: a setting was changed; put that back, or start a new run$"
+        ValueError, match=r"gave the clients other data: a setting was changed; restore them, or start a new run$"
     ):
         run(2, share="none")
     assert run(2).round == 2
