@@ -1,15 +1,21 @@
-"""Build a run in one process: the clients' exchanges of data before round 1, the clients, and the server."""
+"""Build a run: the clients' exchanges of data before round 1, the clients in this process or elsewhere, and the server."""
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import torch
+
+from flcog.client.messages import Clients, ClientsElsewhere, RollCall
 from flcog.client.model import ClientModel
+from flcog.client.runtime import ClientRuntime
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
-from flcog.hosting import HostedData, check_data, make_runtime, placed
-from flcog.method import Method, Note, Notes, Selection
+from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
+from flcog.method import DataExchange, Method, Note, Notes, Selection
 from flcog.server.engine import Engine
 from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
@@ -17,15 +23,9 @@ from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 
 
-def set_up(
-    settings: Settings,
-    methods: Sequence[Method],
-    client: ClientModel,
-    datamodule: FederatedDataModule,
-    processes: Processes,
-    workspace: Path | None = None,
-) -> tuple[Engine, ServerState]:
-    """Make the engine, and the state before round 1.
+@dataclass(frozen=True)
+class Assembly:
+    """Makes the engine of a run, and the state before round 1.
 
     Args:
         settings: the user's settings of the training.
@@ -33,65 +33,137 @@ def set_up(
         client: the model that clients train, and its optimiser.
         datamodule: the user's data, prepared and set up.
         processes: the processes of the run.
-        workspace: a folder where methods may keep files that runs share; None to write no files.
     """
-    function, optimizer = client.function, client.optimizer
-    notes = Notes()
-    notes.add(*client.notes, *map(Note, datamodule.notes))
-    if settings.tf32 is not None and processes.device.type != "cuda":
-        notes.add(Note(f"tf32={settings.tf32} has no effect here: {processes.device.type} has no TF32"))
-    server = ServerState(
-        params={name: value.detach().clone() for name, value in function.params.items()},
-        buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
-        servers={},
-    )
-    federation = placed(datamodule.federation, processes.device)
-    check_data(settings, methods, function, federation, processes.device)
-    federation, exchanges = _exchanged(settings, methods, federation, server.ledger, workspace)
-    for method in methods:
-        if isinstance(method, Selection):
-            server.servers[method.name] = method.init_selection(federation.num_clients)
-        else:
-            server.servers[method.name] = method.init_server(server.params)
-    data = HostedData.of(datamodule)._replace(federation=federation, exchanges=exchanges)
-    clients = make_runtime(settings, methods, client, data, processes, notes)
-    engine = Engine(
-        settings=settings,
-        methods=methods,
-        model=function,
-        optimizer=optimizer,
-        schedules=RoundSchedules(function.module, optimizer, client.hooks.configured.schedulers),
-        roll_call=clients.roll_call(),
-        central={"val": federation.val, "test": federation.test},
-        reweighted_test=federation.reweighted_test,
-        exchanges=exchanges,
-        batching=clients.batching,
-        reader=clients.reader,
-        evaluator=clients.evaluator,
-        clients=clients,
-        processes=processes,
-        data_name=type(datamodule).__name__,
-        notes=notes,
-    )
-    return engine, server
 
+    settings: Settings
+    methods: Sequence[Method]
+    client: ClientModel
+    datamodule: FederatedDataModule
+    processes: Processes
 
-def _exchanged(
-    settings: Settings, methods: Sequence[Method], federation: Federation, ledger: Ledger, workspace: Path | None
-) -> tuple[Federation, dict[str, Exchange]]:
-    """Run each method's exchange before round 1, count its bytes, and return the new data and the exchanges."""
-    exchanges = {}
-    for method in methods:
-        if not method.overrides("prepare_data") or method.start_round >= settings.rounds:
-            continue
-        exchange = method.prepare_data(federation, make_rng(settings.seed, "prepare_data", method.name), workspace)
-        if not isinstance(exchange, Exchange):
-            got = type(exchange).__name__
-            raise ValueError(f"{method.name}.prepare_data must return a flcog.Exchange; got {got}: return Exchange(federation)")
-        if exchange.bytes_sent is not None:
-            ledger.add(method.name, *exchange.bytes_sent)
-        exchanges[method.name], federation = exchange, exchange.federation
-    return federation, exchanges
+    def with_clients_here(self, workspace: Path | None) -> tuple[Engine, ServerState]:
+        """A run whose clients are in this process and its peers.
+
+        Args:
+            workspace: a folder where methods may keep files that runs share; None to write no files.
+        """
+        notes, server, federation = self._begin()
+        federation, exchanges = self._exchanged(federation, server.ledger, workspace)
+        self._make_states(server, federation.num_clients)
+        data = HostedData.of(self.datamodule)._replace(federation=federation, exchanges=exchanges)
+        clients = make_runtime(self.settings, self.methods, self.client, data, self.processes, notes)
+        return self._engine(clients, clients, exchanges, clients.roll_call(), notes), server
+
+    def with_clients_elsewhere(self, clients: ClientsElsewhere) -> tuple[Engine, ServerState]:
+        """A run whose clients are in other processes. It exchanges their data by messages, and reads only the central sets of its own.
+
+        Args:
+            clients: the clients.
+        """
+        check_separate(self.methods)
+        notes, server, federation = self._begin()
+        clients.begin()
+        exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)
+        roll_call = clients.roll_call()
+        self._make_states(server, len(roll_call.sizes))
+        clients.set_up(roll_call.population, dict(self.client.function.constants))
+        data = HostedData.of(self.datamodule)._replace(federation=federation)
+        settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)  # it evaluates and never trains
+        own = make_runtime(settings, self.methods, self.client, data, self.processes, notes)
+        return self._engine(clients, own, exchanges, roll_call, notes), server
+
+    def _begin(self) -> tuple[Notes, ServerState, Federation]:
+        """The notes, the server's state without the methods' states, and the data on their device, all checked."""
+        function, device, settings = self.client.function, self.processes.device, self.settings
+        notes = Notes()
+        notes.add(*self.client.notes, *map(Note, self.datamodule.notes))
+        if settings.tf32 is not None and device.type != "cuda":
+            notes.add(Note(f"tf32={settings.tf32} has no effect here: {device.type} has no TF32"))
+        server = ServerState(
+            params={name: value.detach().clone() for name, value in function.params.items()},
+            buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
+            servers={},
+        )
+        federation = placed(self.datamodule.federation, device)
+        check_data(settings, self.methods, function, federation, device)
+        return notes, server, federation
+
+    def _make_states(self, server: ServerState, num_clients: int) -> None:
+        """Make the methods' states at the server."""
+        for method in self.methods:
+            if isinstance(method, Selection):
+                server.servers[method.name] = method.init_selection(num_clients)
+            else:
+                server.servers[method.name] = method.init_server(server.params)
+
+    def _engine(
+        self, clients: Clients, own: ClientRuntime, exchanges: dict[str, Exchange], roll_call: RollCall, notes: Notes
+    ) -> Engine:
+        """The engine.
+
+        Args:
+            clients: the clients.
+            own: a runtime in this process, whose evaluator measures the model on the central sets.
+            exchanges: before round 1, by method.
+            roll_call: the clients, and the sizes of their data.
+            notes: choices made on the user's behalf.
+        """
+        optimizer, federation = self.client.optimizer, own.federation
+        return Engine(
+            settings=self.settings,
+            methods=self.methods,
+            model=self.client.function,
+            optimizer=optimizer,
+            schedules=RoundSchedules(self.client.function.module, optimizer, self.client.hooks.configured.schedulers),
+            roll_call=roll_call,
+            central={"val": federation.val, "test": federation.test},
+            reweighted_test=federation.reweighted_test,
+            exchanges=exchanges,
+            batching=own.batching,
+            reader=own.reader,
+            evaluator=own.evaluator,
+            clients=clients,
+            processes=self.processes,
+            data_name=type(self.datamodule).__name__,
+            notes=notes,
+        )
+
+    def _exchanged(
+        self, federation: Federation, ledger: Ledger, workspace: Path | None
+    ) -> tuple[Federation, dict[str, Exchange]]:
+        """Run each method's exchange before round 1, count its bytes, and return the new data and the exchanges."""
+        exchanges = {}
+        for method in self.methods:
+            if not method.overrides("prepare_data") or method.start_round >= self.settings.rounds:
+                continue
+            exchange = method.prepare_data(federation, self._rng(method), workspace)
+            if not isinstance(exchange, Exchange):
+                got = type(exchange).__name__
+                raise ValueError(
+                    f"{method.name}.prepare_data must return a flcog.Exchange; got {got}: return Exchange(federation)"
+                )
+            if exchange.bytes_sent is not None:
+                ledger.add(method.name, *exchange.bytes_sent)
+            exchanges[method.name], federation = exchange, exchange.federation
+        return federation, exchanges
+
+    def _exchanged_by_messages(
+        self, federation: Federation, clients: ClientsElsewhere, ledger: Ledger, notes: Notes
+    ) -> dict[str, Exchange]:
+        """Run the server's part of each method's exchange, count its bytes, and return the server's knowledge of the exchanges."""
+        exchanges = {}
+        for method in self.methods:
+            if isinstance(method, DataExchange) and method.exchanges_data and method.start_round < self.settings.rounds:
+                ask = partial(clients.exchange, method.name)
+                summary = method.ask_clients(ask, clients.roll_call().sizes, self._rng(method))
+                ledger.add(method.name, *summary.bytes_sent)
+                exchanges[method.name] = Exchange(federation, summary.bytes_sent, summary.digest)
+                if summary.note:
+                    notes.add(Note(summary.note))
+        return exchanges
+
+    def _rng(self, method: Method) -> torch.Generator:
+        return make_rng(self.settings.seed, "prepare_data", method.name)
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:

@@ -1,8 +1,8 @@
 """Build the clients' side of a run from its configuration and the data of the clients that a process hosts."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from flcog.apply import ModelFunction
+from flcog.client.messages import RollCall
 from flcog.client.model import ClientModel, make_client_model
 from flcog.client.output_check import check_outputs
-from flcog.client.runtime import ClientRuntime
+from flcog.client.runtime import ClientRuntime, roll_call_of
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
+from flcog.core.randomness import make_rng
 from flcog.core.trees import Tree, not_rows, unlike_shapes
-from flcog.core.types import Batch
+from flcog.core.types import Batch, Params
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
@@ -26,9 +28,10 @@ from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
-from flcog.method import Method, Notes, selection_of
+from flcog.method import DataExchange, DataHost, Method, Notes, selection_of
 from flcog.reading import Reader
 from flcog.settings import Settings
+from flcog.wire.population import Population
 
 
 class HostedData(NamedTuple):
@@ -54,6 +57,56 @@ class HostedData(NamedTuple):
         return cls(datamodule.federation, datamodule.batch_size, datamodule.eval_batch_size, datamodule.drop_last)
 
 
+class HostedClients:
+    """The clients of one process, for a server in another process: it begins a run, exchanges data, and then runs rounds.
+
+    After :meth:`set_up` it has all functions of a :class:`flcog.client.runtime.ClientRuntime`.
+
+    Args:
+        methods: in their order of action.
+        seed: of the run.
+        federation: the clients' data, on their device.
+        build: makes a runtime for the data after all exchanges.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        seed: int,
+        federation: Federation,
+        build: Callable[[Federation, Mapping[str, Exchange]], ClientRuntime],
+    ) -> None:
+        self._methods = {method.name: method for method in methods}
+        self._seed, self._own, self._build = seed, federation, build
+        self.begin()
+
+    def begin(self) -> RollCall:
+        self._federation, self._hosts = self._own, dict[str, DataHost]()
+        self._runtime: ClientRuntime | None = None
+        return self.roll_call()
+
+    def roll_call(self) -> RollCall:
+        return roll_call_of(self._federation)
+
+    def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
+        chosen = self._methods[method]
+        assert isinstance(chosen, DataExchange)
+        if method not in self._hosts:
+            seed = make_rng(self._seed, "prepare_data", method).initial_seed()
+            self._hosts[method] = DataHost(self._federation, seed)
+        answers = chosen.answer(step, messages, self._hosts[method])
+        self._federation = self._hosts[method].federation
+        return answers
+
+    def set_up(self, population: Population, constants: Params) -> None:
+        exchanges = {method: host.result() for method, host in self._hosts.items()}
+        self._runtime = self._build(self._federation, exchanges)
+        self._runtime.set_up(population, constants)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_runtime"], name)
+
+
 def host_clients(
     settings: Settings,
     methods: Sequence[Method],
@@ -61,7 +114,7 @@ def host_clients(
     datamodule: FederatedDataModule,
     processes: Processes | None = None,
     callbacks: Sequence[L.Callback] = (),
-) -> ClientRuntime:
+) -> HostedClients:
     """Host the clients of a data module for a server in another process. Call it inside ``settings.in_force()``.
 
     The server's process has the same configuration. It sends the model's weights and, once, by ``set_up``, the frozen weights and facts
@@ -75,17 +128,27 @@ def host_clients(
         processes: the device on which clients train.
         callbacks: callbacks of Lightning's, whose hooks of single steps are called here.
     """
-    for method in methods:
-        if method.reads_all_data:
-            raise ValueError(
-                f"{method.name} reads the data of all clients before round 1, which clients in other processes keep: remove it"
-            )
+    check_separate(methods)
     processes = processes or Processes()
     client = make_client_model(settings, methods, model, datamodule, processes, callbacks)
     data = HostedData.of(datamodule)
     data = data._replace(federation=placed(data.federation, processes.device))
     check_data(settings, methods, client.function, data.federation, processes.device)
-    return make_runtime(settings, methods, client, data, processes, Notes())
+
+    def build(federation: Federation, exchanges: Mapping[str, Exchange]) -> ClientRuntime:
+        hosted = data._replace(federation=federation, exchanges=exchanges)
+        return make_runtime(settings, methods, client, hosted, processes, Notes())
+
+    return HostedClients(methods, settings.seed, data.federation, build)
+
+
+def check_separate(methods: Sequence[Method]) -> None:
+    """Refuse methods that need the data of all clients in one process."""
+    for method in methods:
+        if method.reads_all_data:
+            raise ValueError(
+                f"{method.name} reads the data of all clients before round 1, which clients in other processes keep: remove it"
+            )
 
 
 def placed(federation: Federation, device: torch.device) -> Federation:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flcog.assembly import data_modules
 from flcog.client.lightning_hooks import check_hooks
+from flcog.client.messages import ClientsElsewhere
 from flcog.core import lost_processes
 from flcog.core.allocations import keep_allocations
 from flcog.core.described import Described
@@ -38,6 +39,7 @@ class RunHolder(TrainerArguments, Described):
 
     config: dict[str, Any] | None = None
     """The full configuration, if the command line knows it."""
+    _clients: ClientsElsewhere | None = None
     _session: Session | None = None
     _launched = False
 
@@ -84,6 +86,15 @@ class RunHolder(TrainerArguments, Described):
         """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
         return self._session.trackers.loggers if self._session is not None else []
 
+    def connect(self, clients: ClientsElsewhere) -> None:
+        """Let the clients of all later runs of this trainer live in other processes.
+
+        Args:
+            clients: sends the trainer's messages to the processes of :func:`flcog.hosting.host_clients`, which train, evaluate and keep
+                the data. ``docs/scaling.md`` has an example.
+        """
+        self._clients = clients
+
     def _open(self, model: nn.Module, datamodule: Any, plan: Plan, settings: Settings | None = None) -> Session:
         """Start the processes, refuse hooks that would never be called, and open a run."""
         if not isinstance(datamodule, FederatedDataModule):
@@ -104,6 +115,7 @@ class RunHolder(TrainerArguments, Described):
             config=self.config,
             model=model,
             datamodule=datamodule,
+            clients=self._clients,
         )
         return open_run(request, plan)
 

@@ -4,7 +4,6 @@ Each process is started once and serves one case after another. A case travels b
 case itself, as two machines would from one configuration.
 """
 
-import dataclasses
 import multiprocessing
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,11 +18,10 @@ from harness import RecordingTrainer, TinyData, make_trainer
 from torch import Tensor
 
 from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
-from flcog.client.runtime import ClientRuntime
 from flcog.client.store import StatesInMemory
 from flcog.core.types import Params, Slot
 from flcog.data import FederatedDataModule
-from flcog.hosting import host_clients
+from flcog.hosting import HostedClients, host_clients
 from flcog.method import Method
 from flcog.wire.packing import pack, unpack
 from flcog.wire.population import Population
@@ -31,7 +29,7 @@ from flcog.wire.population import Population
 
 def make_runtime(
     in_force: ExitStack, case: str, methods: str, held_out: dict[str, float], clients: Sequence[int]
-) -> ClientRuntime:
+) -> HostedClients:
     """The runtime of some clients of a case of the registry.
 
     Args:
@@ -105,9 +103,8 @@ class RemoteClients:
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts, self.store = hosts, StatesInMemory()
         self.executor = SimpleNamespace(name="remote", clients_at_once=1, compiled=False, choice=None)
-        calls: list[RollCall] = [host.ask("roll_call") for host in hosts]
-        self._calls = calls
-        self._home = {client: k for k, call in enumerate(calls) for client in call.sizes.nonzero().flatten().tolist()}
+        self._calls: list[RollCall] = []
+        self._home: dict[int, int] = {}
 
     @property
     def here(self) -> None:
@@ -123,7 +120,20 @@ class RemoteClients:
     def _all(self, name: str, *arguments: Any) -> list[Any]:
         return [host.ask(name, *arguments) for host in self.hosts]
 
+    def begin(self) -> RollCall:
+        self._calls = self._all("begin")
+        self._home = {client: k for k, call in enumerate(self._calls) for client in call.sizes.nonzero().flatten().tolist()}
+        return self.roll_call()
+
+    def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
+        parts = [
+            host.ask("exchange", method, step, {client: messages[client] for client in mine})
+            for host, mine in self._by_host(list(messages))
+        ]
+        return dict(sorted((client, answer) for part in parts for client, answer in part.items()))
+
     def roll_call(self) -> RollCall:
+        self._calls = self._all("roll_call")
         first = self._calls[0]
         vectors = [
             None if getattr(first, name) is None else torch.stack([getattr(call, name) for call in self._calls]).sum(0)
@@ -176,7 +186,7 @@ class RemoteClients:
         return {client: state for part in self._all("snapshot") for client, state in part.items()}
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
-        for host, mine in self._by_host(list(states)):
+        for host, mine in self._by_host(list(states)):  # hosts without such a client too, which may have states of others
             host.ask("restore", {client: states[client] for client in mine})
 
 
@@ -199,15 +209,10 @@ def prepared(
     from contracts.registry import CASES
 
     case = CASES[name]
-    trainer = make_trainer(None, *methods, **case.options)
+    trainer, count = make_trainer(None, *methods, **case.options), (data or case.data)().federation.num_clients
     held_out = data.keywords if isinstance(data, partial) else {}
-    trainer.prepare(case.module(case.optimizer), (data or case.data)())
-    engine, count = trainer.run.engine, trainer.run.engine.num_clients
     for k, host in enumerate(hosts):
         host.ask("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))
-    clients = RemoteClients(hosts)
-    roll_call = clients.roll_call()
-    assert torch.equal(roll_call.sizes, engine.roll_call.sizes)
-    clients.set_up(roll_call.population, dict(engine.model.constants))
-    trainer.run.engine = dataclasses.replace(engine, clients=clients, roll_call=roll_call, exchanges={})
+    trainer.connect(RemoteClients(hosts))
+    trainer.prepare(case.module(case.optimizer), (data or case.data)())
     return trainer

@@ -1,9 +1,8 @@
 """FedDisco: aggregation weights from sample counts and from how skewed each client's labels are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -11,9 +10,9 @@ from torch import Generator, Tensor
 from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
 from flcog.core.types import Params
-from flcog.data import LABELLED, Exchange, Federation
+from flcog.data import LABELLED, Exchange
 from flcog.label_statistics import label_table
-from flcog.method import ClientView, Cohort, FirstContact, Method
+from flcog.method import Ask, ClientView, Cohort, DataExchange, DataHost, ExchangeSummary, FirstContact
 
 METRICS = ("kl", "l1", "l2", "cosine")
 
@@ -46,7 +45,7 @@ class LabelSum(Exchange):
 
 
 @dataclass(frozen=True)
-class FedDisco(Method):
+class FedDisco(DataExchange):
     """Replaces the aggregation weights: a client counts by its share of the samples, and less the more skewed its labels are.
 
     With n_k the client's share of the cohort's samples, D_k its distribution of labels, T the target and e a distance::
@@ -95,15 +94,24 @@ class FedDisco(Method):
             raise ValueError(f"FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got {self.target}")
 
     @property
-    def reads_all_data(self) -> bool:
+    def exchanges_data(self) -> bool:
         return self.target == "global"
 
-    def prepare_data(self, federation: Federation, rng: Generator, workspace: Path | None) -> Exchange:
-        if self.target != "global":
-            return Exchange(federation)
-        messages = masked(torch.from_numpy(label_table(federation).toarray()), rng)
-        num_bytes = 4 * messages.numel()  # up, and the same down, because every client receives the sum
-        return LabelSum(federation, (num_bytes, num_bytes), label_counts=unmasked_sum(messages))
+    def ask_clients(self, ask: Ask, sizes: Tensor, rng: Generator) -> ExchangeSummary:
+        everybody = range(len(sizes))
+        messages = torch.stack(list(ask("count", dict.fromkeys(everybody, None)).values()))
+        ask("sum", dict.fromkeys(everybody, unmasked_sum(messages)))
+        num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
+        return ExchangeSummary((num_bytes, num_bytes))
+
+    def answer(self, step: str, messages: Mapping[int, Any], host: DataHost) -> dict[int, Any]:
+        if step == "sum":
+            host.exchange = LabelSum(host.federation, label_counts=next(iter(messages.values())))
+            return {}
+        # A host draws all masks, because the mask of a client cancels that of its neighbour. Real clients would agree on them in pairs.
+        counts = torch.from_numpy(label_table(host.federation).toarray())
+        masked_counts = masked(counts, torch.Generator().manual_seed(host.seed))
+        return {client: masked_counts[client] for client in messages}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> FirstContact:
         counts = client.label_counts

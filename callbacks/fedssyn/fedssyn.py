@@ -1,16 +1,19 @@
 """Fedssyn: clients share synthetic data once, shuffled, before the first round."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, check_generator
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
+from flcog.callbacks.fedssyn.remote_shuffle import answer_of_shuffle, share_real, share_synthetic
 from flcog.callbacks.fedssyn.shuffling import SampleExchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
 from flcog.callbacks.parts.image_grid import image_grid
@@ -18,11 +21,11 @@ from flcog.core.checks import at_least, one_of, within
 from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import fold
 from flcog.data import LABELLED, Exchange, Federation, Partition
-from flcog.method import Method, Run
+from flcog.method import Ask, DataExchange, DataHost, ExchangeSummary, Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fedssyn(Method):
+class Fedssyn(DataExchange):
     """Lets each client send synthetic data once, before the first round; shuffled, they become part of all clients' data.
 
     Client i, with samples D_i, trains a class-conditional generator on a random fraction rho of them and draws n~ labelled
@@ -99,19 +102,35 @@ class Fedssyn(Method):
         return self.share not in ("real", "none")
 
     @property
-    def reads_all_data(self) -> bool:
+    def exchanges_data(self) -> bool:
         return self.share != "none"
 
+    def ask_clients(self, ask: Ask, sizes: Tensor, rng: torch.Generator) -> ExchangeSummary:
+        self._check_rounds()
+        count, shuffle = self._count(sizes.numpy()), np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
+        if self.share == "real":
+            return share_real(ask, sizes.numpy(), count, self.p, shuffle)
+        return share_synthetic(ask, sizes.numpy(), count, self.p, self.share == "local", shuffle)
+
+    def answer(self, step: str, messages: Mapping[int, Any], host: DataHost) -> dict[int, Any]:
+        if step == "generate":
+            synthesis = self._synthesis(next(iter(messages.values())), host.seed)
+            check_generator(synthesis.generator, Form.of(host.federation.train).images)
+            sets, _ = synthetic_sets(synthesis, host.federation, self._root(host.workspace), list(messages))
+            host.memory["sets"] = dict(zip(messages, sets, strict=True))
+            return {client: len(labels) for client, (_, labels) in host.memory["sets"].items()}
+        return answer_of_shuffle(step, messages, host, self.keep_own)
+
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
-        if self.start_round or self.stop_round is not None:
-            raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
+        """The same exchange by indices instead of messages, where all clients are in this process: no sample is copied twice."""
+        self._check_rounds()
         if self.share == "none":
             return Exchange(federation)
         seed = rng.initial_seed()
         shuffle = np.random.default_rng(fold(seed, "shuffle"))
         sizes = federation.partition.sizes
         if self.share == "real":
-            count = self._count(federation)
+            count = self._count(sizes)
             fractions = count / (sizes + count) if self.p is None else np.full(len(sizes), self.p)
             kept, got = mix_real(federation.partition, fractions, shuffle)
             clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
@@ -120,7 +139,7 @@ class Fedssyn(Method):
             return SampleExchange(
                 changed, (size, size), digest_of(kept, got), before=federation.partition, own=kept, received=got, sent=got.sizes
             )
-        synthesis = self._synthesis(federation, seed)
+        synthesis = self._synthesis(self._count(sizes), seed)
         check_generator(synthesis.generator, Form.of(federation.train).images)
         sets, folder = synthetic_sets(synthesis, federation, self._root(workspace))
         made = np.array([len(labels) for _, labels in sets])
@@ -170,13 +189,17 @@ class Fedssyn(Method):
             figure = received_figure(run.federation, exchange)
             run.trackers.log_figure("synthetic/images", figure, run.round)
 
-    def _count(self, federation: Federation) -> int:
-        """The number n~ of samples that each client generates."""
-        return self.num_images or round(len(federation.partition.indices) / federation.num_clients)
+    def _check_rounds(self) -> None:
+        if self.start_round or self.stop_round is not None:
+            raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
 
-    def _synthesis(self, federation: Federation, seed: int) -> Synthesis:
+    def _count(self, sizes: np.ndarray) -> int:
+        """The number n~ of samples that each client generates."""
+        return self.num_images or round(int(sizes.sum()) / len(sizes))
+
+    def _synthesis(self, count: int, seed: int) -> Synthesis:
         assert self.generator is not None
-        return Synthesis(self.generator, self.rho, self._count(federation), seed)
+        return Synthesis(self.generator, self.rho, count, seed)
 
     def _root(self, workspace: Path | None) -> Path | None:
         """The folder of the synthetic sets; None to store none."""

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,20 +88,23 @@ def folder_of(about: dict[str, Any], root: Path) -> Path:
     return root / hashlib.sha256(repr(sorted(about.items())).encode()).hexdigest()[:12]
 
 
-def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | None) -> tuple[list[Set], Path | None]:
-    """Every client's synthetic set without deleted images, and the folder.
+def synthetic_sets(
+    synthesis: Synthesis, federation: Federation, root: Path | None, clients: Sequence[int] | None = None
+) -> tuple[list[Set], Path | None]:
+    """The synthetic set of each of some clients, or of all, without deleted images, and the folder.
 
     Sets on disk are read, and the others generated: a killed run continues with the first client that was not finished. Processes
     divide the clients among themselves. Of two runs that need the same sets at once, one waits for the other's.
     """
     rank, world_size = _process()
+    clients = range(federation.num_clients) if clients is None else clients
     about = {} if root is None else synthesis.about(federation)
     folder = None if root is None else folder_of(about, root)
     report = _Reporter(federation.num_clients, folder, rank)
     if folder is not None:
         write_yaml(folder / "about.yaml", about, REMEDY)
     sets: dict[int, Set] = {}
-    for client in range(rank, federation.num_clients, world_size):
+    for client in clients[rank::world_size]:
         if folder is None:
             sets[client] = _make(synthesis, federation, client, lambda epoch, figures: None)
             continue
@@ -117,7 +120,7 @@ def synthetic_sets(synthesis: Synthesis, federation: Federation, root: Path | No
         parts: list[Any] = [None] * world_size
         torch.distributed.all_gather_object(parts, sets)
         sets = {client: made for part in parts for client, made in part.items()}
-    return [sets[client] for client in range(federation.num_clients)], folder
+    return [sets[client] for client in clients], folder
 
 
 def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]:

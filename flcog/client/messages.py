@@ -130,15 +130,6 @@ class Clients(Protocol):
     def stateful(self) -> bool:
         """Whether a method keeps state of each client, so that a client must stay where its state is."""
 
-    def roll_call(self) -> RollCall:
-        """The clients and the sizes of their data."""
-
-    def set_up(self, population: Population, constants: Params) -> None:
-        """Send clients the facts about all of them, and the weights that no client changes, such as LoRA's frozen weights.
-
-        The server sends this once, before the first round, to clients in other processes.
-        """
-
     def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         """The first-contact messages of new clients, by method. ``received.server`` is empty."""
 
@@ -171,3 +162,22 @@ class Clients(Protocol):
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
         """Replace all states by the states of a checkpoint."""
+
+
+class ClientsElsewhere(Clients, Protocol):
+    """The server's interface to clients in other processes, which begin a run by messages."""
+
+    def begin(self) -> RollCall:
+        """Begin a new run, without states and with the data before any exchange. Returns the clients and the sizes of their data."""
+
+    def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
+        """Send clients messages of a method that exchanges data before round 1, and return their answers in the order of clients."""
+
+    def set_up(self, population: Population, constants: Params) -> None:
+        """Send clients the facts about all of them, and the weights that no client changes, such as LoRA's frozen weights.
+
+        The server sends this once in a run, after all exchanges.
+        """
+
+    def roll_call(self) -> RollCall:
+        """The clients and the sizes of their data, after the exchanges so far."""

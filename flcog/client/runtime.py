@@ -90,17 +90,12 @@ class ClientRuntime:
         return ClientView(client, size, round, self.population, self.exchanges, self.federation)
 
     def roll_call(self) -> RollCall:
-        federation = self.federation
-        sizes, val, test = (
-            None if part is None else torch.from_numpy(part.sizes)
-            for part in (federation.partition, federation.client_val, federation.client_test)
-        )
-        assert sizes is not None
-        asked = federation.split.num_clients
-        return RollCall(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges)
+        """The clients, and the sizes of their data."""
+        return roll_call_of(self.federation)
 
     @torch.no_grad()
     def set_up(self, population: Population, constants: Params) -> None:
+        """Take over the facts about all clients, and the weights that no client changes."""
         self.population = population
         self.federation = replace(self.federation, edges=population.bin_edges)
         for name, value in constants.items():
@@ -262,6 +257,16 @@ class ClientRuntime:
             measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
         )
         return ClientReply(clients, envelope, result.manifest, masked)
+
+
+def roll_call_of(federation: Federation) -> RollCall:
+    """The clients of these data, and the sizes of their parts."""
+    sizes, val, test = (
+        None if part is None else torch.from_numpy(part.sizes)
+        for part in (federation.partition, federation.client_val, federation.client_test)
+    )
+    assert sizes is not None
+    return RollCall(sizes, val, test, federation.split.num_clients, federation.task, federation.num_classes, federation.edges)
 
 
 def _unsent(tasks: Sequence[ClientTask]) -> set[str]:

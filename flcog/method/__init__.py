@@ -20,6 +20,7 @@ from flcog.method.context import (
     Upload,
     Uploads,
 )
+from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
 from flcog.method.history import methods_until
 from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
@@ -37,6 +38,7 @@ __all__ = [
     "OBSERVER_HOOKS",
     "SERVER_HOOKS",
     "Aggregator",
+    "Ask",
     "Batch",
     "Callback",
     "ChangedSetting",
@@ -46,7 +48,10 @@ __all__ = [
     "ClientView",
     "Cohort",
     "Context",
+    "DataExchange",
+    "DataHost",
     "Envelope",
+    "ExchangeSummary",
     "ExecutorNote",
     "FirstContact",
     "GlobalModel",

@@ -153,6 +153,8 @@ class Method(Callback):
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         """An exchange of data before round 1. *Chain, once; plain Python.*
 
+        It reads the data of all clients. A :class:`flcog.method.DataExchange` also runs with clients in other processes.
+
         Later hooks of the method read the result as ``client.exchanges[self.name]``, and observers read it as
         ``run.method_record(name).exchange``. Files that several runs can share belong under ``workspace``. If it is None, the method must
         not write.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flcog.assembly import data_modules, set_up
+from flcog.assembly import Assembly, data_modules
 from flcog.client.model import make_client_model
 from flcog.core.fabric import processes_of
 from flcog.run import checkpoint, experiment
@@ -32,8 +32,11 @@ def open_run(request: Request, plan: Plan) -> Session:
 
     directory = plan.directory(request, saved, processes)
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()
-    workspace = Path(request.root) if plan.keep_files else None
-    engine, server = set_up(settings, request.methods, client, request.datamodule, processes, workspace)
+    assembly = Assembly(settings, request.methods, client, request.datamodule, processes)
+    if request.clients is None:
+        engine, server = assembly.with_clients_here(Path(request.root) if plan.keep_files else None)
+    else:
+        engine, server = assembly.with_clients_elsewhere(request.clients)
     engine.notes.add(*notes)
     checkpoints = directory / "checkpoints" if directory else saved.path.resolve().parent if saved else None
     run = Session(

@@ -14,6 +14,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
+from flcog.client.messages import ClientsElsewhere
 from flcog.client.model import ClientModel
 from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
@@ -44,6 +45,7 @@ class Request:
         config: the full configuration, if the command line knows it.
         model: the user's module.
         datamodule: the user's data.
+        clients: the clients, if they run in other processes.
     """
 
     settings: Settings
@@ -54,6 +56,7 @@ class Request:
     config: dict[str, Any] | None
     model: nn.Module
     datamodule: FederatedDataModule
+    clients: ClientsElsewhere | None = None
 
 
 class CheckpointFile(NamedTuple):

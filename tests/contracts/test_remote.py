@@ -10,16 +10,24 @@ from remote import Host, prepared
 
 from contracts.registry import CASES, client_states, run
 from contracts.test_user_methods import Median
-from flcog.callbacks import ClipUpdate, LowPrecision
-from flcog.method import Method, Params
+from flcog.callbacks import ClipUpdate, FedDisco, LowPrecision
+from flcog.data import Exchange
+from flcog.method import DataExchange, Method, Params
 from flcog.wire.packing import pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-EXTRA: dict[str, Sequence[Method]] = {"": (), "stages": (ClipUpdate(norm=0.5), LowPrecision())}
+EXTRA: dict[str, Sequence[Method]] = {
+    "": (),
+    "stages": (ClipUpdate(norm=0.5), LowPrecision()),
+    "labels": (FedDisco(target="global"),),
+}
 """Methods that follow a case's own, by name."""
 
-EXCHANGING = sorted(name for name, case in CASES.items() if case.method.reads_all_data)
+EVERYBODY = sorted(name for name, case in CASES.items() if case.method.reads_all_data)
+EXCHANGING = [name for name, case in CASES.items() if isinstance(case.method, DataExchange) and case.method.exchanges_data]
+"""Cases whose clients exchange data before round 1."""
+
 QUICK = ("SCAFFOLD", "FedDisco", "FedRep", "FlexLoRA", "FedCOG")
 
 
@@ -51,8 +59,8 @@ def one_of(kind: str) -> str:
 
 
 def cases() -> list[object]:
-    quick = set(map(one_of, QUICK))
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES if name not in EXCHANGING]
+    quick = {*map(one_of, QUICK), *EXCHANGING}
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES if name not in EVERYBODY]
 
 
 @pytest.mark.parametrize("name", cases())
@@ -71,6 +79,30 @@ def test_stages_act_where_the_clients_are(hosts: list[Host], kind: str) -> None:
     remote = prepared(hosts, name, [CASES[name].method, *stages], "stages")
     remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
     assert_same(remote, local)
+
+
+@pytest.mark.parametrize("name", ["Fedssyn-real", "SCAFFOLD"])
+def test_label_counts_are_summed_where_the_clients_are(hosts: list[Host], name: str) -> None:
+    """After an exchange of samples, which changes the counts."""
+    name, methods = name if name in CASES else one_of(name), EXTRA["labels"]
+    local = run(CASES[name], CASES[name].method, *methods)
+    remote = prepared(hosts, name, [CASES[name].method, *methods], "labels")
+    remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
+    assert_same(remote, local)
+    assert remote.ledger.up["FedDisco"] > 0
+
+
+def test_a_server_keeps_a_digest_of_the_exchanged_data_and_no_data(hosts: list[Host]) -> None:
+    digests = []
+    for kept in (True, False):
+        name = "Fedssyn" if kept else "Fedssyn-local"
+        remote = prepared(hosts, name, [CASES[name].method])
+        exchange = remote.run.engine.exchanges["Fedssyn"]
+        digests.append(exchange.digest)
+        assert type(exchange) is Exchange
+        assert any("of a client's samples come from the exchange" in note for note in remote.notes)
+    again = prepared(hosts, name, [CASES[name].method]).run.engine.exchanges["Fedssyn"].digest
+    assert digests[0] != digests[1] == again != None  # noqa: E711
 
 
 def test_a_users_aggregator_gets_all_replies_in_the_order_of_tasks(hosts: list[Host]) -> None:
@@ -106,12 +138,15 @@ def test_states_go_to_a_checkpoint_and_come_back(hosts: list[Host]) -> None:
     assert all(torch.equal(value, again[1][key]) for key, value in after[1].items())
 
 
-@pytest.mark.parametrize("name", EXCHANGING)
-def test_exchanges_of_everybodys_data_are_refused(hosts: list[Host], name: str) -> None:
-    with pytest.raises(
-        AssertionError, match="reads the data of all clients before round 1, which clients in other processes keep"
-    ):
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_methods_that_read_everybodys_data_are_refused(hosts: list[Host], name: str) -> None:
+    says = "reads the data of all clients before round 1, which clients in other processes keep: remove it"
+    with pytest.raises(AssertionError, match=says):
         prepared(hosts, name, [CASES[name].method])
+    connected = prepared(hosts, next(iter(CASES)), [])
+    connected.methods.append(CASES[name].method)
+    with pytest.raises(ValueError, match=says):
+        connected.prepare(CASES[name].module(CASES[name].optimizer), CASES[name].data())
 
 
 def test_observers_that_read_all_data_are_refused(hosts: list[Host]) -> None:
