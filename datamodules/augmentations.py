@@ -122,7 +122,7 @@ def rotate(inputs: Tensor, degrees: np.ndarray) -> Tensor:
     y = (torch.arange(height, device=inputs.device) - (height - 1) / 2)[None, :, None]
     x = (torch.arange(width, device=inputs.device) - (width - 1) / 2)[None, None, :]
     cos, sin = radians.cos(), radians.sin()
-    # Where each pixel comes from: its own place turned back. A black border catches what lies outside.
+    # The source of each pixel: its own position rotated back. Positions outside the image read a black border.
     rows = (cos * y + sin * x).add_((height - 1) / 2).round_().clamp_(-1, height)
     columns = (cos * x - sin * y).add_((width - 1) / 2).round_().clamp_(-1, width)
     within_image = rows.add_(1).mul_(width + 2).add_(columns.add_(1)).long()

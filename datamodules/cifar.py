@@ -37,7 +37,7 @@ class CIFAR10(FederatedDataModule):
 
     Args:
         data_dir: the folder with ``cifar-10-batches-py``.
-        download: get the files if they are missing.
+        download: whether to download missing files.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         mean: subtracted from each channel, on the [0, 1] scale; FedCOG's, FedDisco's and Fedssyn's by default.
         std: divides each channel; as ``mean``.
@@ -119,7 +119,7 @@ class CIFAR100(CIFAR10):
 
     Args:
         data_dir: the folder with ``cifar-100-python``.
-        download: get the files if they are missing.
+        download: whether to download missing files.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``; FedDisco also rotates.
         mean: subtracted from each channel, on the [0, 1] scale; FedCOG's by default, (0.5071, 0.4867, 0.4408) in Fedssyn.
         std: divides each channel; FedCOG's by default, (0.2675, 0.2565, 0.2761) in Fedssyn.

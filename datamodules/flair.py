@@ -54,8 +54,8 @@ class FLAIR(FederatedDataModule):
     The metadata are read as a stream. Only the images of the selected users are decoded, once, into a memory-mapped file in
     ``<data_dir>/decoded``, which a further run completes after an interruption. All images take 84 GB.
 
-    ``partition_seed`` selects the users. The users of a smaller ``max_users`` are among those of a larger one, whatever the order
-    of the file.
+    ``partition_seed`` selects the users. The users of a smaller ``max_users`` are among those of a larger one, in every order of the
+    file.
 
     Args:
         data_dir: the folder with the files above.
@@ -172,7 +172,7 @@ _Image = tuple[str, list[int]]
 
 @dataclass
 class _UserImages:
-    """The images of at most ``limit`` users: those whose keys are smallest. Of all others only the names are kept."""
+    """The images of the ``limit`` users with the smallest keys. Only the names of the other users are stored."""
 
     seed: int
     limit: int | None
@@ -181,11 +181,11 @@ class _UserImages:
     _refused: set[str] = field(default_factory=set)
 
     def of(self, user: str) -> list[_Image] | None:
-        """The user's images so far, to append to, or None for a user who is not among the chosen."""
+        """The user's images so far, to append to, or None for a user who is not selected."""
         if user in self._refused:
             return None
         if user not in self.by_user:
-            # The largest chosen key only falls, so whoever was refused or dropped never comes back: all images of a user are held, or none.
+            # The largest selected key only falls, so a refused or dropped user never returns: a user has all images stored, or none.
             self.by_user[user] = []
             heapq.heappush(self._largest_first, (-fold(self.seed, user), user))
             if self.limit is not None and len(self.by_user) > self.limit:
@@ -232,6 +232,6 @@ def _skip(text: str, position: int) -> int:
 
 
 def _fine_label(line: str) -> str:
-    """The first of the pair on a line of ``label_relationship.txt``, whatever brackets, quotes and separators surround it."""
+    """The first of the pair on a line of ``label_relationship.txt``, without the brackets, quotes and separators around it."""
     words = line.translate(str.maketrans("()[]{}'\"`,;:|>=", " " * 15)).split()
     return words[0]

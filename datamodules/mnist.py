@@ -27,7 +27,7 @@ class MNIST(FederatedDataModule):
 
     Args:
         data_dir: the folder with ``MNIST/raw``.
-        download: get what is missing. Archives that lie there already are checked and unpacked, without a network.
+        download: whether to download missing files. Existing archives are checked and unpacked without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         mean: subtracted from pixels, on the [0, 1] scale.
         std: divides pixels, on the [0, 1] scale.
@@ -118,7 +118,7 @@ class FashionMNIST(MNIST):
 
     Args:
         data_dir: the folder with ``FashionMNIST/raw``.
-        download: get what is missing. Archives that lie there already are checked and unpacked, without a network.
+        download: whether to download missing files. Existing archives are checked and unpacked without a network.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``. FedCOG crops and flips, FedDisco
             changes nothing.
         mean: subtracted from pixels, on the [0, 1] scale.

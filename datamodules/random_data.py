@@ -88,7 +88,7 @@ class RandomData(FederatedDataModule):
         return Samples(torch.from_numpy(inputs), torch.from_numpy(targets), users)
 
     def _inputs(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Drawn in the type in which they are kept, so that nothing takes more memory than they do."""
+        """Inputs, drawn directly in their stored type to save memory."""
         size = (count, *self.shape)
         if self._are_images:
             return rng.integers(0, 256, size, dtype=np.uint8)

@@ -105,7 +105,7 @@ class InnerDirichlet(Partitioner):
             sizes = even_sizes(len(samples), num_clients)
         class_sizes = np.bincount(labels)
         priors = rng.dirichlet(np.full(len(class_sizes), self.beta), num_clients)
-        # "A random client that is not full draws next" is the order in which events of equally fast Poisson processes arrive.
+        # Drawing by a random client that is not full follows the order of events of Poisson processes of equal rates.
         times = np.cumsum(rng.standard_exponential(sizes.sum()))
         times -= np.repeat(np.concatenate([[0.0], times[np.cumsum(sizes)[:-1] - 1]]), sizes)
         client = np.repeat(np.arange(num_clients), sizes)[np.argsort(times)]
@@ -129,7 +129,7 @@ def _draw_labels(client: np.ndarray, priors: np.ndarray, available: np.ndarray, 
         short = np.flatnonzero(wanted > left)
         if len(short) == 0:
             return labels
-        # Stably sorted by class, a class's draws lie in order; the one after the last that can be served comes too late.
+        # Stably sorted by class, a class's draws are in order. The first draw after the class is empty comes too late.
         too_late = np.argsort(rest, kind="stable")[(np.cumsum(wanted) - wanted + left)[short]]
         earliest = too_late.argmin()
         left -= np.bincount(rest[: too_late[earliest]], minlength=len(left))

@@ -38,7 +38,7 @@ def draw_class_cuts(
 
 
 def cut_by_shares(total: int, shares: np.ndarray) -> np.ndarray:
-    """Integers that sum to ``total``, between the cumulative shares rounded down (so the last takes what rounding leaves)."""
+    """Integers that sum to ``total``, between the cumulative shares rounded down (so the last one gets the remainder)."""
     edges = np.zeros(len(shares) + 1, dtype=np.int64)
     edges[1:-1] = np.cumsum(shares[:-1]) * total
     edges[-1] = total

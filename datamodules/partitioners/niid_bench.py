@@ -61,12 +61,12 @@ class NIIDBench(Partitioner):
                 return Partition.from_assignment(owner, num_clients)
         raise ValueError(
             f"NIIDBench(beta={self.beta}) left one of {num_clients} clients with fewer than {self.min_size} of {total} samples "
-            f"in each of {self.max_tries} draws, or some to nobody: raise beta, max_tries or cap_samples, lower min_size or "
+            f"in each of {self.max_tries} draws, or assigned some to no client: raise beta, max_tries or cap_samples, lower min_size or "
             "num_clients, or use Dirichlet, whose top_up needs no luck"
         )
 
     def _draw(self, labels: np.ndarray, wanted: np.ndarray, num_clients: int, stream: np.random.RandomState) -> np.ndarray:
-        """Each sample's client, -1 where it is not wanted or its class found no client."""
+        """Each sample's client, -1 if it is not wanted or its class found no client."""
         owner, sizes = np.full(len(labels), -1), np.zeros(num_clients, dtype=np.int64)
         cap = (self.cap_samples or len(labels)) / num_clients
         for label, size in enumerate(wanted):
