@@ -15,6 +15,7 @@ from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree, call, first_leaf, map_leaves
 from flcog.core.types import Batch, Params
 from flcog.own_steps import call_step, loss_of
+from flcog.step_log import StepLog
 
 Copied = TypeVar("Copied")
 
@@ -60,6 +61,8 @@ class ModelFunction:
         persistent = set(module.state_dict(keep_vars=True))
         self.shared_buffers = [name for name in self.buffers if name in persistent]
         """Buffers that clients upload and the server averages. Other buffers, such as dropout keys, are temporary."""
+        self.log = StepLog(module)
+        """The values that the module's own ``training_step`` logs."""
         self.eval_module = self.copy_of(module).eval().requires_grad_(False)
         self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
         self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
@@ -128,6 +131,9 @@ class Apply:
 
     Each pass is cached for the local step: a method gets the features of the task loss's batch without another pass.
     """
+
+    logged: Params = {}
+    """The values that the module's own ``training_step`` has logged in the last pass of :meth:`loss`."""
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
         self.model, self.buffers, self._live = model, buffers, live
@@ -235,7 +241,8 @@ class PlainApply(Apply):
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        result = self._call(params, call_step, "training_step", batch.given, self.step)
+        with self.model.log.of_a_step() as self.logged:
+            result = self._call(params, call_step, "training_step", batch.given, self.step)
         self.returned = result if self.returned is None else self.returned
         return loss_of(self.model.module, result)
 

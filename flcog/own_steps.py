@@ -76,15 +76,20 @@ def among_rounds(module: L.LightningModule, round: int, stage: str = "training")
 
 
 @contextmanager
-def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> Iterator[None]:
-    """Redirect a module's ``self.log`` to a function, because there is no ``Trainer`` that would receive the values."""
+def logging_to(module: L.LightningModule, log: Callable[..., None]) -> Iterator[None]:
+    """Redirect a module's ``self.log`` to a function, because there is no ``Trainer`` that would receive the values.
 
-    def one(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        log(name, value)
+    Args:
+        module: the module.
+        log: takes the name, the value, and the option ``prog_bar`` and others of ``self.log`` by name.
+    """
 
-    def several(values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def one(name: str, value: Any, prog_bar: bool = False, *args: Any, **options: Any) -> None:
+        log(name, value, prog_bar=prog_bar, **options)
+
+    def several(values: Mapping[str, Any], prog_bar: bool = False, *args: Any, **options: Any) -> None:
         for name, value in values.items():
-            log(name, value)
+            log(name, value, prog_bar=prog_bar, **options)
 
     module.__dict__.update(log=one, log_dict=several)
     try:
@@ -93,12 +98,13 @@ def logging_to(module: L.LightningModule, log: Callable[[str, Any], None]) -> It
         del module.__dict__["log"], module.__dict__["log_dict"]
 
 
-@contextmanager
-def names_logged(module: L.LightningModule) -> Iterator[dict[str, None]]:
-    """Collect the names that a module logs, without the values."""
-    names: dict[str, None] = {}
-    with logging_to(module, lambda name, value: names.setdefault(name)):
-        yield names
+def column_of(name: str) -> str:
+    """The column of a logged value, without the name of its set.
+
+    >>> [column_of(name) for name in ("val_loss", "train/loss", "test_f1", "margin")]
+    ['loss', 'loss', 'f1', 'margin']
+    """
+    return name.split("/")[-1].removeprefix("test_").removeprefix("val_").removeprefix("train_")
 
 
 @dataclass
@@ -113,8 +119,8 @@ class Means:
         """Collect the values that the module logs for a batch of ``rows`` rows. The last value of each name counts."""
         logged: dict[str, float] = {}
 
-        def log(name: str, value: Any) -> None:
-            name = name.split("/")[-1].removeprefix("test_").removeprefix("val_")
+        def log(name: str, value: Any, **options: Any) -> None:
+            name = column_of(name)
             if isinstance(value, Metric):
                 self.metrics[name] = value
             else:

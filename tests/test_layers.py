@@ -19,7 +19,15 @@ TRAINER = ("flcog.trainer", "flcog.run_holder", "flcog.trainer_arguments")
 LAYERS = (
     ("flcog.core",),
     ("flcog.data", "flcog.models", "flcog.metrics", "flcog.schedules", "flcog.settings"),
-    ("flcog.client_module", "flcog.apply", "flcog.own_steps", "flcog.batch_hooks", "flcog.reading", "flcog.label_statistics"),
+    (
+        "flcog.client_module",
+        "flcog.apply",
+        "flcog.own_steps",
+        "flcog.step_log",
+        "flcog.batch_hooks",
+        "flcog.reading",
+        "flcog.label_statistics",
+    ),
     ("flcog.datamodules",),
     ("flcog.evaluation",),
     ("flcog.wire",),

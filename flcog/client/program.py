@@ -14,7 +14,10 @@ from flcog.method import ClientData, Context, GlobalModel, Gradient, GradientFun
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, sizes_of
 
-Differentiate = Callable[[Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], Params], tuple[Params, tuple[Params, Tensor]]]
+Results = tuple[Params, Tensor, Params]
+"""The buffers after a forward pass, the task loss, and the logged values."""
+
+Differentiate = Callable[[Callable[[Params], tuple[Tensor, Results]], Params], tuple[Params, Results]]
 """``differentiate(f, params)`` returns the gradient of the first result of ``f``, and its second result."""
 
 
@@ -109,13 +112,13 @@ class Program:
             tensors = tensors._replace(inputs=inputs)
         return _masked(params, tensors.masks), tensors
 
-    def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor]:
-        """The task loss plus the terms of all methods, and the task loss alone."""
+    def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor, Params]:
+        """The task loss plus the terms of all methods, the task loss alone, and the values that its step logged."""
         task_loss = apply.loss(params, batch)
-        total = task_loss
+        total, logged = task_loss, apply.logged
         for i, method in self.losses:
             total = total + method.loss(apply, params, batch, task_loss, contexts[i])
-        return total, task_loss
+        return total, task_loss, logged
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
         """The gradient for the optimiser: ``base`` inside all wrappers, then all corrections, then the masks.
@@ -135,14 +138,14 @@ class Program:
         """The gradient of the total loss as a pure function, which starts from the same ``buffers`` in every call."""
 
         def gradient(params: Params, batch: Batch) -> Gradient:
-            def loss(params: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
+            def loss(params: Params) -> tuple[Tensor, Results]:
                 # A forward pass updates BatchNorm's statistics in place, so each pass needs a copy.
                 apply = self.apply({name: buffer.clone() for name, buffer in buffers.items()})
-                total, task_loss = self.total_loss(apply, params, batch, contexts)
-                return total, (apply.buffers, task_loss.detach())
+                total, task_loss, logged = self.total_loss(apply, params, batch, contexts)
+                return total, (apply.buffers, task_loss.detach(), logged)
 
-            values, (new_buffers, task_loss) = differentiate(loss, params)
-            return Gradient(values, new_buffers, task_loss)
+            values, (new_buffers, task_loss, logged) = differentiate(loss, params)
+            return Gradient(values, new_buffers, task_loss, logged=logged)
 
         return gradient
 
@@ -252,16 +255,12 @@ def _masked(values: Params, masks: Params) -> Params:
     return {name: value * masks[name] if name in masks else value for name, value in values.items()} if masks else values
 
 
-def differentiate_pure(
-    function: Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], params: Params
-) -> tuple[Params, tuple[Params, Tensor]]:
+def differentiate_pure(function: Callable[[Params], tuple[Tensor, Results]], params: Params) -> tuple[Params, Results]:
     """Differentiate with torch.func, which vmap can transform."""
     return torch.func.grad(function, has_aux=True)(params)
 
 
-def differentiate_eager(
-    function: Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]], params: Params
-) -> tuple[Params, tuple[Params, Tensor]]:
+def differentiate_eager(function: Callable[[Params], tuple[Tensor, Results]], params: Params) -> tuple[Params, Results]:
     """Differentiate with plain autograd, so that a traceback in the loop shows the user's own lines."""
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}

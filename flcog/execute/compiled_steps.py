@@ -84,7 +84,7 @@ class CompiledSteps:
         """Queue all steps of clients that fit, and return a function that waits for them; None if they must be stacked again."""
         local_step, tensors, shared = self._arguments(assignment, chunk)
         lane, apart = None, self._programs.states_grow(assignment)
-        for given in self._batches(assignment, works, chunk.total.device):
+        for given in self._batches(assignment, works, chunk.totals["loss"].device):
             if assignment.stop is not None and assignment.stop.is_set():
                 raise Stopped
             if apart:
@@ -102,7 +102,7 @@ class CompiledSteps:
 
     def _arguments(self, assignment: Assignment, chunk: Chunk) -> tuple[LocalStep, ChunkTensors, RoundTensors]:
         """The local step of a round with the tensors of the chunk and of the round."""
-        program, device = assignment.program, chunk.total.device
+        program, device = assignment.program, chunk.totals["loss"].device
         # A program outlives the round, and must not keep the round's model in memory.
         bare = dataclasses.replace(program, received=GlobalModel({}, {}), broadcasts=[])
         shared = RoundTensors(

@@ -1,7 +1,6 @@
 """Trains one client as ``lightning.Trainer`` would, with all hooks of Lightning in their order."""
 
 import torch
-from torch import Tensor
 
 from flcog.client.executor import Assignment, Stopped
 from flcog.client.local_hooks import LocalHooks
@@ -9,12 +8,13 @@ from flcog.client.optimizers import each_optimizer
 from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
-from flcog.core.types import Batch, changed
+from flcog.core.types import Batch, Params, changed
 from flcog.execute.faithful_step import FaithfulStep
 from flcog.execute.local_schedulers import LocalSchedulers
 from flcog.execute.local_trainer import LocalTrainer
 from flcog.execute.one_client import OneClient
 from flcog.execute.trainer import Learner
+from flcog.step_log import add_step, means
 
 
 class FaithfulClient(OneClient):
@@ -54,26 +54,29 @@ class FaithfulClient(OneClient):
     def _renew_optimizer(self, assignment: Assignment) -> None:
         self._schedulers.begin(assignment.rates)
 
-    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Tensor, ClientTensors]:
+    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
         trainer, params = self._trainer, self.model.params
         trainer.begin(assignment.round, work.num_steps)
-        total, losses, taken = torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype()), 0, 0
+        log, totals = self.model.log, {"loss": torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())}
+        losses, taken = 0, 0
         with trainer.visible(), self._hooks.of_batches.show(trainer):
             for self._step, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
                     raise Stopped
-                step, tensors = self._one_step(assignment.program, read, tensors)
+                with log.of_a_step() as by_hooks:
+                    step, tensors = self._one_step(assignment.program, read, tensors)
                 if step is None:
                     break
                 taken += 1
+                zero = torch.zeros_like(totals["loss"])
+                add_step(totals, zero if step.loss is None else step.loss, step.logged | by_hooks)
                 if step.loss is not None:
-                    total += step.loss
                     losses += 1
                     if assignment.watch is not None:
                         assignment.watch(self._step, float(step.loss))
         for parameter in params.values():
             parameter.grad = None
-        return total / max(losses, 1), tensors._replace(num_steps=taken)
+        return means(totals, max(losses, 1)), tensors._replace(num_steps=taken)
 
     def _one_step(self, program: Program, read: Batch, tensors: ClientTensors) -> tuple[FaithfulStep | None, ClientTensors]:
         """Take a step. Returns the step, or None if the module ends its training, and the client with its new states."""

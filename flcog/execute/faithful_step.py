@@ -42,6 +42,11 @@ class FaithfulStep:
         others = self._returned if isinstance(self._returned, Mapping) else {}
         return {**others, "loss": self.loss}
 
+    @property
+    def logged(self) -> Params:
+        """The values that ``training_step`` logged. With manual optimisation they are among those of the hooks."""
+        return {} if self.gradient is None else self.gradient.logged
+
     # Automatic optimisation -------------------------------------------------------------------------------------------------------
 
     def take(self, tensors: ClientTensors) -> None:
@@ -94,7 +99,7 @@ class FaithfulStep:
         own, live = self._model.params, params is self._model.params
         with torch.enable_grad():
             apply = self._program.apply(buffers, live=live)
-            total, task_loss = self._program.total_loss(apply, params, batch, list(contexts))
+            total, task_loss, logged = self._program.total_loss(apply, params, batch, list(contexts))
         if self._returned is None and isinstance(apply, PlainApply):
             self._returned = apply.returned
         self._zero_gradients()
@@ -111,7 +116,7 @@ class FaithfulStep:
         if not live:
             for name, parameter in own.items():
                 parameter.grad = kept[name]
-        return Gradient(values, apply.buffers, task_loss.detach())
+        return Gradient(values, apply.buffers, task_loss.detach(), logged=logged)
 
     def _differentiate(self, total: Tensor, params: Params) -> None:
         """Add the gradient of the loss to the parameters' gradients."""

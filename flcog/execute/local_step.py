@@ -17,6 +17,7 @@ from flcog.execute.optimizer import State, TensorOptimizer
 from flcog.execute.plain_steps import after_step_of, alive_or, gradient_of, over_clients
 from flcog.method import GlobalModel, Gradient
 from flcog.own_steps import among_rounds
+from flcog.step_log import add_in_place
 
 
 class ChunkTensors(NamedTuple):
@@ -25,7 +26,7 @@ class ChunkTensors(NamedTuple):
     params: Params
     buffers: Params
     tensors: ClientTensors
-    total: Tensor
+    totals: Params
     optimizer: State
 
 
@@ -100,7 +101,7 @@ class LocalStep:
             follow = partial(after_step_of, program, step)
             params, tensors = _for_each(follow, (params, chunk.params), result.buffers, tensors, batch)
         # A client that has finished is frozen. The state of its optimiser is not, because nothing reads it any more.
-        chunk.total.add_(torch.where(given.alive, result.loss, 0.0))
+        add_in_place(chunk.totals, result.loss, result.logged, given.alive)
 
         def keep(old: Any, new: Any) -> None:
             pytree.tree_map(lambda into, value: into.copy_(alive_or(given.alive, value, into)), old, new)

@@ -24,9 +24,11 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
+from flcog.execute.own_steps import own_steps
 from flcog.execute.trainer import Learner
 from flcog.method import Gradient
 from flcog.settings import Compile
+from flcog.step_log import add_step, means
 
 
 def _with_axis(tree: Any) -> Any:
@@ -59,7 +61,7 @@ class OneClient:
         (work,) = works
         keys = seed_scratch(self._dropout_keys, assignment, [work.client])
         try:
-            with self.learner.own_steps.around(self.model, assignment.round):
+            with own_steps(self.model, assignment.round):
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
         except Exception as error:
             error.add_note(
@@ -72,12 +74,12 @@ class OneClient:
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
         live, anchor = list(params.values()), [assignment.program.received.params[name] for name in params]
         tensors = self._begin(assignment, work, scratch)
-        loss, tensors = self._train(assignment, work, tensors)
+        own, tensors = self._train(assignment, work, tensors)
         now = {name: parameter.detach() for name, parameter in params.items()}
         measured = self._measure(assignment, work, now) if program.measurers else None
         change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
         envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
-        envelope = envelope._replace(measured={"loss": loss})
+        envelope = envelope._replace(measured=own | self.model.log.measured())
         envelope, states = self._owned(_with_axis((envelope, states)))
         return Result([work], envelope, states, manifest)
 
@@ -108,18 +110,18 @@ class OneClient:
         set_rates(self.optimizer, assignment.rates)
         self.optimizer.state.clear()
 
-    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Tensor, ClientTensors]:
-        """Take all local steps. Returns the mean loss, and the client with its new states."""
+    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
+        """Take all local steps. Returns the means of the losses and logged values, and the client with its new states."""
         program, params = assignment.program, self.model.params
         live = list(params.values())
-        total, advance = torch.zeros((), device=live[0].device, dtype=number_dtype()), stepper(self.optimizer, live)
+        totals, advance = {"loss": torch.zeros((), device=live[0].device, dtype=number_dtype())}, stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, assignment.reader)):
             if assignment.stop is not None and assignment.stop.is_set():
                 raise Stopped
             if self.model.trains_itself:
                 program.local_step = self._step
             gradient = self._gradient(program, batch, tensors, self._step)
-            total += gradient.loss
+            add_step(totals, gradient.loss, gradient.logged)
             if assignment.watch is not None:
                 assignment.watch(self._step, float(gradient.loss))
             if gradient.state:
@@ -128,7 +130,7 @@ class OneClient:
             advance([gradient.values[name] for name in params])
             if program.followers:
                 tensors = self._follow(program, before, batch, tensors)
-        return total / work.num_steps, tensors
+        return means(totals, work.num_steps), tensors
 
     def _follow(self, program: Program, before: Params, batch: Batch, tensors: ClientTensors) -> ClientTensors:
         """Let methods change the parameters and their states after a step. ``before`` are the parameters before the step."""
@@ -170,8 +172,8 @@ class OneClient:
 
         def direct(params: Params, batch: Batch) -> Gradient:
             with torch.enable_grad():
-                total, task_loss = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
+                total, task_loss, logged = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
                 values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
-            return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach())
+            return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach(), logged=logged)
 
         return program.gradient(direct, params, batch, contexts, tensors.masks)

@@ -1,7 +1,5 @@
 """Runs a module's own ``training_step`` for many clients, and finds its side effects."""
 
-import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,31 +14,21 @@ from flcog.apply import ModelFunction
 from flcog.core.arguments import digest
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree
-from flcog.own_steps import among_rounds, call_step, names_logged
+from flcog.own_steps import among_rounds, call_step, logging_to
 
 
-class OwnSteps:
-    """Gives a module's ``training_step`` the round number and a logger. A warning says once that logged values are not kept."""
+@contextmanager
+def own_steps(model: ModelFunction, round: int) -> Iterator[None]:
+    """Give a module's ``training_step`` the round number and a logger, for the training of one client or of a chunk.
 
-    def __init__(self) -> None:
-        self._lock, self._warned = threading.Lock(), False
-
-    @contextmanager
-    def around(self, model: ModelFunction, round: int) -> Iterator[None]:
-        """A context manager for the training of one client or of a chunk; it does nothing for modules without such a step."""
-        if not model.trains_itself:
-            yield
-            return
-        with among_rounds(model.module, round), names_logged(model.module) as logged:
-            yield
-        with self._lock:
-            unsaid, self._warned = bool(logged) and not self._warned, self._warned or bool(logged)
-        if unsaid:
-            warnings.warn(
-                f"what {type(model.module).__name__}.training_step logs is not kept ({', '.join(logged)}): a round's train/loss is "
-                "the mean of the losses that it returns",
-                stacklevel=2,
-            )
+    It does nothing for modules without such a step.
+    """
+    if not model.trains_itself:
+        yield
+        return
+    model.log.begin_client()
+    with among_rounds(model.module, round), logging_to(model.module, model.log.take):
+        yield
 
 
 @dataclass(frozen=True)
@@ -52,12 +40,14 @@ class Traces:
         keeps: the step changes attributes.
         metrics: the step updates metrics of torchmetrics; no loss depends on these.
         draws: the step draws from torch's global stream.
+        logs: the columns of the values that the step logs.
     """
 
     fails: str = ""
     keeps: str = ""
     metrics: str = ""
     draws: str = ""
+    logs: tuple[str, ...] = ()
 
     def between_threads(self) -> str:
         """The reason why clients cannot run side by side on copies of the module, or an empty string."""
@@ -80,7 +70,7 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
     stood, before = streams(device), _kept(model.module)
     try:
-        with among_rounds(model.module, 0), names_logged(model.module):
+        with among_rounds(model.module, 0), model.log.of_a_step() as logged, logging_to(model.module, model.log.take):
             for index in range(2):
                 model.training(model.params, buffers, call_step, "training_step", batch, index)
         drawn = have_moved(device, stood)
@@ -89,6 +79,7 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     finally:
         put_back(device, stood)
     after = _kept(model.module)
+    model.log.begin_client()
     changed = [key for key in after if after[key] != before.get(key)]
     metrics = {key for key in changed if _is_of_metric(model.module, key)}
     kept, measured = (", ".join(keys) for keys in ([key for key in changed if key not in metrics], sorted(metrics)))
@@ -96,6 +87,7 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
         keeps=f"{name} keeps something between steps (self.{kept})" if kept else "",
         metrics=f"{name} keeps metrics between steps (self.{measured})" if measured else "",
         draws=f"{name} draws from torch's global stream (flcog.models.Dropout does not)" if drawn else "",
+        logs=tuple(logged),
     )
 
 

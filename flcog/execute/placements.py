@@ -29,11 +29,11 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
     """
     name, at_once, compiled = choice
     if name != "loop":
-        learner = Learner(job.model, job.optimizer, batched_layers(job.model, name == "vmap-patches"))
+        learner = Learner(job.model, job.optimizer, batched_layers(job.model, name == "vmap-patches"), logs=_logs(job, choice))
         programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
         steps: Steps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
         return Batched(StackedClients(learner, steps), at_once, name)
-    learner = Learner(job.model, job.optimizer)
+    learner = Learner(job.model, job.optimizer, logs=_logs(job, choice))
     if compiled == "graphs":
         lanes = CompiledSteps(learner, Graphs(notes, compiles=False), 1, job.rows, at_once)
         return Streams(StackedClients(learner, lanes), lanes, at_once)
@@ -47,3 +47,8 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
     if at_once == 1:
         return Sequential(make(learner))
     return Threads(learner, at_once, max(1, torch.get_num_threads() // at_once), make)
+
+
+def _logs(job: Job, choice: Choice) -> tuple[str, ...]:
+    """The columns of the values that a module's own step logs, if steps are compiled: their sums must exist before the first step."""
+    return job.own_step.logs if choice.compiled and job.model.trains_itself else ()

@@ -17,15 +17,16 @@ from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
 from flcog.method import Gradient
 from flcog.settings import Compile
+from flcog.step_log import add_step
 
 
 class Chunk(NamedTuple):
-    """Stacked clients: all tensors have a leading client axis. ``total`` is the sum of each client's task losses so far."""
+    """Stacked clients: all tensors have a leading client axis. ``totals`` are each client's sums of losses and logged values."""
 
     params: Params
     buffers: Params
     tensors: ClientTensors
-    total: Tensor
+    totals: Params
 
 
 class Steps(Protocol):
@@ -73,18 +74,18 @@ class PlainSteps:
 
     @torch.no_grad()
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk:
-        program, (params, buffers, tensors, total) = assignment.program, chunk
+        program, (params, buffers, tensors, totals) = assignment.program, chunk
         del chunk  # The steps replace its tensors, whose memory should become free.
         stacked = dict(zip(map(id, self._learner.model.params.values()), params.values(), strict=True))
         advance = stepper(optimizer_like(self._learner.optimizer, stacked), list(params.values()))
-        alive_at = torch.arange(works[0].num_steps, device=total.device)[:, None] < tensors.num_steps
+        alive_at = torch.arange(works[0].num_steps, device=totals["loss"].device)[:, None] < tensors.num_steps
         with self._learner.layers():
             for step, given in enumerate(stacked_batches(works, assignment.reader)):
                 alive, batch = alive_at[step], Batch(*given)
                 ragged = works[-1].num_steps <= step
                 program.local_step = step
                 gradient: Gradient = over_clients(partial(gradient_of, program, step), params, buffers, tensors, batch)
-                total += torch.where(alive, gradient.loss, 0.0)
+                add_step(totals, gradient.loss, gradient.logged, alive)
                 before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
                 new_tensors = with_states(tensors, copied_from(gradient.state, params.values()) if gradient.state else {})
                 advance([gradient.values[name] for name in params])
@@ -105,7 +106,7 @@ class PlainSteps:
                     if value is not params[name]:
                         params[name].copy_(value)
         # The optimiser has attached gradients to the parameters, which must not stay in memory with a client's results.
-        return Chunk({name: value.detach() for name, value in params.items()}, buffers, tensors, total)
+        return Chunk({name: value.detach() for name, value in params.items()}, buffers, tensors, totals)
 
 
 def gradient_of(

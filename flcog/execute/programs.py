@@ -90,7 +90,7 @@ class Programs:
         return Lane(program)
 
     def _note(self, arguments: StepArguments, began: float) -> None:
-        clients, took = len(arguments[0].total), seconds(time.perf_counter() - began)
+        clients, took = len(arguments[0].totals["loss"]), seconds(time.perf_counter() - began)
         self._notes.add(ExecutorNote(f"the local step of {clients} client{'s' * (clients > 1)} was {self.verb} in {took}"))
 
 

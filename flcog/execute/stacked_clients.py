@@ -26,10 +26,12 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
+from flcog.execute.own_steps import own_steps
 from flcog.execute.plain_steps import Chunk, Steps
 from flcog.execute.stacking import by_client
 from flcog.execute.trainer import Learner
 from flcog.settings import Compile
+from flcog.step_log import means, zeros_for
 from flcog.wire.envelope import Manifest
 
 
@@ -69,7 +71,7 @@ class StackedClients:
     def named(self, assignment: Assignment, works: Sequence[ClientWork]) -> Iterator[None]:
         """Add a note with the clients and the round to an error inside."""
         try:
-            with self.learner.own_steps.around(self.model, assignment.round):
+            with own_steps(self.model, assignment.round):
                 yield
         except Exception as error:
             clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
@@ -106,7 +108,8 @@ class StackedClients:
                 tensors = tensors._replace(inputs=inputs)
                 for name, value in started.items():
                     params[name].copy_(value)
-        return Chunk(params, buffers, tensors, torch.zeros(num_clients, device=device, dtype=number_dtype()))
+        zeros = torch.zeros(num_clients, device=device, dtype=number_dtype())
+        return Chunk(params, buffers, tensors, {"loss": zeros} | zeros_for(self.learner.logs, zeros))
 
     def train_chunk(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         stacked = self.steps.padded(assignment, works)
@@ -116,7 +119,7 @@ class StackedClients:
     @torch.no_grad()
     def end(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Result:
         """The result of trained clients."""
-        program, (params, buffers, tensors, total) = assignment.program, chunk
+        program, (params, buffers, tensors, totals) = assignment.program, chunk
         manifests: list[Manifest] = []
 
         def finish(params: Params, buffers: Params, tensors: ClientTensors, measured: list[Slot]) -> Any:
@@ -130,7 +133,7 @@ class StackedClients:
             if program.measurers:
                 measured = self._measure(assignment, works, params, buffers)
             envelope, states = torch.func.vmap(finish, randomness="different")(params, buffers, tensors, measured)
-        return Result(works, envelope._replace(measured={"loss": total / tensors.num_steps}), states, manifests[0])
+        return Result(works, envelope._replace(measured=means(totals, tensors.num_steps)), states, manifests[0])
 
     def _measure(self, assignment: Assignment, works: Sequence[ClientWork], params: Params, buffers: Params) -> list[Slot]:
         """The means of the methods' ``over_data`` over each client's own samples, padded to the largest client."""

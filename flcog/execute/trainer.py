@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,8 +10,8 @@ import torch
 from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
-from flcog.execute.own_steps import OwnSteps
 from flcog.settings import Compile
+from flcog.step_log import StepLog
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,22 @@ class Learner:
         optimizer: the module's own optimiser.
         layers: wraps layers that are slow or fail when they are batched.
         seeds_torch: whether training seeds torch's global streams, because users' modules may draw from them.
-        own_steps: runs a module's own ``training_step``.
+        logs: the columns of the values that a module's own ``training_step`` logs in compiled steps.
     """
 
     model: ModelFunction
     optimizer: torch.optim.Optimizer
     layers: Callable[[], AbstractContextManager[Any]] = nullcontext
     seeds_torch: bool = True
-    own_steps: OwnSteps = field(default_factory=OwnSteps)
+    logs: Sequence[str] = ()
 
     def on_thread(self) -> "Learner":
-        """A copy for a thread. All copies share one ``own_steps``, so that its warning comes once."""
+        """A copy for a thread."""
         # Copied together, so that the copied optimiser holds the copied module's parameters.
         module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
-        return Learner(ModelFunction(module, self.model.autocast), optimizer, self.layers, False, self.own_steps)
+        model = ModelFunction(module, self.model.autocast)
+        model.log = StepLog(module, self.model.log)
+        return Learner(model, optimizer, self.layers, False, self.logs)
 
 
 class ClientTrainer(Protocol):

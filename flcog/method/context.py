@@ -110,12 +110,14 @@ class Gradient(NamedTuple):
         buffers: the model's buffers after the forward pass.
         loss: the task loss.
         state: the new state of the method whose ``wrap_gradient`` returns this gradient. None leaves the state as it is.
+        logged: the values that the module's own ``training_step`` logged.
     """
 
     values: Params
     buffers: Params
     loss: Tensor
     state: Any = None
+    logged: Params = {}
 
 
 GradientFunction = Callable[[Params, Batch], Gradient]

@@ -190,7 +190,8 @@ class LightningCallbacks(Callback):
     def _logging(self, trainer: LightningTrainer) -> Iterator[None]:
         """Values that are logged become columns of the row in hand."""
 
-        def log(name: str, value: Any) -> None:
+        def log(name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
+            trainer.shown |= {name} if prog_bar else set()
             trainer.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
         with logging_to(trainer.lightning_module, log):

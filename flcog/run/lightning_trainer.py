@@ -64,6 +64,8 @@ class LightningTrainer:
         self.metrics: dict[str, float] = {}
         """The row of the round in hand. Callbacks and modules may add figures."""
         self._earlier: dict[str, float] = {}
+        self.shown = run.model.log.in_progress_bar
+        """The columns that a module or callback logs with ``prog_bar=True``."""
         self.current_epoch = run.round
 
     def begin_row(self, metrics: dict[str, float]) -> None:
@@ -113,15 +115,25 @@ class LightningTrainer:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The newest value of each column, under its own name (``val/loss``) and with an underscore (``val_loss``)."""
+        """The newest value of each column, under its own name (``val/loss``), with an underscore (``val_loss``) and alone (``loss``).
+
+        A name alone stands for the validation set's column, if there is one, and else for the training's.
+        """
         found = {name: torch.tensor(float(value)) for name, value in (self._earlier | self.metrics).items()}
-        return found | {name.replace("/", "_"): value for name, value in found.items()}
+        alone = {
+            name.partition("/")[2]: value
+            for split in ("train/", "val/")
+            for name, value in found.items()
+            if name.startswith(split)
+        }
+        return alone | found | {name.replace("/", "_"): value for name, value in found.items()}
 
     logged_metrics = callback_metrics
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        return {name: value for name, value in self.metrics.items() if name.endswith(("/loss", "/accuracy"))}
+        shown = self.shown
+        return {name: value for name, value in self.metrics.items() if name in shown or name.endswith(("/loss", "/accuracy"))}
 
     # Where ------------------------------------------------------------------------------------------------------------------------
 

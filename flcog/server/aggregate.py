@@ -12,6 +12,7 @@ from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
 from flcog.core.types import Params
 from flcog.method import Aggregator, ClientUpload, Method
+from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import STATE_RANGE, is_sound, of_client, suspects
 
@@ -81,6 +82,8 @@ class Aggregate:
         self._rule: Aggregator | None = next((method for method in methods if isinstance(method, Aggregator)), None)
         self._values: Any = None
         """The values of the aggregation rule that replaces the weighted mean, if there is one."""
+        self._logged: dict[str, list[tuple[float, Tensor]]] = {}
+        """By column the weights and values of the clients whose module has logged it."""
         self._weights, self._directions, self._on_bad_update, self._device = weights, directions, on_bad_update, device
 
     def add(self, reply: ClientReply, received_buffers: Params, round: int) -> None:
@@ -120,6 +123,10 @@ class Aggregate:
             self._values = self._rule.add(state, values, weights)
         for name, uploads in self.individual.items():
             uploads += self._uploads(reply, name)
+        for name, logged in envelope.measured.items():
+            if name.startswith(LOGGED):
+                rows = zip(weights.tolist(), logged, strict=True)
+                self._logged.setdefault(name.removeprefix(LOGGED), []).extend(rows)
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
         self.up_bytes["model"] -= sum(reply.masked_bytes)
@@ -141,13 +148,14 @@ class Aggregate:
         for total, term, factor in zip(self.sums, terms, factors, strict=True):
             _add(total, term, cast(Tensor | None, factor))
 
-    def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool) -> None:
+    def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool, logs: bool = False) -> None:
         """Add up the sums of all processes, which send them as one vector.
 
         Args:
             processes: the processes of the run.
             cohort: the clients of the round.
             somebody_idle: whether some process had no client and therefore does not know the shapes of the sums.
+            logs: whether the clients' module may log values in its own ``training_step``.
         """
         if processes.count == 1:
             return
@@ -167,6 +175,10 @@ class Aggregate:
         counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64, device=processes.device)
         *sizes, self.plain_bytes = processes.total(counts).tolist()
         self.up_bytes = dict(zip(self.up_bytes, sizes, strict=True))
+        if logs:
+            gathered_logs = processes.gather({name: [(w, v.cpu()) for w, v in rows] for name, rows in self._logged.items()})
+            names = dict.fromkeys(name for part in gathered_logs for name in part)
+            self._logged = {name: [row for part in gathered_logs for row in part.get(name, [])] for name in names}
         if self._rule is not None:
             self._values = self._rule.merge([values for values in processes.gather(self._values) if values is not None])
         if self.individual:
@@ -224,7 +236,7 @@ class Aggregate:
         if sums is None:
             return {}
         clients = float(sums.clients)
-        figures = {
+        figures = {f"train/{name}": _mean_of(rows) for name, rows in self._logged.items()} | {
             "train/loss": float(sums.loss / sums.weight),
             "clients/participating": clients,
             "drift/norm": float(sums.norm) / clients,
@@ -234,6 +246,13 @@ class Aggregate:
             norm = sum(float(value.square().sum()) for value in sums.delta.values()) ** 0.5
             figures["drift/cosine"] = inner / (clients * norm) if norm else 0.0
         return figures
+
+
+def _mean_of(rows: Sequence[tuple[float, Tensor]]) -> float:
+    """The weighted mean over the clients that have a value. A NaN is none: the client has not logged it."""
+    values = torch.stack([value.cpu() for _, value in rows]).double()
+    weights = torch.tensor([weight for weight, _ in rows], dtype=torch.float64).where(~values.isnan(), 0)
+    return float((values.nan_to_num() * weights).sum() / weights.sum())
 
 
 def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
@@ -281,7 +300,8 @@ def _norms(delta: Params, num_clients: int) -> Tensor:
 def _bad(reply: ClientReply, norms: Tensor) -> dict[int, str]:
     """The clients with a NaN or infinite value, each with the place of the value."""
     envelope, count = reply.envelope, len(reply.clients)
-    rest = [envelope.measured, envelope.buffers, envelope.mean, envelope.sum]
+    measured = {name: value for name, value in envelope.measured.items() if not name.startswith(LOGGED)}
+    rest = [measured, envelope.buffers, envelope.mean, envelope.sum]
     suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
     return {reply.clients[k]: where for k in suspected if (where := _where(envelope, norms, k)) is not None}
 

@@ -58,7 +58,7 @@ def receive(
         encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
         for reply in replies:
             aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
-    aggregate.reduce(processes, list(weights), somebody_idle)
+    aggregate.reduce(processes, list(weights), somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
 
 

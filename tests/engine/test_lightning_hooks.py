@@ -286,7 +286,6 @@ class Fails(Plain):
         (Fails, "Fails.training_step fails on two copies of a training sample", 1),
     ],
 )
-@pytest.mark.filterwarnings("ignore:what Measures")
 def test_what_is_not_pure_runs_one_client_at_a_time_and_says_why(kind: type, reason: str, threads: int) -> None:
     with pytest.warns(UserWarning, match=f"executor=vmap falls back to loop: {reason}"):
         forced = train(module=kind(), executor="vmap", clients_per_round=1.0, rounds=1)
@@ -451,19 +450,6 @@ def test_there_is_no_trainer_to_ask(name: str) -> None:
 
     with pytest.raises(ValueError, match=r"there is no lightning.Trainer in federated training: self.current_epoch is the round"):
         train(module=Asking())
-
-
-def test_what_is_logged_in_training_is_said_to_be_lost_once() -> None:
-    class Logging(Client):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            self.log("my_loss", loss)
-            self.log_dict({"other": 1.0})
-            return loss
-
-    with pytest.warns(UserWarning, match=r"what Logging.training_step logs is not kept \(my_loss, other\)") as told:
-        train(module=Logging())
-    assert len(told) == 1
 
 
 # What is refused ------------------------------------------------------------------------------------------------------------------

@@ -83,7 +83,10 @@ def test_the_terminal_is_put_right_when_a_run_dies(tmp_path: Path, terminal: io.
 
 
 def test_progress_costs_far_less_than_a_short_round(terminal: io.StringIO) -> None:
-    trainer: Any = SimpleNamespace(processes=Processes(), settings=SimpleNamespace(rounds=2000), round=0, should_stop=False)
+    model = SimpleNamespace(log=SimpleNamespace(in_progress_bar=set()))
+    trainer: Any = SimpleNamespace(
+        processes=Processes(), settings=SimpleNamespace(rounds=2000), round=0, should_stop=False, model=model
+    )
     bar = ProgressBar()
     bar.on_fit_start(trainer)
     began = time.process_time()

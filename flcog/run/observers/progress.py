@@ -77,9 +77,12 @@ class ProgressBar(Callback):
     def _figures(self, run: Run, round: int, metrics: dict[str, float], width: float) -> str:
         pace = sum(self._durations) / len(self._durations)
         loss = f"train loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
-        parts = [self._score, loss, f"{seconds(pace)}/round", f"{clock(pace * (run.settings.rounds - round))} left"]
+        shown = [
+            f"{name.replace('/', ' ')} {figure(metrics[name])}" for name in sorted(run.model.log.in_progress_bar & metrics.keys())
+        ]
+        parts = [self._score, loss, *shown, f"{seconds(pace)}/round", f"{clock(pace * (run.settings.rounds - round))} left"]
         if len("  ".join(parts)) > width:
-            del parts[2]  # the time left tells as much
+            del parts[-2]  # the time left tells as much
         return "  ".join(filter(None, parts))
 
     def _stop(self) -> None:

@@ -1,0 +1,140 @@
+"""The values that a module's own ``training_step`` logs, and their means over a client's local steps."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from flcog.core.precision import number_dtype
+from flcog.core.types import Params
+from flcog.own_steps import column_of, reset_metrics
+
+LOGGED = "log/"
+"""Names of the measurements that a module logs; the column's name without ``train/`` follows."""
+
+STEPS = "steps/"
+"""Names of the numbers of local steps in which a value was logged."""
+
+
+class StepLog:
+    """Receives the values of ``self.log`` in a module's training.
+
+    Args:
+        module: the module.
+        other: of another copy of the module, with which this one shares the names that were announced.
+    """
+
+    def __init__(self, module: nn.Module, other: "StepLog | None" = None) -> None:
+        self._module = module
+        self.values: Params = {}
+        """The values of this step by column, as tensors with one number."""
+        self.metrics: dict[str, Metric] = {}
+        """Metrics of torchmetrics, which accumulate over a client's steps."""
+        self.in_progress_bar: set[str] = set() if other is None else other.in_progress_bar
+        self._explained: set[str] = set() if other is None else other._explained
+        self._has_metrics = any(isinstance(layer, Metric) for layer in module.modules())
+
+    @contextmanager
+    def of_a_step(self) -> Iterator[Params]:
+        """Collect the values of one ``training_step``, apart from those of hooks."""
+        before, self.values = self.values, {}
+        try:
+            yield self.values
+        finally:
+            self.values = before
+
+    def take(self, name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
+        """Receive one value of ``self.log``."""
+        column = column_of(name)
+        if prog_bar:
+            self.in_progress_bar.add(f"train/{column}")
+        self._explain(name, column, options)
+        if isinstance(value, Metric):
+            self.metrics[column] = value
+        else:
+            self.values[column] = self._number(name, value)
+
+    def begin_client(self) -> None:
+        """Forget the metrics of the last client."""
+        if self._has_metrics:
+            self.metrics.clear()
+            reset_metrics(self._module)
+
+    def measured(self) -> Params:
+        """The logged metrics of torchmetrics over the client's steps. Each process computes those of its own clients."""
+        found = {}
+        for name, metric in self.metrics.items():
+            before, metric.distributed_available_fn = metric.distributed_available_fn, _never
+            try:
+                found[LOGGED + name] = metric.compute().detach().to(number_dtype())
+            finally:
+                metric.distributed_available_fn = before
+        return found
+
+    def _number(self, name: str, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            device = next(self._module.parameters()).device
+            return torch.full((), float(value), device=device, dtype=number_dtype())
+        if value.numel() != 1:
+            raise ValueError(
+                f"{type(self._module).__name__} logs {name} with shape {list(value.shape)}: log a single number, such as its mean"
+            )
+        return value.detach().reshape(()).to(number_dtype())
+
+    def _explain(self, name: str, column: str, options: Mapping[str, Any]) -> None:
+        """Say once which options of ``self.log`` mean something else here."""
+        if name in self._explained:
+            return
+        self._explained.add(name)
+        reduction = getattr(options.get("reduce_fx", "mean"), "__name__", options.get("reduce_fx", "mean"))
+        given = ["on_step=True"] * bool(options.get("on_step")) + [f"reduce_fx={reduction}"] * (reduction != "mean")
+        if given:
+            warnings.warn(
+                f"{type(self._module).__name__} logs {name} with {' and '.join(given)}: its column train/{column} is the mean over the "
+                "local steps and clients of a round",
+                stacklevel=2,
+            )
+
+
+def add_step(totals: Params, loss: Tensor, logged: Mapping[str, Tensor], alive: Tensor | None = None) -> None:
+    """Add a step's loss and logged values to a client's sums, in place.
+
+    Args:
+        totals: the sums, with the loss as ``loss``.
+        loss: the task loss.
+        logged: the other values.
+        alive: under vmap, the clients that still train.
+    """
+    totals["loss"] += loss if alive is None else torch.where(alive, loss, 0.0)
+    for name, value in logged.items():
+        for key, term in ((LOGGED + name, value), (STEPS + name, torch.ones_like(value))):
+            term = term if alive is None else torch.where(alive, term, 0.0)
+            totals[key] = totals[key] + term if key in totals else term
+
+
+def add_in_place(totals: Params, loss: Tensor, logged: Mapping[str, Tensor], alive: Tensor) -> None:
+    """The same in a compiled step, whose sums exist before it. Values without a sum are left out."""
+    totals["loss"].add_(torch.where(alive, loss, 0.0))
+    for name, value in logged.items():
+        if LOGGED + name in totals:
+            totals[LOGGED + name].add_(torch.where(alive, value, 0.0))
+            totals[STEPS + name].add_(alive)
+
+
+def zeros_for(names: Iterable[str], like: Tensor) -> Params:
+    """Sums for these names, to which compiled steps add in place."""
+    return {prefix + name: torch.zeros_like(like) for name in names for prefix in (LOGGED, STEPS)}
+
+
+def means(totals: Params, num_steps: Tensor | int) -> Params:
+    """The mean of each value over the steps in which it was logged, by name; NaN if it was never logged."""
+    logged = {key: total / totals[STEPS + key.removeprefix(LOGGED)] for key, total in totals.items() if key.startswith(LOGGED)}
+    return {"loss": totals["loss"] / num_steps} | logged
+
+
+def _never() -> bool:
+    return False
