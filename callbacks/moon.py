@@ -51,7 +51,7 @@ class Projected(FeatureModel):
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """Adds to every local loss a contrast, on each batch, of the client's features z with the features of two earlier models.
+    """Adds to every local loss a contrast that pulls features z to the received model's and pushes them from the client's last model's.
 
     The positive z_glob comes from the received model, the negative z_prev from this client's last local model; without one, the
     term is 0. Both run in evaluation mode. With tau the temperature::

@@ -32,13 +32,13 @@ class FedCOG(Method):
 
     Generation is Adam on the inputs, which start as Gaussian noise in the model's input space. Each local step uses the next
     ``batch_size`` of them. Clients and server exchange only the model. Each client keeps its last local model, also in the rounds
-    before ``start_round``. A new client uses the received model in its place, which agrees with x: the client generates from the
-    global model alone.
+    before ``start_round``. A new client has none and uses the received model x instead. Nothing then disagrees with x, and the
+    client generates from the global model alone.
 
     The paper leaves the details of multi-label data open. Here the losses are binary cross-entropy and each label's Bernoulli
     divergence, averaged over the labels. Every input is generated for one label, and labels get numbers of inputs as classes do.
-    So each label gets its share of inputs, even a label that the client has never seen together with others; the global model's
-    outputs then say which other labels the input shows.
+    So each label gets its share of inputs, even a label that the client has never seen. The global model's outputs then tell
+    which other labels the input shows.
 
     Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR 2024,
     https://arxiv.org/abs/2312.05966. The authors' code (https://github.com/rui-ye/FedCOG) differs: it takes 500 steps,

@@ -58,7 +58,7 @@ class Fedssyn(DataExchange):
             in the paper.
         p: largest synthetic part of a client's data, in (0, 1]. Clients then send and receive fewer samples. None: no limit.
             With share=real it is the shuffled fraction, n~ / (n_i + n~) by default.
-        directory: the folder of the synthetic sets; None for ``synthetic`` under ``run.default_root_dir``.
+        directory: the folder of the synthetic sets; None for ``synthetic`` under ``trainer.default_root_dir``.
         keep_own: whether clients also train on their own samples; if not, they train only on the samples they receive. With
             :class:`~flcog.callbacks.Centralized` after it, that is the paper's line of centralised synthetic data (Figure 3).
 
