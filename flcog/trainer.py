@@ -11,6 +11,7 @@ from flcog.advice import Finding, advise
 from flcog.core.output import never_failing
 from flcog.run.branching import check_branch_arguments
 from flcog.run.export import Format, export
+from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.plans import BranchPlan, ByHandPlan, EvaluationPlan, FitPlan, Plan
 from flcog.run.predictions import Predictions, predict
@@ -80,6 +81,7 @@ class FederatedTrainer(RunHolder):
         ckpt_path: str | None = None,
         branch: str | None = None,
         round: int | None = None,
+        init_from: str | None = None,
     ) -> None:
         """Train for ``rounds`` rounds, or resume from a checkpoint.
 
@@ -134,6 +136,8 @@ class FederatedTrainer(RunHolder):
                 two runs may differ only after ``round`` (``start_round``), and the other run must contain every method that collects
                 state in earlier rounds (FedCOG, MOON).
             round: the last round that both runs share.
+            init_from: a checkpoint that ``lightning.Trainer`` or flcog wrote, or a file with a ``state_dict``. The model begins with its
+                weights; everything else in the file is ignored.
 
         Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end the run after the current round. SIGTERM and a second Ctrl-C drop that round, but with
         several processes it is always finished. The run is saved. Then fit raises a KeyboardInterrupt after Ctrl-C, and a SystemExit
@@ -141,6 +145,12 @@ class FederatedTrainer(RunHolder):
         """
         if self.fast_dev_run and ckpt_path is not None:
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
+        if init_from is not None:
+            if ckpt_path is not None or branch is not None:
+                raise ValueError(
+                    f"init_from begins a new run, which neither resumes nor branches; got init_from={init_from}: leave it out"
+                )
+            load_initial_weights(model, init_from)
         self._session = None
         with Lifecycle(self.fabric, self.profiler) as life:
             plan: Plan = FitPlan(ckpt_path, self.resume_changed, self.logger, life.lock)

@@ -26,7 +26,7 @@ from flcog.core.lazy import load
 from flcog.method import Callback, Run
 from flcog.trainer import FederatedTrainer
 
-NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round")
+NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round", "init_from")
 """Options of ``fit`` that describe how a run begins. They are not part of its configuration."""
 
 DATA = (L.LightningDataModule, Dataset)
