@@ -141,5 +141,5 @@ def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         HuggingFace(str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"^HuggingFace: transformers makes no classifier of \{'model_type': 'bart_of_mine'\}"):
         HuggingFace({"model_type": "bart_of_mine"})
-    with pytest.raises(ValueError, match=r"^HuggingFace: Linear has no linear layer with num_classes=5 outputs"):
+    with pytest.raises(ValueError, match=r"^HuggingFace: Linear has no linear head with num_classes=5 outputs: set num_classes"):
         HuggingFace(torch.nn.Linear(2, 3), num_classes=5)
