@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flcog.core.lightning_packages import lightning_base
+from flcog.core.lightning_packages import users_hooks
 
 OF_A_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 """Hooks that change a batch, which modules and data modules have."""
@@ -22,8 +22,8 @@ class BatchHooks:
 
     def __init__(self, module: Any, datamodule: Any) -> None:
         self.datamodule = datamodule
-        self._of_data = [name for name in OF_A_BATCH if _writes(datamodule, "LightningDataModule", name)]
-        self.exist = bool(self._of_data) or any(_writes(module, "LightningModule", name) for name in OF_A_BATCH)
+        self._of_data = users_hooks(datamodule, OF_A_BATCH)
+        self.exist = bool(self._of_data) or bool(users_hooks(module, OF_A_BATCH))
         """Whether the user has written such a hook."""
 
     def __call__(self, module: Any, batch: Any, device: torch.device) -> Any:
@@ -47,8 +47,3 @@ class BatchHooks:
             yield
         finally:
             self.datamodule.trainer = before
-
-
-def _writes(owner: Any, base: str, name: str) -> bool:
-    """Whether the user's class or object overrides the hook."""
-    return name in vars(owner) or getattr(type(owner), name) is not getattr(lightning_base(owner, base), name)

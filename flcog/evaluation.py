@@ -1,15 +1,16 @@
 """Evaluate a model on central sets and on each client's held-out part."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, forward
-from flcog.batch_hooks import BatchHooks
 from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import float64_device, to_float64_device
@@ -17,6 +18,7 @@ from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
+from flcog.evaluation_hooks import EvaluationHooks
 from flcog.own_steps import Means, among_rounds, call_step, reset_metrics
 from flcog.reading import Reader
 
@@ -30,7 +32,7 @@ class Evaluator:
         batch_size: the number of rows per forward pass.
         processes: the processes, which divide the rows among themselves.
         limits: for each split the number of batches to evaluate (int), or their fraction (float); all of them by default.
-        batch_hooks: the hooks of Lightning's that change a batch.
+        hooks: Lightning's hooks around an evaluation.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Evaluator:
         batch_size: int,
         processes: Processes,
         limits: Mapping[str, int | float] | None = None,
-        batch_hooks: BatchHooks | None = None,
+        hooks: EvaluationHooks | None = None,
     ) -> None:
-        self._batch_hooks, self._round, self._stage = batch_hooks, 0, "testing"
+        self._hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
+        self._round, self._stage = 0, "testing"
         self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
@@ -54,14 +57,13 @@ class Evaluator:
     def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
         starts = range(0, len(indices), self.batch_size)
         read = self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
-        return map(self._changed, read) if self._batch_hooks and self._batch_hooks.exist else read
+        return map(self._changed, read) if self._hooks.batches.exist else read
 
     def _changed(self, read: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         """The batch after the hooks that change it."""
-        assert self._batch_hooks is not None
         module = self.model.eval_module
-        with among_rounds(module, self._round, self._stage) as trainer, self._batch_hooks.show(trainer):
-            return changed(self._batch_hooks(module, given(*read), self.processes.device), read[1])
+        with among_rounds(module, self._round, self._stage) as trainer, self._hooks.batches.show(trainer):
+            return changed(self._hooks.batches(module, given(*read), self.processes.device), read[1])
 
     def _mine(self, count: int) -> np.ndarray:
         """Return this process's share of ``count`` rows."""
@@ -90,9 +92,14 @@ class Evaluator:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
         self._round, self._stage = round, "validating" if split == "val" else "testing"
-        return self._by_metrics(params, buffers, samples, rows, count) | self._by_own_step(
-            params, buffers, samples, rows, split, round
-        )
+        set_hooks = ("on_test_start", "on_test_epoch_start", "on_test_epoch_end", "on_test_end") if split == "test" else ()
+        for hook in set_hooks[:2]:
+            self._hooks.of_callbacks(self.model.eval_module, hook)
+        figures = self._by_metrics(params, buffers, samples, rows, count)
+        figures |= self._by_own_step(params, buffers, samples, rows, split)
+        for hook in set_hooks[2:]:
+            self._hooks.of_callbacks(self.model.eval_module, hook)
+        return figures
 
     def _limited(self, count: int, split: str) -> int:
         """The number of rows that are evaluated, of a set with ``count`` rows."""
@@ -124,9 +131,7 @@ class Evaluator:
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
 
     @torch.no_grad()
-    def _by_own_step(
-        self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, split: str, round: int
-    ) -> dict[str, float]:
+    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, split: str) -> dict[str, float]:
         """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names.
 
         If the module has only one of these steps, this step serves both kinds of set.
@@ -138,16 +143,24 @@ class Evaluator:
             return {}
         means = Means()
         reset_metrics(module)
-        with among_rounds(module, round, self._stage):
+        call = functools.partial(self._hooks.of_module, self.model, params, buffers)
+        with among_rounds(module, self._round, self._stage):
             with means.of(module, len(rows)):
-                self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_start")())
+                for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
+                    call(f"on_{kind}_{when}")
             for index, batch in enumerate(self._batches(samples, rows)):
                 with means.of(module, min(self.batch_size, len(rows) - index * self.batch_size)):
+                    self._hooks.of_callbacks(module, f"on_{kind}_batch_start", given(*batch), index)
+                    call(f"on_{kind}_batch_start", given(*batch), index)
                     result = self.model.frozen(params, buffers, call_step, f"{kind}_step", given(*batch), index)
                     if isinstance(result, Tensor) and result.numel() == 1:
                         module.log("loss", result)
+                    self._hooks.of_callbacks(module, f"on_{kind}_batch_end", result, given(*batch), index)
+                    call(f"on_{kind}_batch_end", result, given(*batch), index)
             with means.of(module, len(rows)):
-                self.model.frozen(params, buffers, lambda module: getattr(module, f"on_{kind}_epoch_end")())
+                for when in ("epoch_end", "end", "model_train"):
+                    call(f"on_{kind}_{when}")
+        module.eval()
         # Torchmetrics' metrics communicate between processes themselves.
         sums = means.sums | {name: float(metric.compute()) * len(rows) for name, metric in means.metrics.items()}
         names = sorted(sums)

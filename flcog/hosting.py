@@ -217,7 +217,7 @@ def make_runtime(
         reader=reader,
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
-        evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits, client.hooks.of_batches),
+        evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits, client.hooks.of_evaluations),
         loop=Sequential(one_client(Learner(function, optimizer), client.hooks)),
     )
 

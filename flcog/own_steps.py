@@ -69,6 +69,7 @@ def among_rounds(module: L.LightningModule, round: int, stage: str = "training")
         stage: ``training``, ``validating`` or ``testing``, which is true of ``self.trainer``.
     """
     before, module.trainer = module._trainer, cast(Any, _NoTrainer(round, stage))
+    vars(module.trainer).update(model=module, lightning_module=module)
     try:
         yield module.trainer
     finally:

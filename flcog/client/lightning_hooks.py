@@ -14,8 +14,9 @@ from flcog.batch_hooks import OF_A_BATCH
 from flcog.client_module import ClientModule, trains_itself
 from flcog.core.lightning_packages import is_lightnings, lightning_base
 from flcog.data import FederatedDataModule
+from flcog.evaluation_hooks import OF_A_MODULE as OF_AN_EVALUATION
 
-CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "setup", "log", "log_dict"}
+CALLED = {"forward", "training_step", "configure_optimizers", "configure_model", "prepare_data", "setup", "log", "log_dict"}
 """The hooks that are called on every module."""
 
 EPOCH_HOOKS = (
@@ -26,7 +27,10 @@ EPOCH_HOOKS = (
 
 CALLED_BY_FIT = {*EPOCH_HOOKS, "configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"}
 
-CALLED_TO_EVALUATE = {kind: {f"{kind}_step", f"on_{kind}_epoch_start", f"on_{kind}_epoch_end"} for kind in ("validation", "test")}
+CALLED_TO_EVALUATE = {
+    kind: {f"{kind}_step"} | {name for name in OF_AN_EVALUATION if name.startswith(f"on_{kind}_")}
+    for kind in ("validation", "test")
+}
 """Hooks that are called on modules that define such a step themselves."""
 
 OF_A_STEP = (
@@ -62,7 +66,7 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
     """
     _check_kinds(model, data)
     idle = []
-    modules: list[L.LightningModule | L.LightningDataModule] = [*data]
+    modules: list[L.LightningModule | L.LightningDataModule] = [module.hooked for module in data]
     if lightning_base(model, "LightningModule"):
         modules.insert(0, model)  # type: ignore[arg-type]
     for module in modules:
@@ -117,7 +121,8 @@ def lightning_hooks(base: type) -> list[str]:
 def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
     """The hooks called on this module."""
     if lightning_base(module, "LightningModule") is None:
-        return CALLED_ON_DATA
+        loaders = () if isinstance(module, FederatedDataModule) else ("train_dataloader", "val_dataloader", "test_dataloader")
+        return CALLED_ON_DATA.union(loaders)
     written = written_hooks(module)
     everywhere = CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS
     return everywhere.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

@@ -6,11 +6,12 @@ from typing import Any
 
 import lightning as L
 
-from flcog.batch_hooks import OF_A_BATCH, BatchHooks
+from flcog.batch_hooks import OF_A_BATCH
 from flcog.client.lightning_hooks import OF_A_MODULE, OF_A_STEP, written_hooks
 from flcog.client.optimizers import Configured, asks_again, each_optimizer
 from flcog.client.trainer_reads import values_read
-from flcog.core.lightning_packages import is_lightnings, lightning_base
+from flcog.core.lightning_packages import lightning_base, users_hooks
+from flcog.evaluation_hooks import EvaluationHooks
 from flcog.method import Method
 
 CHANGES_A_STEP = ("loss", "wrap_gradient", "correct_gradient")
@@ -36,8 +37,9 @@ class LocalHooks:
     """The trainer of the run, if it runs in this process."""
 
     def __post_init__(self) -> None:
+        self.of_evaluations = EvaluationHooks(self.module, self.datamodule, self.callbacks)
+        self.of_batches = self.of_evaluations.batches
         self.callbacks = [callback for callback in self.callbacks if step_hooks(callback)]
-        self.of_batches = BatchHooks(self.module, self.datamodule)
         self.differentiates = "backward" in written_hooks(self.module)
         """Whether the module differentiates its loss itself."""
         self.reason = _reason(self)
@@ -81,12 +83,7 @@ def step_hooks(callback: L.Callback) -> list[str]:
     """
     if lightning_base(callback, "ProgressBar") is not None:
         return []
-
-    def is_users(name: str) -> bool:
-        bases = [vars(base).get(name) for base in type(callback).__mro__ if is_lightnings(base)]
-        return name in vars(callback) or getattr(type(callback), name) not in bases
-
-    return [name for name in OF_A_STEP if is_users(name)]
+    return users_hooks(callback, OF_A_STEP)
 
 
 def check_manual(module: L.LightningModule, methods: Sequence[Method]) -> None:

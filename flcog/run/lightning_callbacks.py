@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
 from flcog.client.local_hooks import LocalHooks
-from flcog.core.lightning_packages import is_lightnings, lightning_base
+from flcog.core.lightning_packages import is_lightnings, lightning_base, users_hooks
+from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
 from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
@@ -98,7 +99,7 @@ class LightningCallbacks(Callback):
         """
         self._hooks = [name for name in EPOCH_HOOKS if name in written_hooks(run.model.module)]
         needed = self._active or self._hooks or hooks.reason
-        self._trainer = hooks.run = LightningTrainer(run, self._active) if needed else None
+        self._trainer = hooks.run = hooks.of_evaluations.run = LightningTrainer(run, self._active) if needed else None
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
         if self._followed:
             self._schedules.restore(self._followed)
@@ -176,8 +177,18 @@ class LightningCallbacks(Callback):
                     if "batch" in hook and callback in self._in_clients:
                         continue
                     _call_hook(callback, hook, trainer, module, *arguments)
+                    if users_hooks(callback, [hook]):
+                        self._check_weights(f"{type(callback).__name__}.{hook}")
                 if hook in self._hooks:
                     getattr(module, hook)(*arguments)
+                    self._check_weights(f"{type(module).__name__}.{hook}")
+
+    def _check_weights(self, hook: str) -> None:
+        """Refuse a hook that has changed the global weights."""
+        assert self._trainer is not None
+        changed = self._trainer.changed_parameter()
+        if changed:
+            raise ValueError(refusal_of_change(hook, changed))
 
     def _take_row(self, metrics: dict[str, float]) -> None:
         """Let callbacks see and extend the round's row, to which the figures that they logged at its start are added."""

@@ -207,6 +207,11 @@ class LightningTrainer:
         """Load the global weights into the module, which otherwise contains a client's weights."""
         self._run.engine.hand_over(self._run.server)
 
+    def changed_parameter(self) -> str | None:
+        """The name of a parameter of the module that differs from the global model's, if there is any."""
+        now = dict(self.lightning_module.named_parameters())
+        return next((name for name, value in self._run.params.items() if not torch.equal(now[name], value)), None)
+
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Write the global model. A run resumes from its own ``last.ckpt``, which also holds the clients' states."""
         path = Path(filepath)

@@ -1,10 +1,12 @@
 """Opens a run in five steps: read, describe, check, make the session, restore."""
 
 from pathlib import Path
+from typing import Any, cast
 
 from flcog.assembly import Assembly, data_modules
 from flcog.client.model import make_client_model
 from flcog.core.fabric import processes_of
+from flcog.core.lightning_packages import lightning_base
 from flcog.run import checkpoint, experiment
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.plans import CheckpointFile, Plan, Request
@@ -61,5 +63,7 @@ def _read(request: Request, found: Path | None) -> CheckpointFile | None:
     with request.fabric.rank_zero_first(local=True):
         for module in (request.datamodule, *data_modules(request.methods)):
             module.prepare_data()
+        if lightning_base(request.model, "LightningModule"):
+            cast(Any, request.model).prepare_data()
     request.datamodule.setup("fit")
     return saved

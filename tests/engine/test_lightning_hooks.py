@@ -123,7 +123,7 @@ def test_every_hook_of_a_data_module(name: str) -> None:
 
 def test_hooks_are_named_together() -> None:
     class Watching(Client):
-        def prepare_data(self) -> None:
+        def test_dataloader(self) -> None:
             pass
 
         def val_dataloader(self) -> None:
@@ -131,7 +131,9 @@ def test_hooks_are_named_together() -> None:
 
     model = Watching()
     model.train_dataloader = lambda: None  # type: ignore[method-assign]
-    with pytest.warns(UserWarning, match=r"Watching.prepare_data, Watching.train_dataloader, Watching.val_dataloader \(") as told:
+    with pytest.warns(
+        UserWarning, match=r"Watching.test_dataloader, Watching.train_dataloader, Watching.val_dataloader \("
+    ) as told:
         make_trainer(None).prepare(model, TinyData())
     assert len(told) == 1
 
