@@ -13,6 +13,7 @@ from flcog.client.trainer_reads import values_read
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.evaluation_hooks import EvaluationHooks
 from flcog.method import Method
+from flcog.method.gradient_clip import GradientClip
 
 CHANGES_A_STEP = ("loss", "wrap_gradient", "correct_gradient")
 """Hooks of flcog's methods that a module with manual optimisation leaves no place for."""
@@ -27,12 +28,14 @@ class LocalHooks:
         datamodule: the user's data module.
         configured: the optimisers and schedulers of ``configure_optimizers``.
         callbacks: the run's callbacks of Lightning's. Hooks of a step are called on those that define one.
+        rounds: the number of rounds of the run.
     """
 
     module: L.LightningModule
     datamodule: L.LightningDataModule
     configured: Configured
     callbacks: Sequence[L.Callback] = ()
+    rounds: int = 1
     run: Any = field(default=None, repr=False)
     """The trainer of the run, if it runs in this process."""
 
@@ -42,6 +45,8 @@ class LocalHooks:
         self.callbacks = [callback for callback in self.callbacks if step_hooks(callback)]
         self.differentiates = "backward" in written_hooks(self.module)
         """Whether the module differentiates its loss itself."""
+        self.clips = "configure_gradient_clipping" in written_hooks(self.module)
+        """Whether the module clips gradients itself, with the values of ``trainer.gradient_clip_val``."""
         self.reason = _reason(self)
         """The first feature that the pure step lacks, such as ``Lit.on_train_batch_end``; empty if the pure step is enough."""
 
@@ -93,7 +98,10 @@ def check_manual(module: L.LightningModule, methods: Sequence[Method]) -> None:
     for method in methods:
         for hook in CHANGES_A_STEP:
             if method.overrides(hook):
+                clips = isinstance(method, GradientClip)
+                name = "trainer.gradient_clip_val" if clips else method.name
+                remedy = "call self.clip_gradients in training_step" if clips else "let training_step return the loss"
                 raise ValueError(
-                    f"{method.name} changes the loss or the gradient of a step ({hook}), and {type(module).__name__} takes its steps "
-                    f"itself (automatic_optimization = False): remove {method.name}, or let training_step return the loss"
+                    f"{name} changes the loss or the gradient of a step, and {type(module).__name__} takes its steps itself "
+                    f"(automatic_optimization = False): remove {name}, or {remedy}"
                 )

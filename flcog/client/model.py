@@ -69,7 +69,7 @@ def make_client_model(
     configured = configure(client)
     check_manual(client, methods)
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
-    hooks = LocalHooks(client, datamodule.hooked, configured, callbacks)
+    hooks = LocalHooks(client, datamodule.hooked, configured, callbacks, settings.rounds)
     notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
     return ClientModel(function, configured.optimizer, notes, hooks)
 

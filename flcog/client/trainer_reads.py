@@ -44,7 +44,7 @@ def _code_of_user(kind: type, name: str) -> CodeType | None:
     """The code of a method or property that a user wrote."""
     member = inspect.getattr_static(kind, name, None)
     function = getattr(member, "fget", member)
-    if not isinstance(function, FunctionType) or function.__module__.partition(".")[0] in (*PACKAGES, "torch", "flcog"):
+    if not isinstance(function, FunctionType) or str(function.__module__).partition(".")[0] in (*PACKAGES, "torch", "flcog"):
         return None
     return inspect.unwrap(function).__code__
 

@@ -1,8 +1,11 @@
 """Trains one client as ``lightning.Trainer`` would, with all hooks of Lightning in their order."""
 
+import copy
+from collections.abc import Sequence
+
 import torch
 
-from flcog.client.executor import Assignment, Stopped
+from flcog.client.executor import Assignment, Result, Stopped
 from flcog.client.local_hooks import LocalHooks
 from flcog.client.optimizers import each_optimizer
 from flcog.client.program import ClientTensors, Program, with_states
@@ -14,6 +17,7 @@ from flcog.execute.local_schedulers import LocalSchedulers
 from flcog.execute.local_trainer import LocalTrainer
 from flcog.execute.one_client import OneClient
 from flcog.execute.trainer import Learner
+from flcog.method.gradient_clip import GradientClip
 from flcog.step_log import add_step, means
 
 
@@ -50,6 +54,18 @@ class FaithfulClient(OneClient):
         schedulers = [config for config in hooks.configured.schedulers if manual or config.interval == "step"]
         self._hooks, self._schedulers = hooks, LocalSchedulers(optimizers, schedulers)
         self._trainer = LocalTrainer(hooks, optimizers, device)
+
+    def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
+        return super().train(self._clipping_by_hook(assignment) if self._hooks.clips else assignment, works)
+
+    def _clipping_by_hook(self, assignment: Assignment) -> Assignment:
+        """The assignment without the trainer's clipping, whose values ``configure_gradient_clipping`` receives instead."""
+        program = copy.copy(assignment.program)
+        for _, method in program.corrections:
+            if isinstance(method, GradientClip):
+                self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm = method.max_value, method.algorithm
+        program.corrections = [pair for pair in program.corrections if not isinstance(pair[1], GradientClip)]
+        return assignment._replace(program=program)
 
     def _renew_optimizer(self, assignment: Assignment) -> None:
         self._schedulers.begin(assignment.rates)
@@ -103,7 +119,17 @@ class FaithfulClient(OneClient):
             tensors = self._follow(program, before, batch, tensors)
         with torch.enable_grad():
             trainer.call("on_train_batch_end", step.outputs, given, number)
+        self._keep_parameters()
         return step, tensors
+
+    def _keep_parameters(self) -> None:
+        """Take over the values of parameters that a hook has replaced by new objects, which no optimiser would step."""
+        for name, parameter in list(self.model.module.named_parameters()):
+            own = self.model.params.get(name)
+            if own is not None and own is not parameter:
+                own.copy_(parameter)
+                owner, _, attribute = name.rpartition(".")
+                setattr(self.model.module.get_submodule(owner), attribute, own)
 
 
 def one_client(learner: Learner, hooks: LocalHooks | None) -> OneClient:

@@ -140,6 +140,10 @@ class LocalTrainer:
         return self.hooks.configured.schedulers
 
     @property
+    def max_epochs(self) -> int:
+        return self.hooks.rounds
+
+    @property
     def precision_plugin(self) -> Precision:
         return self.strategy.precision_plugin
 

@@ -1,0 +1,352 @@
+"""What a LightningModule may do in the faithful step: each feature by a closed form, by Lightning's own trainer, or by its message."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from datamodules.common import one_line
+from harness import TinyData, assert_close, classifier, distance, fit, make_trainer, train
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import flcog
+from engine.test_faithful_step import ONE_CLIENT, Gan, Lit, by_lightning, recording
+from flcog.callbacks import SCAFFOLD, ClipUpdate, EqualWeights, FedAvgM, FedDisco, FedExP, FedProx, FedSAM, LowPrecision
+from flcog.execute.faithful_client import FaithfulClient
+from flcog.hosting import host_clients
+from flcog.server import round as rounds
+
+
+class Plain(Lit):
+    """The same module without a scheduler, which is pure."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def is_faithful(trainer: Any) -> bool:
+    return isinstance(trainer.executor.placement.trainer, FaithfulClient)
+
+
+# Manual optimisation --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedAvgM(), FedExP(), FedDisco(), EqualWeights(), ClipUpdate(0.01), LowPrecision()],
+    ids=lambda method: method.name,
+)
+def test_methods_that_act_on_models_take_manual_optimisation(method: flcog.Method) -> None:
+    plain, changed = train(module=Gan(), precision="32-true"), train(method, module=Gan(), precision="32-true")  # type: ignore[arg-type]
+    assert "one client at a time: Gan has automatic_optimization = False" in plain.notes[0]
+    # FedExP's step is FedAvg's or longer, and LowPrecision leaves small tensors as they are.
+    assert distance(plain.params, changed.params) > 1e-7 or isinstance(method, FedExP | LowPrecision)
+    assert plain.rows[-1]["train/loss"] != 0
+
+
+@pytest.mark.parametrize("method", [FedProx(), SCAFFOLD(), FedSAM()], ids=lambda method: method.name)
+def test_methods_that_change_a_step_refuse_it(method: flcog.Method) -> None:
+    message = (
+        f"{method.name} changes the loss or the gradient of a step, and Gan takes its steps itself .*: remove {method.name}, or"
+    )
+    with one_line(ValueError, message):
+        train(method, module=Gan())  # type: ignore[arg-type]
+    with one_line(ValueError, "trainer.gradient_clip_val changes the loss .* or call self.clip_gradients in training_step"):
+        train(module=Gan(), gradient_clip_val=1.0)  # type: ignore[arg-type]
+
+
+def test_a_manual_run_resumes(tmp_path: Path) -> None:
+    whole = fit(tmp_path, module=Gan(), rounds=3)  # type: ignore[arg-type]
+    half = fit(tmp_path, module=Gan(), rounds=2)  # type: ignore[arg-type]
+    resumed = fit(tmp_path, module=Gan(), rounds=3, ckpt_path=str(half.run_dir))  # type: ignore[arg-type]
+    assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
+
+
+# Hooks ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrapped_gradient_calls_the_backward_hooks_for_each_pass() -> None:
+    """FedSAM differentiates twice in a step."""
+    calls: list[str] = []
+    train(FedSAM(), module=recording(Lit, calls), **ONE_CLIENT)  # type: ignore[arg-type]
+    counts = {
+        name: calls.count(name) for name in ("on_before_zero_grad", "on_before_backward", "on_after_backward", "optimizer_step")
+    }
+    assert counts == {"on_before_zero_grad": 5, "on_before_backward": 10, "on_after_backward": 10, "optimizer_step": 5}
+
+
+def test_on_train_batch_start_may_end_a_clients_training() -> None:
+    class Short(Plain):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+            return -1 if batch_idx == 2 else None
+
+    short = train(module=Short(), local_steps=4)  # type: ignore[arg-type]
+    calls: list[str] = []
+    train(module=recording(Short, calls), **ONE_CLIENT)  # type: ignore[arg-type]
+    assert calls.count("on_train_batch_start") == 3 and calls.count("on_train_batch_end") == 2
+    assert short.rows[-1]["train/loss"] > 0
+
+
+def test_a_step_without_a_loss_changes_nothing() -> None:
+    class Seldom(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if batch_idx == 0 else None
+
+        def on_after_backward(self) -> None:
+            pass
+
+    class First(Plain):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+            return -1 if batch_idx else None
+
+    seldom, first = (train(module=kind(), **ONE_CLIENT) for kind in (Seldom, First))  # type: ignore[arg-type]
+    assert_close(seldom.params, first.params, 0)
+    assert seldom.rows[-1]["train/loss"] == first.rows[-1]["train/loss"]
+
+
+class Doubled(TinyData):
+    """Doubles the inputs on their way to the step, and notes the stage."""
+
+    stages: set[str]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        stages = [stage for stage in ("training", "validating", "testing") if getattr(self.trainer, stage)]
+        self.stages = getattr(self, "stages", set()) | set(stages)
+        return 2 * batch[0], batch[1]
+
+
+class Twice(TinyData):
+    """The doubled inputs themselves."""
+
+    def load(self) -> flcog.Splits:
+        splits = super().load()
+        for part in (splits.train, splits.test):
+            assert part is not None
+            object.__setattr__(part, "inputs", 2 * part.inputs)
+        return splits
+
+
+def test_hooks_of_batches_act_in_training_and_evaluation() -> None:
+    runs = []
+    for data in (Doubled(), Twice()):
+        trainer = make_trainer(None, FedProx())
+        trainer.prepare(classifier(), data)
+        trainer.train_round()
+        runs.append((trainer, trainer.evaluate()))
+    (hooked, figures), (direct, expected) = runs
+    assert_close(hooked.params, direct.params, 0)
+    assert figures == expected and is_faithful(hooked) and not is_faithful(direct)
+    assert "one client at a time: Doubled.on_after_batch_transfer" in hooked.notes[0]
+    assert hooked.run.engine.clients.here.executor is not None
+
+
+def test_hooks_of_a_wrapped_data_module_act() -> None:
+    class Data(L.LightningDataModule):
+        calls = 0
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), batch_size=4)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            self.calls += 1
+            assert self.trainer is not None and self.trainer.training
+            return batch
+
+    data = Data()
+    trainer = train(module=Plain(), data=data, **ONE_CLIENT | {"local_steps": 2, "precision": "32-true"})  # type: ignore[arg-type]
+    assert data.calls == 2 and "Data.on_after_batch_transfer" in " ".join(trainer.notes)
+
+
+def test_a_callback_may_end_the_run(tmp_path: Path) -> None:
+    class Stops(L.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            assert outputs["loss"].ndim == 0 and len(batch) == 2
+            trainer.should_stop = trainer.current_epoch == 1
+
+    assert len(fit(tmp_path, Stops(), rounds=5).history) == 2
+
+
+def test_an_error_in_a_callback_names_the_hook_and_the_step() -> None:
+    class Fails(L.Callback):
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+            raise RuntimeError("of the user's")
+
+    with pytest.raises(RuntimeError, match="of the user's") as caught:
+        train(Fails())
+    assert "in Fails.on_before_backward" in caught.value.__notes__
+    assert any("local step 1 of 4" in note for note in caught.value.__notes__)
+
+
+def test_gradients_may_be_clipped_by_the_module() -> None:
+    """With the values of the trainer's options, which then clip nothing themselves."""
+
+    class Clips(Plain):
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        ) -> None:
+            assert (gradient_clip_val, gradient_clip_algorithm) == (0.01, "value")
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    options: dict[str, Any] = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+    runs = [train(module=kind(), **options) for kind in (Clips, Plain)]
+    assert_close(runs[0].params, runs[1].params, 0)
+    assert distance(runs[0].params, train(module=Plain()).params) > 1e-3  # type: ignore[arg-type]
+
+
+def test_parameters_may_be_replaced_within_a_client() -> None:
+    class Halves(Plain):
+        new = False
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            layer = self.net.head
+            with torch.no_grad():
+                if self.new:
+                    layer.weight = torch.nn.Parameter(layer.weight / 2)
+                else:
+                    layer.weight.div_(2)
+
+    class Renews(Halves):
+        new = True
+
+    runs = [train(module=kind()) for kind in (Halves, Renews)]  # type: ignore[arg-type]
+    assert_close(runs[0].params, runs[1].params, 0)
+    assert distance(runs[0].params, train(module=Plain()).params) > 1e-2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hook", ["on_test_epoch_end", "on_test_batch_end", "on_train_epoch_end"])
+def test_the_global_weights_may_not_be_changed(hook: str, tmp_path: Path) -> None:
+    def changes(self: Any, *args: Any) -> None:
+        with torch.no_grad():
+            self.net.head.weight.div_(2)
+
+    kind = type("Changes", (Plain,), {hook: changes, "test_step": lambda self, batch, batch_idx: None})
+    with one_line(ValueError, f"Changes.{hook} changes the parameter net.head.weight of the global model, which only the server"):
+        fit(tmp_path, module=kind(), rounds=1, eval_every=1)
+
+
+def test_callbacks_get_the_batches_of_evaluations(tmp_path: Path) -> None:
+    class Watches(L.Callback):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+    def noting(name: str) -> Any:
+        def hook(self: Watches, trainer: Any, pl_module: Any, *args: Any) -> None:
+            assert trainer.current_epoch == 0 and not pl_module.training
+            self.seen.append(name)
+
+        return hook
+
+    names = (
+        "on_test_start",
+        "on_test_epoch_start",
+        "on_test_batch_start",
+        "on_test_batch_end",
+        "on_test_epoch_end",
+        "on_test_end",
+    )
+    for name in names:
+        setattr(Watches, name, noting(name))
+    tested = type("Tested", (Plain,), {"test_step": lambda self, batch, batch_idx: {"rows": len(batch[1])}})
+    watches = Watches()
+    fit(tmp_path, watches, module=tested(), data=TinyData(eval_batch_size=15), rounds=1, eval_every=1)
+    assert watches.seen == [*names[:2], *2 * names[2:4], *names[4:]]
+
+
+# The trainer ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", ["self.global_step", "self.trainer.max_epochs", "self.optimizers().param_groups[0]['lr']"])
+def test_a_step_may_read_its_trainer(read: str, tmp_path: Path) -> None:
+    scope: dict[str, Any] = {"Plain": Plain, "seen": []}
+    source = (
+        f"class Reads(Plain):\n def training_step(self, batch, batch_idx):\n  seen.append({read})\n  return self.helped(batch)\n"
+    )
+    exec(source + " def helped(self, batch):\n  return super().training_step(batch, 0)\n", scope)
+    trainer = train(module=scope["Reads"](), **ONE_CLIENT | {"rounds": 2})
+    values = {"self.global_step": [*range(5), *range(5)], "self.trainer.max_epochs": [2] * 10}
+    assert scope["seen"] == values.get(read, [0.1] * 10)
+    assert f"one client at a time: Reads.training_step reads {read.partition('(')[0]}" in trainer.notes[0]
+    assert_close(trainer.params, train(module=Plain(), **ONE_CLIENT | {"rounds": 2}).params, 0)  # type: ignore[arg-type]
+
+
+def test_a_step_that_reads_no_more_than_the_round_is_pure() -> None:
+    seen: list[Any] = []
+
+    class Reads(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append((self.trainer.training, self.trainer.current_epoch, self.trainer.logger))
+            return super().training_step(batch, batch_idx)
+
+    assert not is_faithful(train(module=Reads(), rounds=1))  # type: ignore[arg-type]
+    assert set(seen) == {(True, 0, None)}
+
+
+def test_an_optimizer_may_ask_for_the_loss_again() -> None:
+    class Again(Lit):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+    ours = train(module=Again(), **ONE_CLIENT)  # type: ignore[arg-type]
+    theirs = by_lightning(Again(), ours)
+    assert_close(ours.params, {name: p.detach() for name, p in theirs.named_parameters()}, 1e-12)
+
+
+def test_changes_of_an_optimizer_end_with_the_client() -> None:
+    """A warm-up by hand, as Lightning's documentation writes it."""
+
+    class Warms(Plain):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            optimizer.step(closure=optimizer_closure)
+
+    class Scheduled(Plain):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step + 1))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    runs = [train(module=kind()) for kind in (Warms, Scheduled)]  # type: ignore[arg-type]
+    assert_close(runs[0].params, runs[1].params, 1e-14)
+
+
+@pytest.mark.parametrize("options", [{"executor": "vmap"}, {"chunk_size": 2}, {"executor": "fastest"}, {"compile": True}])
+def test_it_runs_one_client_at_a_time_whatever_is_asked(options: dict[str, Any]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = train(module=Lit(), rounds=1, **{"executor": "auto"} | options)  # type: ignore[arg-type]
+    reason = "one client at a time: Lit.configure_optimizers returns a scheduler with the interval step"
+    assert is_faithful(trainer) and reason in trainer.notes[0]
+    explained = [str(warning.message) for warning in caught if reason in str(warning.message)]
+    assert len(explained) == (1 if "compile" in options or options.get("executor") == "vmap" else 0)
+
+
+def test_a_clients_process_needs_no_run() -> None:
+    """The hooks of steps fire where the clients are, without the server, a trainer or files."""
+    seen: list[tuple[int, int, Any]] = []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((trainer.max_epochs, trainer.num_training_batches, trainer.logger))
+            with pytest.raises(AttributeError, match="asked the trainer for 'callback_metrics' while a client trained"):
+                trainer.callback_metrics  # noqa: B018
+            with pytest.raises(ValueError, match="a client cannot end the run"):
+                trainer.should_stop = True
+
+    trainer = make_trainer(None, FedProx())
+    trainer.prepare(classifier(), TinyData())
+    engine, server = trainer.run.engine, trainer.run.server
+    client = trainer.sample(0)[0]
+    with trainer.settings.in_force():
+        data = TinyData().only([client])
+        runtime = host_clients(trainer.settings, trainer.methods, classifier(), data, callbacks=[Watch()])
+        runtime.set_up(engine.population, {})
+        received, tasks = rounds.ask(engine, server, rounds.plan(engine, server, rounds.select(engine, server)))
+        tasks = [task for task in tasks if task.client == client]
+        (there,) = runtime.train(received, tasks)
+        (here,) = engine.clients.train(received, tasks)
+    assert seen == [(3, 4, None)] * 4
+    assert all(torch.equal(there.envelope.delta[name], value) for name, value in here.envelope.delta.items())
