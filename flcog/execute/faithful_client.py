@@ -18,6 +18,7 @@ from flcog.execute.local_trainer import LocalTrainer
 from flcog.execute.one_client import OneClient
 from flcog.execute.trainer import Learner
 from flcog.method.gradient_clip import GradientClip
+from flcog.own_steps import logging_to
 from flcog.step_log import add_step, means
 
 
@@ -56,7 +57,14 @@ class FaithfulClient(OneClient):
         self._trainer = LocalTrainer(hooks, optimizers, device)
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
-        return super().train(self._clipping_by_hook(assignment) if self._hooks.clips else assignment, works)
+        log, module = self.model.log, self.model.module
+        if self._hooks.clips:
+            assignment = self._clipping_by_hook(assignment)
+        if self.model.trains_itself:
+            return super().train(assignment, works)
+        log.begin_client()
+        with logging_to(module, log.take):  # hooks of a client module may log, too
+            return super().train(assignment, works)
 
     def _clipping_by_hook(self, assignment: Assignment) -> Assignment:
         """The assignment without the trainer's clipping, whose values ``configure_gradient_clipping`` receives instead."""
@@ -107,15 +115,15 @@ class FaithfulClient(OneClient):
         if self.model.trains_itself:
             program.local_step = number
         before = {name: value.clone() for name, value in params.items()} if program.followers else params
-        step = FaithfulStep(program, self.model, trainer, batch, number)
-        if trainer.lightning_module.automatic_optimization:
+        step, manual = FaithfulStep(program, self.model, trainer, batch, number), not self.model.module.automatic_optimization
+        if not manual:
             step.take(tensors)
             if step.gradient is not None and step.gradient.state:
                 tensors = with_states(tensors, self._owned(step.gradient.state))
             self._schedulers.advance(number, trainer.lightning_module.lr_scheduler_step)
         else:
             step.take_manually(given)
-        if program.followers and step.loss is not None:
+        if program.followers and (manual or step.loss is not None):
             tensors = self._follow(program, before, batch, tensors)
         with torch.enable_grad():
             trainer.call("on_train_batch_end", step.outputs, given, number)

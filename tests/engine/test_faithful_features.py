@@ -180,6 +180,21 @@ def test_an_error_in_a_callback_names_the_hook_and_the_step() -> None:
     assert any("local step 1 of 4" in note for note in caught.value.__notes__)
 
 
+def test_hooks_and_callbacks_may_log() -> None:
+    """Each value becomes a column: its mean over the steps of all clients, whose weights are equal here."""
+
+    class Logs(flcog.Classifier):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("number", float(batch_idx))
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            pl_module.log("seen", 10.0 * batch_idx)
+
+    row = train(Watch(), EqualWeights(), module=Logs(classifier().model), rounds=1).rows[0]
+    assert (row["train/number"], row["train/seen"]) == pytest.approx((1.5, 15.0))
+
+
 def test_gradients_may_be_clipped_by_the_module() -> None:
     """With the values of the trainer's options, which then clip nothing themselves."""
 
