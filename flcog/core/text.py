@@ -39,6 +39,11 @@ def first_paragraph(documented: Any) -> str:
     return " ".join(text.strip().split("\n\n")[0].split())
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     """Format a table in Markdown. True becomes "yes", and False an empty cell."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

@@ -73,7 +73,7 @@ def test_what_a_tracker_raises_is_one_warning(places: tuple[str, ...], tmp_path:
         warnings.simplefilter("always")
         trainer = fit(tmp_path, Faulty(*places), beside)
     said = [str(warning.message) for warning in caught if "Faulty" in str(warning.message)]
-    assert len(said) == 1 and said[0].startswith(f"Faulty failed (RuntimeError: no answer at {places[0]}): the run goes on")
+    assert len(said) == 1 and said[0].startswith(f"Faulty failed (RuntimeError: no answer at {places[0]}): the run continues")
     assert [row["round"] for row in trainer.history] == [row["round"] for row in beside.rows] == [1, 2]
     assert trainer.run_dir is not None and checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["round"] == 2
     assert beside.parameters["run"]["num_clients"] == 8

@@ -22,7 +22,7 @@ from wandb.proto import wandb_internal_pb2
 import flcog
 from flcog.callbacks import FedProx
 from flcog.method import Callback
-from flcog.run import checkpoint, trackers
+from flcog.run import checkpoint, wandb_tracker
 from flcog.run.trackers import Trackers
 
 
@@ -174,19 +174,19 @@ def test_wandbs_own_switches_are_respected(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not trackers._logged_in()
+    assert not wandb_tracker.logged_in()
     (tmp_path / "no-netrc").write_text("machine github.com login me password secret\n")
-    assert not trackers._logged_in()
+    assert not wandb_tracker.logged_in()
     (tmp_path / "no-netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert trackers._logged_in()
+    assert wandb_tracker.logged_in()
     (tmp_path / "no-netrc").write_text("machine api.wandb.ai\n")
-    assert not trackers._logged_in()
+    assert not wandb_tracker.logged_in()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert trackers._logged_in()
+    assert wandb_tracker.logged_in()
 
 
 def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "INIT_TIMEOUT", 1.0)
+    monkeypatch.setattr(wandb_tracker, "INIT_TIMEOUT", 1.0)
     with monkeypatch.context() as login, pytest.warns(UserWarning, match="tracking offline instead"):
         login.setenv("WANDB_API_KEY", "0" * 40)
         login.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

@@ -12,6 +12,7 @@ import torch
 from flcog.client.executor import Choice
 from flcog.commands.bench.waiting import synchronise
 from flcog.core.output import say
+from flcog.core.text import first_line
 
 MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
 """Arguments of the trainer that change how a round is computed, but not its result."""
@@ -119,7 +120,7 @@ def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) ->
             if contestant.trainer.fabric.world_size > 1:  # the other processes may have succeeded
                 raise
             reasons.append(error)
-            print(f"{contestant.name} is left out: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
+            print(f"{contestant.name} is left out: {first_line(error)}")
         else:
             ready.append(contestant)
     if not ready:
