@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Choice
 from flcog.client.lightning_hooks import written_hooks
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
-from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
-from flcog.evaluation import Evaluator
-from flcog.method import Callback, Method, MethodRecord, TrackerNote, Uploads, methods_until
+from flcog.method import Callback, MethodRecord, TrackerNote, Uploads, methods_until
 from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
@@ -30,7 +27,6 @@ from flcog.server.engine import Engine
 from flcog.server.evaluate import evaluated_params
 from flcog.server.personal import only_personal
 from flcog.server.state import ServerState
-from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 
 
@@ -60,6 +56,8 @@ class Session:
         trackers: Trackers | None = None,
     ) -> None:
         self.engine, self.server, self.observers, self.config = engine, server, observers, config
+        self.settings, self.methods, self.processes = engine.settings, engine.methods, engine.processes
+        self.model, self.evaluator = engine.model, engine.evaluator
         self.experiment = dict(experiment or {})
         self.trackers = trackers or Trackers()
         self.should_stop = False
@@ -76,10 +74,6 @@ class Session:
     # What observers see -----------------------------------------------------------------------------------------------------------
 
     @property
-    def settings(self) -> Settings:
-        return self.engine.settings
-
-    @property
     def description(self) -> Sequence[tuple[str, str]]:
         return describe(self.engine, self.server, self.directory)
 
@@ -94,24 +88,8 @@ class Session:
         return self._directory is not None
 
     @property
-    def processes(self) -> Processes:
-        return self.engine.processes
-
-    @property
-    def methods(self) -> Sequence[Method]:
-        return self.engine.methods
-
-    @property
     def federation(self) -> Federation:
         return self.engine.federation
-
-    @property
-    def model(self) -> ModelFunction:
-        return self.engine.model
-
-    @property
-    def evaluator(self) -> Evaluator:
-        return self.engine.evaluator
 
     @property
     def round(self) -> int:
