@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from flcog.callbacks.clip_update import ClipUpdate
     from flcog.callbacks.codecs.low_precision import LowPrecision
     from flcog.callbacks.codecs.quantize import Quantize
+    from flcog.callbacks.codecs.random_k import RandomK
+    from flcog.callbacks.codecs.rotated_quantize import RotatedQuantize
+    from flcog.callbacks.codecs.sign_sgd import SignSGD
+    from flcog.callbacks.codecs.top_k import TopK
     from flcog.callbacks.dense import DENSE
     from flcog.callbacks.ditto import Ditto
     from flcog.callbacks.equal_weights import EqualWeights
@@ -132,11 +136,15 @@ __all__ = [
     "PrivateTraining",
     "ProgressBar",
     "Quantize",
+    "RandomK",
+    "RotatedQuantize",
     "RoundRobin",
     "RoundsToTarget",
     "SCAFFOLDInFedDisco",
+    "SignSGD",
     "Stragglers",
     "Summary",
+    "TopK",
     "TrainingScores",
     "UniformSelection",
 ]

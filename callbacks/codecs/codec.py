@@ -50,12 +50,20 @@ class Codec(Stage, protocol=True):
     """Encodes each tensor of the envelope by itself: the change of the model, the change of the buffers, and all messages.
 
     Whole numbers, tensors of fewer than ``TINY`` numbers, and tensors that encoding would not make shorter, are sent unchanged.
+
+    Args:
+        error_feedback: whether each client adds the error of its last upload, the residual, to its next upload (Seide et al., 2014).
     """
+
+    error_feedback: bool = False
 
     kind: ClassVar[Kind] = "encode"
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
-        """A vector of floating-point numbers as a tree of tensors, whose bytes are sent. *Pure.*"""
+        """A vector of floating-point numbers as a tree of tensors, whose bytes are sent. *Pure.*
+
+        With error feedback the expected squared error must be smaller than the squared norm.
+        """
         raise NotImplementedError
 
     def decode(self, encoded: Slot, field: Field) -> Tensor:
@@ -68,7 +76,8 @@ class Codec(Stage, protocol=True):
         raise NotImplementedError
 
     @property
-    def _is_random(self) -> bool:
+    def is_random(self) -> bool:
+        """Whether encoding draws random numbers."""
         return False
 
     def encodes(self, value: Any) -> bool:
@@ -79,23 +88,35 @@ class Codec(Stage, protocol=True):
         return size >= TINY and encoded_bytes(self, size, value.dtype) < size * value.dtype.itemsize
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {"key": draw_key(rng)} if self._is_random else {}
+        return {"key": draw_key(rng)} if self.is_random else {}
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.error_feedback
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         places, key = count(), ctx.draws.get("key", torch.zeros((), dtype=torch.int64))
+        residual = dict(ctx.state)
 
-        def encoded(value: Tensor) -> Any:
-            return self.encode(value.reshape(-1), Noise(key, next(places))) if self.encodes(value) else value
+        def encoded(value: Tensor, name: str) -> Any:
+            if not self.encodes(value):
+                return value
+            value = value + residual[name] if name in residual else value
+            result = self.encode(value.reshape(-1), Noise(key, next(places)))
+            if self.error_feedback:
+                residual[name] = value - self._decoded(result, Field(tuple(value.shape), value.dtype))
+            return result
 
-        buffers = self._moved(envelope.buffers, envelope.buffers, ctx.received, -1)
-        return map_fields(encoded, envelope._replace(buffers=buffers)), ctx.state
+        changes = envelope._replace(buffers=self._moved(envelope.buffers, envelope.buffers, ctx.received, -1))
+        return map_fields(encoded, changes, names_of(changes)), residual
+
+    def _decoded(self, encoded: Slot, field: Field) -> Tensor:
+        flat = Field((torch.Size(field.shape).numel(),), field.dtype)
+        return self.decode(encoded, flat).to(field.dtype).view(field.shape)
 
     def receive(self, envelope: Envelope, fields: Any, received: GlobalModel) -> Envelope:
         def decoded(field: Field, value: Any) -> Any:
-            if not self.encodes(field):
-                return value
-            flat = Field((torch.Size(field.shape).numel(),), field.dtype)
-            return self.decode(value, flat).to(field.dtype).view(field.shape)
+            return self._decoded(value, field) if self.encodes(field) else value
 
         places, spec = pytree.tree_flatten(fields, is_leaf=lambda part: isinstance(part, Field))
         values = spec.flatten_up_to(envelope._replace(measured=fields.measured))
@@ -130,3 +151,13 @@ def encoded_bytes(codec: Codec, size: int, dtype: torch.dtype) -> int:
     54
     """
     return sum(map(num_bytes, pytree.tree_leaves(layout(codec, size, dtype))))
+
+
+def names_of(tree: Any) -> Any:
+    """The tree with the name of each leaf in its place.
+
+    >>> names_of({"mean": {"w": 1}})
+    {'mean': {'w': "['mean']['w']"}}
+    """
+    paths, spec = pytree.tree_flatten_with_path(tree)
+    return pytree.tree_unflatten([pytree.keystr(path) for path, _ in paths], spec)

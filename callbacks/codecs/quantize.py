@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flcog.callbacks.codecs.bits import pack_bits, unpack_bits
 from flcog.callbacks.codecs.codec import Codec, Noise
-from flcog.callbacks.codecs.levels import check_bits, from_levels, in_buckets, num_levels, to_levels
+from flcog.callbacks.codecs.levels import check_bits, from_levels, in_buckets, num_levels, to_levels, variance
 from flcog.core.checks import at_least
 from flcog.core.types import Slot
 from flcog.wire.envelope import Field
@@ -23,7 +23,9 @@ class Quantize(Codec):
 
     The expected squared error is at most min(d / s^2, sqrt(d) / s) ||v||^2 for a bucket of d numbers, so that few bits need small buckets.
     If ``stochastic`` is false, each number becomes its nearest level, and the scale is the largest magnitude of the bucket: the error is
-    smaller, but does not average out over clients and rounds. Whole numbers, and tensors of fewer than 16 numbers, are sent unchanged.
+    smaller, but does not average out over clients and rounds. With ``error_feedback``, random rounding is divided by 1 + omega, where
+    omega is its expected squared error over ||v||^2, so that the residual stays bounded. Whole numbers, and tensors of fewer than 16
+    numbers, are sent unchanged.
 
     Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017,
     https://arxiv.org/abs/1610.02132.
@@ -48,14 +50,15 @@ class Quantize(Codec):
         at_least(self, 1, "bucket")
 
     @property
-    def _is_random(self) -> bool:
+    def is_random(self) -> bool:
         return self.stochastic
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         rows, levels = in_buckets(values, self.bucket), num_levels(self.bits)
         scale = torch.linalg.vector_norm(rows, dim=1) if self.stochastic else rows.abs().amax(1)
         codes = to_levels(rows, scale, levels, noise.uniform(tuple(rows.shape)) if self.stochastic else None)
-        return {"scale": scale, "levels": pack_bits(codes.view(-1)[: values.shape[0]], self.bits)}
+        sent = scale / (1 + variance(rows, scale, levels)) if self.error_feedback and self.stochastic else scale
+        return {"scale": sent, "levels": pack_bits(codes.view(-1)[: values.shape[0]], self.bits)}
 
     def decode(self, encoded: Slot, field: Field) -> Tensor:
         (size,) = field.shape

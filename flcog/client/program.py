@@ -223,7 +223,7 @@ class Program:
 
 
 def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensors:
-    """Replace states of a client by the new states that gradient wrappers returned, by the methods' positions in their list."""
+    """Replace some states of a client, by the methods' positions in their list."""
     return tensors._replace(states=[states.get(i, old) for i, old in enumerate(tensors.states)]) if states else tensors
 
 

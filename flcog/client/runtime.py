@@ -15,6 +15,7 @@ from flcog.client.executor import Assignment, Executor, Placement, Result, longe
 from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
 from flcog.client.personal import PersonalModels
 from flcog.client.program import Program
+from flcog.client.residuals import filled, residual_stages
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
@@ -75,6 +76,8 @@ class ClientRuntime:
     @cached_property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client. ``init_client`` of a method with ``weights`` may serve its message alone."""
+        if residual_stages(self.methods):
+            return True
         first = int(self.federation.partition.sizes.argmax())  # a client that this runtime hosts
         initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(first, 0))
         return any(
@@ -212,8 +215,12 @@ class ClientRuntime:
         self, works: Sequence[ClientWork], methods: Sequence[Method], params: Params, buffers: Params, round: int
     ) -> None:
         """Add the clients' states, which are made at first need, and this round's random numbers to their work."""
-        counted = any(method.needs_label_counts for method in methods)
-        if not counted and not any(method.overrides("init_client") or method.overrides("draw") for method in methods):
+        counted, kept = any(method.needs_label_counts for method in methods), residual_stages(methods)
+        if (
+            not counted
+            and not kept
+            and not any(method.overrides("init_client") or method.overrides("draw") for method in methods)
+        ):
             for work in works:
                 work.hand_states = work.hand_draws = lambda: [{}] * len(methods)
             return
@@ -223,23 +230,25 @@ class ClientRuntime:
         for work in works:
             view = self.view(work.client, round)
             known = self._initial.get(work.client, {}) | self.store.get(work.client)
-            for method in methods:
-                state = known.get(method.name)
+            for i, method in enumerate(methods):
+                state = {} if i in kept else known.get(method.name)
                 states[work.client].append(first_contact(method, params, buffers, view).state if state is None else state)
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
                 draws[work.client].append(method.draw(rng, view) if method.overrides("draw") else {})
             if counted:
                 draws[work.client].append(view.label_counts.to(number_dtype()))
         in_order = longest_first(works)  # as executors take them
-        for work, hand_states, hand_draws in zip(
+        residuals = [filled([self.store.get(work.client).get(methods[i].name, {}) for work in in_order]) for i in kept]
+        for work, hand_states, hand_draws, hand_residuals in zip(
             in_order,
             self._on_device([states[work.client] for work in in_order]),
             self._on_device([draws[work.client] for work in in_order]),
+            self._on_device([{i: own[k] for i, own in zip(kept, residuals, strict=True)} for k in range(len(in_order))]),
             strict=True,
         ):
-            work.hand_states, work.hand_draws = hand_states, hand_draws
+            work.hand_states, work.hand_draws, work.hand_residuals = hand_states, hand_draws, hand_residuals
 
-    def _on_device(self, trees: list[list[Slot]]) -> list[Callable[[], list[Slot]]]:
+    def _on_device(self, trees: list[Any]) -> list[Callable[[], Any]]:
         """A function for each tree that returns it on the device. The copy may finish only when it is needed."""
         queue, device = self.reader.copy_queue, self.reader.device
         if queue is None and device.type != "cpu":

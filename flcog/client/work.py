@@ -18,8 +18,8 @@ class ClientWork:
     """The work of one client in a round.
 
     ``own`` are the indices of the client's training set. ``order`` lists the indices in reading order; step t reads
-    ``order[starts[t] : starts[t] + sizes[t]]``. ``hand_states`` and ``hand_draws`` return the client's states and random numbers, which
-    may be copied to the device in the meantime.
+    ``order[starts[t] : starts[t] + sizes[t]]``. ``hand_states``, ``hand_draws`` and ``hand_residuals`` return the client's states and
+    random numbers, which may be copied to the device in the meantime.
     """
 
     client: int
@@ -34,6 +34,7 @@ class ClientWork:
     masks: Params = field(default_factory=dict)
     hand_states: Callable[[], list[Slot]] = list
     hand_draws: Callable[[], list[Slot]] = list
+    hand_residuals: Callable[[], dict[int, Slot]] = dict
 
     @property
     def states(self) -> list[Slot]:
@@ -44,6 +45,11 @@ class ClientWork:
     def draws(self) -> list[Slot]:
         """The client's random numbers for each method, on the device."""
         return self.hand_draws()
+
+    @property
+    def residuals(self) -> dict[int, Slot]:
+        """The client's residuals by the position of their stage among the methods, on the device. They are needed after training."""
+        return self.hand_residuals()
 
 
 def make_work(

@@ -78,6 +78,7 @@ class OneClient:
         now = {name: parameter.detach() for name, parameter in params.items()}
         measured = self._measure(assignment, work, now) if program.measurers else None
         change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
+        tensors = with_states(tensors, work.residuals)
         envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
         envelope = envelope._replace(measured=own | self.model.log.measured())
         envelope, states = self._owned(_with_axis((envelope, states)))

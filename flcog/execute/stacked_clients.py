@@ -20,7 +20,7 @@ from flcog.client.executor import (
     set_rates,
     torch_seed,
 )
-from flcog.client.program import ClientTensors, Program
+from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
@@ -120,6 +120,7 @@ class StackedClients:
     def end(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Result:
         """The result of trained clients."""
         program, (params, buffers, tensors, totals) = assignment.program, chunk
+        tensors = with_states(tensors, _stack([work.residuals for work in works]))
         manifests: list[Manifest] = []
 
         def finish(params: Params, buffers: Params, tensors: ClientTensors, measured: list[Slot]) -> Any:

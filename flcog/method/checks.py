@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from flcog.method.aggregator import Aggregator
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.selection import Selection
+from flcog.method.stage import Stage
 
 EXCLUSIVE_HOOKS = ("personal",)
 
@@ -40,3 +41,6 @@ def check_methods(methods: Sequence[Method]) -> None:
         names = [method.name for method in methods if isinstance(method, protocol)]
         if len(names) > 1:
             raise ValueError(f"{' and '.join(names)} both {effect}: keep one of them")
+    encoders = [method.name for method in methods if isinstance(method, Stage) and method.kind == "encode"]
+    if len(encoders) > 1:
+        raise ValueError(f"{' and '.join(encoders)} both encode what clients send: keep one, or nest one as the other's values")

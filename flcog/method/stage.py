@@ -23,6 +23,14 @@ class Stage(Method, protocol=True):
     kind: ClassVar[Kind]
     """The purpose of the stage, which fixes its place: *alter* (attacks), *bound* (clipping) or *encode* (fewer bytes)."""
 
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether the state of a client is a dict of tensors like those in its envelope, by name, such as the part that was not sent.
+
+        It is empty before the client's first upload; zeros then take the place of missing tensors. Only ``send`` sees the state.
+        """
+        return False
+
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         """The changed envelope, and the stage's new state. *Chain; pure.*
 

@@ -71,6 +71,8 @@ EXCLUSIVE |= {
 }
 SELECTIONS = ("PoissonSampling", "RoundRobin", "UniformSelection")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(SELECTIONS, 2), "both select the clients of a round")
+CODECS = ("LowPrecision", "Quantize", "RandomK", "RotatedQuantize", "SignSGD", "TopK")
+EXCLUSIVE |= dict.fromkeys(itertools.combinations(CODECS, 2), "both encode what clients send")
 AT_THE_SERVER = (
     *(
         "DENSE",

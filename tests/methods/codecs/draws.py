@@ -1,20 +1,43 @@
 """The random numbers of a run of seed 0 in float64, for the references."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from flcog.callbacks.parts.noise import draw_key, uniform
+from flcog.callbacks.codecs.codec import Noise
+from flcog.callbacks.parts.noise import draw_key, words
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import make_rng
 
 
-def uniforms(method: str, round: int, client: int, place: int, size: int) -> np.ndarray:
+def noise_of(method: str, round: int, client: int, place: int) -> Noise:
+    return Noise(draw_key(make_rng(0, round, client, "draw", method)), place)
+
+
+def uniform(method: str, depth: int, round: int, client: int, place: int, size: int) -> np.ndarray:
     """Uniform numbers for one tensor."""
     with default_dtype(torch.float64):
-        return uniform(draw_key(make_rng(0, round, client, "draw", method)), place, (size,)).numpy()
+        return noise_of(method, round, client, place)._replace(depth=depth).uniform((size,)).numpy()
 
 
-def uniforms_of(method: str) -> partial[np.ndarray]:
-    return partial(uniforms, method)
+def uniforms_of(method: str, depth: int = 0) -> partial[np.ndarray]:
+    return partial(uniform, method, depth)
+
+
+def positions(fraction: float, round: int, client: int, place: int, size: int) -> np.ndarray:
+    """RandomK's positions: where a hash of the sent seed is largest."""
+    hashes = words(noise_of("RandomK", round, client, place).seed(), 0, (size,)).numpy()
+    return np.sort(np.argsort(-hashes)[: max(1, round_half_even(fraction * size))])
+
+
+def round_half_even(value: float) -> int:
+    return int(np.rint(value))
+
+
+def signs_and_uniforms(round: int, client: int, place: int, size: int) -> tuple[Any, Any]:
+    """RotatedQuantize's random signs, and uniform numbers, for the next power of two."""
+    width = 1 << (size - 1).bit_length()
+    hashes = words(noise_of("RotatedQuantize", round, client, place).seed(), 0, (width,)).numpy()
+    return np.where(hashes < 0, -1.0, 1.0), uniform("RotatedQuantize", 0, round, client, place, width)

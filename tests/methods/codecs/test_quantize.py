@@ -17,15 +17,20 @@ from methods.codecs.draws import uniforms_of
 wide = partial(classifier, network=BatchNormMLP)
 CASES: dict[str, Case] = {
     "Quantize": Case(
-        Quantize(bits=4), partial(codecs.run, compress=partial(codecs.qsgd, bits=4), uniform=uniforms_of("Quantize")), random=True
+        Quantize(bits=4), partial(codecs.run, compress=partial(codecs.qsgd, bits=4), draws=uniforms_of("Quantize")), random=True
     ),
     "Quantize in buckets": Case(
         Quantize(bits=2, bucket=12),
         partial(
             codecs.run,
             compress=partial(codecs.in_buckets, compress=partial(codecs.qsgd, bits=2), size=12),
-            uniform=uniforms_of("Quantize"),
+            draws=uniforms_of("Quantize"),
         ),
+        random=True,
+    ),
+    "Quantize with error feedback": Case(
+        Quantize(bits=3, error_feedback=True),
+        partial(codecs.run, compress=partial(codecs.qsgd, bits=3, contract=True), draws=uniforms_of("Quantize"), feedback=True),
         random=True,
     ),
     "Quantize to the nearest level": Case(

@@ -1,0 +1,57 @@
+"""Numbers of a few bits after a random rotation."""
+
+from functools import partial
+
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from reference import codecs
+
+from flcog.callbacks import Quantize, RotatedQuantize
+from flcog.callbacks.codecs.codec import Codec, Noise
+from flcog.callbacks.codecs.rotated_quantize import rotated
+from flcog.wire.envelope import Field
+from methods.codecs.draws import signs_and_uniforms
+
+CASES: dict[str, Case] = {
+    "RotatedQuantize": Case(
+        RotatedQuantize(bits=3),
+        partial(codecs.run, compress=partial(codecs.rotated, bits=3), draws=signs_and_uniforms),
+        random=True,
+    ),
+    "RotatedQuantize with error feedback": Case(
+        RotatedQuantize(bits=2, error_feedback=True),
+        partial(codecs.run, compress=partial(codecs.rotated, bits=2, contract=True), draws=signs_and_uniforms, feedback=True),
+        random=True,
+    ),
+}
+REFUSED: Refusals = {
+    RotatedQuantize: [
+        ({"bits": 20}, "bits must lie in [2, 16]; got 20: one bit is the sign"),
+        ({"bucket": 100}, "bucket must be a power of two of at least 2; got 100"),
+        ({"bucket": 1}, "bucket must be a power of two of at least 2; got 1"),
+    ]
+}
+
+
+def draws_of(codec: Codec, v: torch.Tensor, count: int = 2000) -> torch.Tensor:
+    def decoded(key: torch.Tensor) -> torch.Tensor:
+        return codec.decode(codec.encode(v, Noise(key, 0)), Field((len(v),), v.dtype))
+
+    return torch.func.vmap(decoded)(torch.arange(count))
+
+
+def test_the_rotation_keeps_the_norm_and_is_its_own_inverse() -> None:
+    rows = torch.randn(3, 128, dtype=torch.float64)
+    torch.testing.assert_close(rotated(rotated(rows)), rows)
+    torch.testing.assert_close(rotated(rows).norm(dim=1), rows.norm(dim=1))
+
+
+def test_the_mean_is_right_and_an_outlier_costs_no_precision() -> None:
+    v = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v[3] = 50.0
+    turned, plain = (draws_of(codec, v) for codec in (RotatedQuantize(bits=4), Quantize(bits=4)))
+    errors = [float((each - v).square().sum(1).mean() / v.square().sum()) for each in (turned, plain)]
+    assert errors[0] < errors[1] and errors[0] < 2 * torch.log(torch.tensor(256.0)) / 7**2
+    standard = turned.std(0) / 2000**0.5
+    assert ((turned.mean(0) - v) / standard).square().mean() == pytest.approx(1, abs=0.4)
