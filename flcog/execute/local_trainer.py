@@ -14,6 +14,17 @@ from torch import Tensor
 
 from flcog.client.local_hooks import LocalHooks
 
+ALONE = {
+    "num_nodes": 1,
+    "world_size": 1,
+    "global_rank": 0,
+    "local_rank": 0,
+    "is_global_zero": True,
+    "logger": None,
+    "loggers": (),
+}
+"""Attributes of the trainer where no run is known, because clients train in other processes than the server."""
+
 
 class LocalStrategy:
     """The part of a Lightning strategy that takes the steps: backward passes and optimiser steps, each with its hooks.
@@ -94,7 +105,7 @@ class LocalTrainer:
 
     training = fitting = True
     validating = testing = predicting = sanity_checking = evaluating = False
-    accumulate_grad_batches, num_nodes, world_size, global_rank, local_rank, is_global_zero = 1, 1, 1, 0, 0, True
+    accumulate_grad_batches = 1
 
     def __init__(self, hooks: LocalHooks, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
         self.hooks = hooks
@@ -153,14 +164,6 @@ class LocalTrainer:
         return self.num_training_batches
 
     @property
-    def logger(self) -> Any:
-        return None if self.hooks.run is None else self.hooks.run.logger
-
-    @property
-    def loggers(self) -> Sequence[Any]:
-        return () if self.hooks.run is None else self.hooks.run.loggers
-
-    @property
     def should_stop(self) -> bool:
         return False if self.hooks.run is None else self.hooks.run.should_stop
 
@@ -175,6 +178,8 @@ class LocalTrainer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "hooks":  # copy and pickle look for such names
             raise AttributeError(name)
+        if self.hooks.run is None and name in ALONE:
+            return ALONE[name]
         if self.hooks.run is None:
             raise AttributeError(
                 f"a module or a callback asked the trainer for {name!r} while a client trained, where no run is known: docs/lightning.md "

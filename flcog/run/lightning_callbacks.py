@@ -70,8 +70,8 @@ class LightningCallbacks(Callback):
         self._states: dict[str, Any] = {}
         """States from a checkpoint, until the callbacks are set up."""
         self._schedules: RoundSchedules | None = None
-        self._followed: list[dict[str, float]] = []
-        """The figures of a checkpoint that schedulers follow."""
+        self._of_schedules: dict[str, Any] = {}
+        """The state of schedulers from a checkpoint."""
 
     @property
     def draws_progress(self) -> bool:
@@ -101,9 +101,9 @@ class LightningCallbacks(Callback):
         needed = self._active or self._hooks or hooks.reason
         self._trainer = hooks.run = hooks.of_evaluations.run = LightningTrainer(run, self._active) if needed else None
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
-        if self._followed:
-            self._schedules.restore(self._followed)
-            self._followed = []
+        if self._of_schedules:
+            self._schedules.load_state_dict(self._of_schedules)
+            self._of_schedules = {}
 
     def on_fit_start(self, run: Session) -> None:  # type: ignore[override]
         checkpoints: list[Any] = [callback for callback in self._active if lightning_base(callback, "ModelCheckpoint")]
@@ -136,7 +136,8 @@ class LightningCallbacks(Callback):
     def on_round_metrics(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
         if self._trainer is not None:
             self._take_row(metrics)
-            self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
+            with run.engine.schedules.by_hand():
+                self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
         settings = run.settings
         run.engine.schedules.follow(metrics, evaluated=settings.evaluates(round) or settings.eval_every == 0)
 
@@ -154,13 +155,13 @@ class LightningCallbacks(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         states = {callback.state_key: callback.state_dict() for callback in self._active}
-        followed = self._schedules.followed if self._schedules else []
+        schedules = self._schedules.state_dict() if self._schedules else {}
         return {"callbacks": {key: state for key, state in states.items() if state}} | (
-            {"followed": followed} if followed else {}
+            {"schedules": schedules} if schedules else {}
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._states, self._followed = state.get("callbacks", {}), state.get("followed", [])
+        self._states, self._of_schedules = state.get("callbacks", {}), state.get("schedules", {})
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 

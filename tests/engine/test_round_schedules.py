@@ -8,7 +8,7 @@ import torch
 from datamodules.common import one_line
 from harness import TinyData, fit, make_trainer, train
 
-from engine.test_faithful_step import Lit
+from engine.test_faithful_step import Gan, Lit
 
 SCHEDULERS: dict[str, Any] = {
     "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
@@ -86,6 +86,30 @@ def test_a_resumed_run_goes_on_with_the_same_rates(kind: Any, tmp_path: Path) ->
     half = fit(tmp_path, module=kind(), rounds=3, **options)
     resumed = fit(tmp_path, module=kind(), rounds=5, ckpt_path=str(half.run_dir), **options)
     assert rates(half) + rates(resumed) == rates(whole) and len(set(rates(whole))) > 2
+    assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
+
+
+class ByHand(Gan):
+    """Advances its schedulers at the end of a round, as Lightning's documentation writes it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()  # type: ignore[misc,attr-defined]
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+            self.manual_backward(self.critic(self.generator(batch[0][:, :2])).square().mean())
+            optimizer.step()
+
+    def on_train_epoch_end(self) -> None:
+        for schedule in self.lr_schedulers():  # type: ignore[union-attr]
+            schedule.step()  # type: ignore[call-arg]
+
+
+def test_a_module_with_manual_optimisation_advances_its_schedulers_itself(tmp_path: Path) -> None:
+    whole = fit(tmp_path, module=ByHand(), rounds=3, local_steps=1)  # type: ignore[arg-type]
+    found = [list(assignment.rates) for assignment in whole.recorder.assignments]
+    assert found == [[0.05, 0.1], [0.05 * 0.9, 0.1 * 0.9], [0.05 * 0.9 * 0.9, 0.1 * 0.9 * 0.9]]
+    half = fit(tmp_path, module=ByHand(), rounds=2, local_steps=1)  # type: ignore[arg-type]
+    resumed = fit(tmp_path, module=ByHand(), rounds=3, local_steps=1, ckpt_path=str(half.run_dir))  # type: ignore[arg-type]
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
 
 
