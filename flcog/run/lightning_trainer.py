@@ -1,6 +1,7 @@
 """The trainer as Lightning's callbacks see it: the attributes of ``lightning.Trainer`` that have a meaning in federated training."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,10 @@ class LightningTrainer:
     @property
     def global_rank(self) -> int:
         return self._run.processes.rank
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", 0))
 
     @property
     def precision(self) -> str:
