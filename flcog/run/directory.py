@@ -127,9 +127,25 @@ def refuse_links(run: Path) -> None:
             own_file(folder, path.name)
 
 
-def own_file(run: Path, name: str) -> Path:
-    """Return the path of a file in a run's directory. Refuses symbolic links."""
-    path = run / name
+def refuse_links_out(folder: Path, run: Path) -> None:
+    """Refuse symbolic links in a tracker's folder that lead out of the run's directory. Links inside the directory are allowed.
+
+    Below ``wandb`` all are allowed. W&B makes links to the files that it is to upload, and a resumed run writes to a new folder there.
+    """
+    if not folder.is_relative_to(run):
+        return
+    for place, folders, names in os.walk(folder):
+        if Path(place) == run and "wandb" in folders:
+            folders.remove("wandb")
+        for name in (*folders, *names):
+            path = Path(place, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(run.resolve()):
+                own_file(path.parent, name)
+
+
+def own_file(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder of a run. Refuses symbolic links."""
+    path = folder / name
     if path.is_symlink():
         raise ValueError(
             f"{short(path)} is a symbolic link to {os.readlink(path)}, and flcog writes a run's files in its directory alone: "

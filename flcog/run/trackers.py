@@ -16,6 +16,7 @@ from flcog.core.files import RUN_REMEDY, write_figure
 from flcog.core.masking import masked, masked_text
 from flcog.core.text import first_line
 from flcog.run import wandb_tracker
+from flcog.run.directory import refuse_links_out
 from flcog.run.tracker import Tracker
 from flcog.run.wandb_tracker import WandbTracker, default_logger
 
@@ -42,6 +43,9 @@ class Trackers:
         self._is_open = False
         self._trackers = [_tracker(each) for each in _listed(logger, directory)]
         self._tell(lambda tracker: tracker.prepare(directory.absolute(), run_id))
+        for each in self.loggers:
+            if each.save_dir is not None and not isinstance(each, WandbLogger):
+                refuse_links_out(Path(each.save_dir), directory.absolute())
 
     @property
     def loggers(self) -> list[Logger]:

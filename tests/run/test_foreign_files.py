@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import fit
+from harness import TinyData, classifier, fit
+from lightning.pytorch.loggers import CSVLogger
 
+import flcog
 from flcog.callbacks import SCAFFOLD
 from flcog.commands.export import export
 from flcog.commands.predict import predict
@@ -63,6 +65,30 @@ def test_links_in_a_run_directory_are_refused(tmp_path: Path, name: str) -> None
     with pytest.raises(ValueError, match=f"{name} is a symbolic link to .*target"):
         fit(tmp_path / "runs", SCAFFOLD(), rounds=2, ckpt_path=str(run))
     assert before == (target.read_bytes() if target.is_file() else sorted(target.iterdir()))
+
+
+def test_no_tracker_writes_through_a_link_out_of_the_run(tmp_path: Path) -> None:
+    """Wherever in its folder the link is. Links that stay in the run, and those that W&B makes, are no danger."""
+
+    def logged(rounds: int, ckpt_path: Path | None = None) -> flcog.FederatedTrainer:
+        logger = CSVLogger("logs", name="csv", version=0)
+        trainer = flcog.FederatedTrainer(rounds, local_steps=1, logger=logger, accelerator="cpu", default_root_dir=tmp_path)
+        trainer.fit(classifier(), TinyData(), ckpt_path and str(ckpt_path))
+        return trainer
+
+    run, target = logged(1).run_dir, tmp_path / "target"
+    assert run is not None
+    target.write_text("mine")
+    (run / "wandb/offline-run/files").mkdir(parents=True)
+    (run / "wandb/offline-run/files/model.py").symlink_to(target)
+    (run / "logs/latest").symlink_to("csv/version_0")
+    assert logged(2, run).run.round == 2
+    written = run / "logs/csv/version_0/metrics.csv"
+    written.unlink()
+    written.symlink_to(target)
+    with pytest.raises(ValueError, match=r"version_0/metrics.csv is a symbolic link to .*target, and flcog writes"):
+        logged(3, run)
+    assert target.read_text() == "mine"
 
 
 @pytest.mark.parametrize("command", [report, predict, export])
