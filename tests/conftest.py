@@ -1,5 +1,6 @@
 """What every test gets: one thread, a fixed seed, the default precision, and nothing left behind in the repository."""
 
+import atexit
 import functools
 import gc
 import os
@@ -7,13 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import fake_device
 import pytest
-import torch
-from harness import heed_signals
-from lightning.fabric import fabric
-
-torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 LEAVINGS = ("runs", "wandb", "checkpoints", "lightning_logs", "data", "metrics.csv")
@@ -23,6 +18,8 @@ LEAVINGS = ("runs", "wandb", "checkpoints", "lightning_logs", "data", "metrics.c
 @pytest.fixture(autouse=True, scope="session")
 def _packages_are_asked_once() -> Iterator[None]:
     """Every Fabric reads the metadata of all installed packages, which may offer callbacks: a third of what a tiny run takes."""
+    from lightning.fabric import fabric
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fabric, "_load_external_callbacks", functools.cache(fabric._load_external_callbacks))
         yield
@@ -30,6 +27,8 @@ def _packages_are_asked_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
+    import torch
+
     torch.manual_seed(0)
     precision = torch.get_default_dtype()
     yield
@@ -56,7 +55,14 @@ def _nothing_left_behind() -> Iterator[None]:
     assert not leaked, f"the test left {sorted(leaked)} in the environment: use monkeypatch.setenv"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # pytest-xdist's controller runs no test, and its workers start only after this
+    import fake_device
+    import torch
+    from harness import heed_signals
+
+    torch.set_num_threads(1)
     heed_signals()
     if fake_device.IS_POSSIBLE:
         fake_device.register()
@@ -67,7 +73,4 @@ def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collections, which would take a tenth of the time of all tests."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # libraries report objects that are left at the end

@@ -59,7 +59,9 @@ def serve(connection: Connection) -> None:
     while True:
         name, arguments = unpack(connection.recv_bytes())
         try:
-            if name == "make_runtime":
+            if name == "ready":
+                result: Any = True
+            elif name == "make_runtime":
                 runtime, result = make_runtime(in_force, *arguments), None
             else:
                 result = getattr(runtime, name)
@@ -72,10 +74,11 @@ def serve(connection: Connection) -> None:
 
 
 class Host:
-    """A process that hosts clients."""
+    """A process that hosts clients. All are forked from one that imports the modules, which it finds on the environment's PYTHONPATH."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["contracts.test_remote"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), daemon=True)
         self._process.start()

@@ -85,7 +85,10 @@ def test_contract(name: str) -> None:
     assert list(model.state_dict())[-2:] == ["head.weight", "head.bias"]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "ResNet18-grey"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "VGG11-large" else ()) for name in MODELS if name != "ResNet18-grey"],
+)
 def test_vmap_equals_loop(name: str) -> None:
     build, shape, _ = MODELS[name]
     torch.manual_seed(0)

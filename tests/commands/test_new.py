@@ -12,6 +12,7 @@ from flcog.commands.new.command import names_of
 
 pytestmark = pytest.mark.usefixtures("command_line")
 
+FLCOG = (sys.executable, "-P", "-m", "flcog")
 FILES = ["my_pull.py", "my_pull.yaml", "reference_my_pull.py", "test_my_pull.py"]
 
 
@@ -27,7 +28,7 @@ def test_what_it_writes_passes_and_runs_and_its_tests_can_fail(tmp_path: Path) -
     passed = subprocess.run(tests, capture_output=True, text=True)
     assert passed.returncode == 0 and "5 passed" in passed.stdout, passed.stdout
     small = ["--trainer.rounds", "1", "--trainer.local_steps", "1", "--trainer.logger", "false"]
-    run = subprocess.run(["flcog", "fit", "-c", "quickstart", "-c", "my_pull.yaml", *small], capture_output=True, text=True)
+    run = subprocess.run([*FLCOG, "fit", "-c", "quickstart", "-c", "my_pull.yaml", *small], capture_output=True, text=True)
     assert run.returncode == 0 and "MyPull(strength=0.1)" in run.stdout, run.stderr
     method = tmp_path / "my_pull.py"
     method.write_text(method.read_text().replace("self.strength / 2", "self.strength / 3"))

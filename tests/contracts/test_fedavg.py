@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 OPTIMIZERS = {
     "sgd": SGD,
     "momentum": MOMENTUM,
-    "adam": partial(torch.optim.Adam, lr=0.01),
+    "adam": partial(torch.optim.Adam, lr=0.01, weight_decay=0.1),
     "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
 }
 
@@ -32,7 +32,10 @@ NETWORKS = {"mlp": None, "batchnorm": BatchNormMLP}
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
 @pytest.mark.parametrize("work", [{"local_steps": 4}, {"local_epochs": 1.5}], ids=["steps", "epochs"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(make, id=name, marks=pytest.mark.slow if name == "adam" else ()) for name, make in OPTIMIZERS.items()],
+)
 def test_fedavg(optimizer: Any, work: dict[str, Any], network: Any) -> None:
     module = classifier(optimizer, network)
     loop = train(module=copy.deepcopy(module), **work)

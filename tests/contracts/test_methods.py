@@ -110,21 +110,24 @@ def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
 
 @each_case
 def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
+    """Whether it is written, evaluated or resumed changes no bit of a run's rounds."""
+    whole, _ = as_listed(case)
     setting = partial(fit, tmp_path, case.method, **case.options)
-    whole = setting(module=case.module(case.optimizer), data=case.data(), rounds=3)
     half = setting(module=case.module(case.optimizer), data=case.data(), rounds=2)
     resumed = setting(module=case.module(case.optimizer), data=case.data(), rounds=3, ckpt_path=str(half.run_dir))
     assert [len(trainer.recorded) for trainer in (whole, half, resumed)] == [3, 2, 1]
     for name, value in whole.state.items():
         assert torch.equal(resumed.state[name], value), name
-    assert without_times(resumed.rows) == without_times(whole.rows)
+    for row, rounds in zip(resumed.rows, whole.rows, strict=True):
+        assert {name: row[name] for name in rounds} == rounds
+    assert without_times(resumed.rows[:2]) == without_times(half.rows)
 
 
 @each_case
 def test_client_ids_are_only_names(case: Case) -> None:
     if case.random:
         pytest.skip("draws depend on the client's id")
-    runs = [run_on_all_samples(case, order) for order in (range(8), (3, 0, 7, 1, 6, 4, 2, 5))]
+    runs = [run_on_all_samples(case, order) for order in (range(4), (3, 0, 2, 1))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
@@ -132,7 +135,7 @@ def test_client_ids_are_only_names(case: Case) -> None:
 def test_identical_clients_are_one(case: Case) -> None:
     if case.random:
         pytest.skip("clients with equal data draw different numbers")
-    runs = [run_on_all_samples(case, order) for order in ((5,), (5, 5, 5, 5))]
+    runs = [run_on_all_samples(case, order) for order in ((5,), (5, 5, 5))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import RecordingTrainer, TinyData
+from harness import TESTS, RecordingTrainer, TinyData
 from remote import Host, prepared
 
 from contracts.registry import CASES, client_states, run
@@ -33,7 +33,11 @@ QUICK = ("SCAFFOLD", "FedDisco", "FedRep", "FlexLoRA", "FedCOG")
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[Host]]:
-    hosts = [Host(), Host()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        hosts = [Host(), Host()]
+        assert all(host.ask("ready") for host in hosts)
     yield hosts
     for host in hosts:
         host.close()

@@ -82,8 +82,7 @@ def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert waited[0]["copies"] and waited[0] == waited[1]
 
 
-@pytest.mark.parametrize("chunk_size", [2, None])
-@pytest.mark.parametrize("network", [None, dropout_network])
+@pytest.mark.parametrize(("network", "chunk_size"), [(None, 2), (dropout_network, None)])
 def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk_size: int | None) -> None:
     """Chunks of unlike clients, whose batches are padded: who is alive, masks and the keys of dropout are there before the first step."""
     short, long = (
@@ -98,7 +97,14 @@ WAITING = (torch.optim.ASGD, torch.optim.Rprop)
 GPU, they do not."""
 
 
-@pytest.mark.parametrize("optimizer", [kind for kind in ELEMENTWISE if kind not in WAITING])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(kind, marks=() if kind in (torch.optim.SGD, torch.optim.AdamW) else pytest.mark.slow)
+        for kind in ELEMENTWISE
+        if kind not in WAITING
+    ],
+)
 def test_nor_for_an_optimisers_state_and_rates(optimizer: type[torch.optim.Optimizer]) -> None:
 
     def module() -> Any:
@@ -228,9 +234,14 @@ def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
     assert "executor: vmap" in (run / "run.yaml").read_text()
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize("data", [TinyData, Announced])
-@pytest.mark.parametrize("name", ["SCAFFOLD", "GradientNoise", "FedNova"])
+@pytest.mark.parametrize(
+    ("name", "data", "executor"),
+    [
+        *(("SCAFFOLD", data, executor) for data in (TinyData, Announced) for executor in ("loop", "vmap")),
+        ("GradientNoise", TinyData, "loop"),
+        ("FedNova", Announced, "vmap"),
+    ],
+)
 def test_a_run_as_on_cuda(name: str, data: type[TinyData], executor: str) -> None:
     """What goes there is pinned where torch can pin it and comes by a second queue, sums are float64 there: the numbers are the CPU's."""
     options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}

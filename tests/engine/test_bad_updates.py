@@ -88,7 +88,8 @@ AT_THE_SERVER = {
 
 @pytest.mark.parametrize("case", AT_THE_SERVER.values(), ids=AT_THE_SERVER.keys())
 def test_dropping_a_client_is_a_round_without_it(case: Case) -> None:
-    assert_same_run(run(case, BadDelta(), BadMessage(), case.method, on_bad_update="drop"), run(case, StaysAway(), case.method))
+    dropped = run(case, BadDelta(), BadMessage(), case.method, on_bad_update="drop", rounds=2)
+    assert_same_run(dropped, run(case, StaysAway(), case.method, rounds=2))
 
 
 @both_executors

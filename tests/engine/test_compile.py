@@ -248,6 +248,7 @@ def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         train(compile="graphs")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": "vmap", "compile": True, "precision": "32-true", **RAGGED}
     whole, half = (fit(tmp_path / str(rounds), FedReg(), rounds=rounds, **options) for rounds in (4, 2))

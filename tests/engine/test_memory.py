@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import computing_there
-from harness import TinyData, assert_close, classifier, fit, make_trainer, train
+from harness import TinyData, assert_close, classifier, fit, make_trainer, needs_compiler, train
 from torch import Tensor, nn
 
 import flcog
@@ -57,6 +57,7 @@ def test_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trainer.executor.name == "loop"
 
 
+@needs_compiler
 def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are padded to the number of clients for which the program was made."""
     monkeypatch.setattr(torch, "compile", as_recorded)

@@ -1,6 +1,7 @@
 """Lightning's callbacks, and the module's hooks of whole epochs, in a federated run."""
 
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_a_second_fit_has_checkpoints_of_its_own(tmp_path: Path) -> None:
     "make",
     [
         lambda seen: lightning_callbacks.Timer(timedelta(seconds=60)),
-        lambda seen: lightning_callbacks.DeviceStatsMonitor(),
+        lambda seen: lightning_callbacks.DeviceStatsMonitor(cpu_stats=find_spec("psutil") is not None),
         lambda seen: lightning_callbacks.ModelSummary(),
         lambda seen: lightning_callbacks.RichModelSummary(),
         lambda seen: lightning_callbacks.LearningRateMonitor(),
@@ -204,7 +205,7 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     with one_line(ValueError, "StochasticWeightAveraging cannot be used in federated training: write a flcog.Method"):
         make_trainer(None, lightning_callbacks.StochasticWeightAveraging(0.1))
     with one_line(ValueError, r"DeviceStatsMonitor: Cannot use `DeviceStatsMonitor` callback with `Trainer\(logger=False\)`"):
-        fit(tmp_path, lightning_callbacks.DeviceStatsMonitor(), **OPTIONS)
+        fit(tmp_path, lightning_callbacks.DeviceStatsMonitor(cpu_stats=find_spec("psutil") is not None), **OPTIONS)
     with one_line(ValueError, "callbacks are methods or observers of flcog, or Lightning's; got int"):
         make_trainer(None, 3)  # type: ignore[arg-type]
 
