@@ -60,9 +60,14 @@ if TYPE_CHECKING:
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
     from flcog.callbacks.scaffold import SCAFFOLD, SCAFFOLDInFedDisco
+    from flcog.callbacks.selection.availability import Availability
+    from flcog.callbacks.selection.diurnal_availability import DiurnalAvailability
+    from flcog.callbacks.selection.oort import Oort
     from flcog.callbacks.selection.poisson_sampling import PoissonSampling
+    from flcog.callbacks.selection.power_of_choice import PowerOfChoice
     from flcog.callbacks.selection.round_robin import RoundRobin
     from flcog.callbacks.selection.uniform_selection import UniformSelection
+    from flcog.callbacks.selection.weighted_selection import WeightedSelection
     from flcog.callbacks.stragglers import Stragglers
     from flcog.callbacks.vhl import VHL
     from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
@@ -84,6 +89,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "VHL",
+    "Availability",
     "BetaVAE",
     "Centralized",
     "Checkpoint",
@@ -94,6 +100,7 @@ __all__ = [
     "ClipUpdate",
     "ConditionalGAN",
     "Ditto",
+    "DiurnalAvailability",
     "EarlyStopping",
     "EqualWeights",
     "FFALoRA",
@@ -132,7 +139,9 @@ __all__ = [
     "Local",
     "LocalModels",
     "LowPrecision",
+    "Oort",
     "PoissonSampling",
+    "PowerOfChoice",
     "PrivateTraining",
     "ProgressBar",
     "Quantize",
@@ -147,4 +156,5 @@ __all__ = [
     "TopK",
     "TrainingScores",
     "UniformSelection",
+    "WeightedSelection",
 ]

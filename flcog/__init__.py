@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
     from flcog.method import (
         Aggregator,
+        AvailabilityModel,
         Callback,
         ClientPool,
         ClientView,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregator",
     "Apply",
+    "AvailabilityModel",
     "Batch",
     "Callback",
     "Classifier",

@@ -15,7 +15,7 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
-from flcog.method import DataExchange, Method, Note, Notes, Selection
+from flcog.method import AvailabilityModel, DataExchange, Method, Note, Notes, Selection
 from flcog.server.engine import Engine
 from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
@@ -95,6 +95,8 @@ class Assembly:
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
                 server.servers[method.name] = method.init_server(server.params)
+            if isinstance(method, AvailabilityModel):
+                method.check_clients(num_clients)
 
     def _engine(
         self, clients: Clients, own: ClientRuntime, exchanges: dict[str, Exchange], roll_call: RollCall, notes: Notes

@@ -1,7 +1,7 @@
 """Evaluate a model on central sets and on each client's held-out part."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -198,6 +198,19 @@ class Evaluator:
             done += len(scores)
         totals = self.processes.total(torch.from_numpy(sums).to(float64_device(self.processes.device))).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
+
+    @torch.no_grad()
+    def losses(self, params: Params, buffers: Params, clients: Sequence[int]) -> list[float]:
+        """The model's mean loss on each of these clients' training data, computed by this process alone."""
+        parts = [self.federation.partition.client(client) for client in clients]
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        rows, sums, done = np.concatenate([np.empty(0, np.int64), *parts]), np.zeros(len(parts)), 0
+        for inputs, targets in self._batches(self.federation.train, rows):
+            outputs = self.model.frozen(params, buffers, forward, inputs).float()
+            losses = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
+            sums += np.bincount(owner[done : done + len(losses)], losses.cpu().double().numpy(), len(parts))
+            done += len(losses)
+        return [float(total) / len(part) for total, part in zip(sums, parts, strict=True)]
 
     @torch.no_grad()
     def on_classes(self, params: Params, buffers: Params, samples: Samples, alone: bool = False) -> Tensor:

@@ -173,6 +173,12 @@ class RemoteClients:
         means = {name: sum(n * part.figures[name] for n, part in zip(sizes, parts, strict=True)) for name in parts[0].figures}
         return Scores(scores.nanmean(0), {name: value / sum(sizes) for name, value in means.items()})
 
+    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
+        found = {}
+        for host, mine in self._by_host(clients):
+            found.update(zip(mine, host.ask("losses", received, mine), strict=True))
+        return [found[client] for client in clients]
+
     def personal_scores(
         self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:

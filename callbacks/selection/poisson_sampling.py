@@ -19,10 +19,11 @@ class PoissonSampling(Selection):
 
         S = {k : u_k < rate},   u_k ~ uniform[0, 1),   w_k = (n_k / n) / rate    if unbiased
 
-    The number of clients varies from round to round. A round without clients leaves the model unchanged. The analyses of differential
-    privacy assume this sampling, with the fixed denominators of ``unbiased``. Abadi et al., Deep Learning with Differential Privacy, CCS
-    2016, https://arxiv.org/abs/1607.00133; McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018,
-    https://arxiv.org/abs/1710.06963.
+    The number of clients varies from round to round. A round without clients leaves the model unchanged. If an availability model acts,
+    clients that are drawn while they are not available stay away, and unbiased weights estimate the available clients' part of the
+    mean. The analyses of differential privacy assume this sampling, with the fixed denominators of ``unbiased``. Abadi et al., Deep
+    Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133; McMahan et al., Learning Differentially Private
+    Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963.
 
     Args:
         rate: the probability, in (0, 1]. None takes the share of ``trainer.clients_per_round`` in all clients, whose number is then the
@@ -49,9 +50,12 @@ class PoissonSampling(Selection):
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
         num_clients = population.num_clients
         rate = self._rate(count, num_clients)
-        drawn, probability = bernoulli(num_clients, rate, rng), rate
+        drawn = bernoulli(num_clients, rate, rng)
+        drawn = drawn[population.available(drawn)]
+        probability: float | None = rate
         if self.at_most is not None:
-            probability = expected_minimum(num_clients, rate, self.at_most) / num_clients
+            known = population.availability is None
+            probability = expected_minimum(num_clients, rate, self.at_most) / num_clients if known else None
             if len(drawn) > self.at_most:
                 kept = torch.randperm(len(drawn), generator=rng)[: self.at_most]
                 drawn = drawn[np.sort(kept.numpy())]

@@ -149,6 +149,9 @@ class Clients(Protocol):
             classes: the model's scores on the classes of a test set. Each client weights them by its label counts.
         """
 
+    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
+        """The mean loss of the broadcast model on each client's training data. ``received.server`` is empty."""
+
     def personal_scores(
         self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:

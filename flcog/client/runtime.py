@@ -171,6 +171,9 @@ class ClientRuntime:
             return Scores(nobody, self.evaluator.on_set(params, buffers, federation.train, parts.indices, split))
         return Scores(self.evaluator.on_clients(params, buffers, parts))
 
+    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
+        return self.evaluator.losses(received.params, received.buffers, clients)
+
     def snapshot(self) -> dict[int, dict[str, Slot]]:
         return {client: self.store.get(client) for client in self.store.clients}
 

@@ -18,9 +18,9 @@ from flcog.commands import import_from, shipped_configs
 from flcog.commands.complaint import guess
 from flcog.core.lightning_options import refusal_of
 from flcog.data import FederatedDataModule
-from flcog.method import Aggregator, Callback, Method, ParameterMask, Selection, Stage
+from flcog.method import Aggregator, AvailabilityModel, Callback, Method, ParameterMask, Selection, Stage
 
-BASES = (Callback, Method, Aggregator, ParameterMask, Selection, Stage, FederatedDataModule, ClientModule)
+BASES = (Callback, Method, Aggregator, AvailabilityModel, ParameterMask, Selection, Stage, FederatedDataModule, ClientModule)
 """Base classes of users' classes. They do nothing by themselves."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}

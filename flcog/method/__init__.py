@@ -2,6 +2,7 @@
 
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import Aggregator
+from flcog.method.availability import AvailabilityModel
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
 from flcog.method.context import (
     ClientData,
@@ -39,6 +40,7 @@ __all__ = [
     "SERVER_HOOKS",
     "Aggregator",
     "Ask",
+    "AvailabilityModel",
     "Batch",
     "Callback",
     "ChangedSetting",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from flcog.method.aggregator import Aggregator
+from flcog.method.availability import AvailabilityModel
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.selection import Selection
 from flcog.method.stage import Stage
@@ -34,10 +35,12 @@ def check_methods(methods: Sequence[Method]) -> None:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:
             raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")
-    for protocol, effect in (
-        (Aggregator, "replace the mean of the clients' changes"),
-        (Selection, "select the clients of a round"),
-    ):
+    exclusive = {
+        Aggregator: "replace the mean of the clients' changes",
+        Selection: "select the clients of a round",
+        AvailabilityModel: "decide which clients are available",
+    }
+    for protocol, effect in exclusive.items():
         names = [method.name for method in methods if isinstance(method, protocol)]
         if len(names) > 1:
             raise ValueError(f"{' and '.join(names)} both {effect}: keep one of them")

@@ -1,13 +1,14 @@
 """Selection: a method that decides which clients take part in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core.randomness import sample_without_replacement
+from flcog.core.randomness import fold, fold_each, sample_without_replacement, uniform
 from flcog.core.types import Slot
 from flcog.method.method import Method
 
@@ -20,14 +21,16 @@ class Selected(NamedTuple):
 
     Args:
         clients: their numbers, each once.
-        probabilities: the probability with which each of them is selected in this round, float64; None if it is unknown.
+        probabilities: the probability of each of them to be selected in this round, float64; None if it is unknown.
         weights: the weights of their changes, float64, which the server uses as they are. None weighs by samples or by the methods'
             ``weights``, and divides by the sum.
+        asked: the clients that downloaded the model and reported their losses for the selection. The engine fills this in.
     """
 
     clients: Sequence[int]
     probabilities: Tensor | None = None
     weights: Tensor | None = None
+    asked: Sequence[int] = ()
 
 
 class RoundRecord(NamedTuple):
@@ -37,11 +40,13 @@ class RoundRecord(NamedTuple):
         round: counted from 0.
         selected: the clients that were selected, in their order.
         trained: the clients whose updates count.
+        losses: the mean task loss of each of them in its training, if the selection declares ``reads_losses``.
     """
 
     round: int
     selected: Sequence[int]
     trained: Sequence[int]
+    losses: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -53,22 +58,86 @@ class ClientPool:
         sizes: the size of each client's training set, int64 [num_clients].
         num_samples: the sum of these sizes.
         key: the key of the round's random numbers.
+        availability: tells which of some clients are available; None if all of them are.
+        sample_ends: computes the running sum of the sizes once, int64 [num_clients].
+        ask: asks clients for the loss of the global model on their data.
     """
 
     round: int
     sizes: Tensor
     num_samples: int
     key: int
+    availability: Callable[[np.ndarray], np.ndarray] | None = None
+    sample_ends: Callable[[], np.ndarray] | None = None
+    ask: Callable[[Sequence[int]], list[float]] | None = None
 
     @property
     def num_clients(self) -> int:
         return len(self.sizes)
 
-    def draw(self, count: int) -> list[int]:
-        """Clients drawn uniformly without replacement: the selection of a run without a method for it."""
-        return sample_without_replacement(self.num_clients, count, self.key)
+    def available(self, clients: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Whether each of these clients is available, bool [clients]."""
+        numbers = np.asarray(clients, dtype=np.int64)
+        return np.ones(len(numbers), bool) if self.availability is None else self.availability(numbers)
 
-    def weighted(self, unbiased: Unbiased, clients: Sequence[int], probabilities: Tensor | float) -> Selected:
+    def losses(self, clients: Sequence[int]) -> list[float]:
+        """The mean loss of the global model on each client's training data.
+
+        These clients download the model and report one number each. The ledger counts both.
+        """
+        assert self.ask is not None
+        return self.ask(clients)
+
+    def draw(self, count: int) -> list[int]:
+        """Available clients drawn uniformly without replacement: the selection of a run without a method for it."""
+        drawn = sample_without_replacement(self.num_clients, count, self.key)
+        if self.availability is None:
+            return drawn
+        # Other clients replace clients that are not available. The result is uniform, because nothing tells available clients apart.
+        present = [client for client, is_present in zip(drawn, self.available(drawn), strict=True) if is_present]
+        if len(present) == count:
+            return drawn
+        return self._distinct(count, lambda keys: (keys % np.uint64(self.num_clients)).astype(np.int64), False, present)
+
+    def draw_by_size(self, count: int) -> list[int]:
+        """Available clients drawn one after another without replacement, with probabilities proportional to their sizes."""
+        assert self.sample_ends is not None
+        ends = self.sample_ends()
+        return self._distinct(count, lambda keys: np.searchsorted(ends, uniform(keys) * ends[-1], side="right"), True)
+
+    def _distinct(
+        self, count: int, propose: Callable[[np.ndarray], np.ndarray], by_size: bool, first: Sequence[int] = ()
+    ) -> list[int]:
+        """The first ``count`` distinct available clients of a random sequence, sorted.
+
+        If many proposals have not sufficed, all clients are searched: most of them are not available, or all of them are wanted.
+
+        Args:
+            count: of clients. There are fewer if fewer are available.
+            propose: makes clients, with repetitions, from random 64-bit keys.
+            by_size: whether a client's probability is proportional to its size.
+            first: the beginning of the sequence.
+        """
+        key = fold(self.key, "distinct", int(by_size))
+        found: dict[int, None] = dict.fromkeys(first)
+        position, block = 0, 2 * count + 16
+        while len(found) < count and position < 2 * self.num_clients:
+            proposed = propose(fold_each(key, np.arange(position, position + block)))
+            for client in proposed[self.available(proposed)].tolist():
+                if len(found) < count:
+                    found[client] = None
+            position, block = position + block, 2 * block
+        if len(found) < count:
+            everybody = np.arange(self.num_clients)
+            rest = np.setdiff1d(everybody[self.available(everybody)], list(found))
+            weights = self.sizes.numpy()[rest] if by_size else np.ones(len(rest))
+            rest, weights = rest[weights > 0], weights[weights > 0]
+            # The smallest of exponential variables with these rates belongs to a client with a probability proportional to its rate.
+            order = np.argsort(-np.log1p(-uniform(fold_each(fold(key, "rest"), rest))) / weights)
+            found |= dict.fromkeys(rest[order][: count - len(found)].tolist())
+        return sorted(found)
+
+    def weighted(self, unbiased: Unbiased, clients: Sequence[int], probabilities: Tensor | float | None) -> Selected:
         """Clients with their inclusion probabilities, and with Horvitz-Thompson weights if they are to be unbiased.
 
         The weights are w_k = (n_k / n) / pi_k for the mean over all samples, and (1 / N) / pi_k for the mean over all clients. Their
@@ -77,8 +146,15 @@ class ClientPool:
         Args:
             unbiased: the mean that the weights estimate.
             clients: the selected clients.
-            probabilities: their inclusion probabilities, or one that all of them have.
+            probabilities: their inclusion probabilities, or a number for all of them; None if they are unknown.
         """
+        if probabilities is None:
+            if unbiased:
+                raise ValueError(
+                    f"unbiased={unbiased} needs inclusion probabilities, which depend on the number of available clients and are unknown: "
+                    "set unbiased to false, or remove the availability model"
+                )
+            return Selected(clients)
         known = torch.as_tensor(probabilities, dtype=torch.float64).expand(len(clients))
         if not unbiased:
             return Selected(clients, known)
@@ -93,6 +169,9 @@ class Selection(Method, protocol=True):
 
     Its state belongs to the server, and checkpoints contain it.
     """
+
+    reads_losses: ClassVar[bool] = False
+    """Whether ``update`` reads the training loss of each single client, which clients report with their updates."""
 
     def init_selection(self, num_clients: int) -> Slot:
         """The state before the first round, in tensors and primitives."""

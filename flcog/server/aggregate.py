@@ -11,7 +11,7 @@ from flcog.client.messages import ClientReply
 from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
 from flcog.core.types import Params
-from flcog.method import Aggregator, ClientUpload, Method
+from flcog.method import Aggregator, ClientUpload, Method, selection_of
 from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import STATE_RANGE, is_sound, of_client, suspects
@@ -74,6 +74,10 @@ class Aggregate:
         """None before the first client."""
         self._dtypes: Sums | None = None
         self.individual: dict[str, list[ClientUpload]] = {method.name: [] for method in methods if method.individual_uploads}
+        selection = selection_of(methods)
+        self._reads_losses = selection is not None and selection.reads_losses
+        self.losses: dict[int, float] = {}
+        """Each client's training loss, if the selection of clients reads it."""
         self.dropped: list[int] = []
         self.up_bytes: dict[str, int] = {"model": 0} | {method.name: 0 for method in methods}
         """Bytes that the clients sent, by sender."""
@@ -101,6 +105,8 @@ class Aggregate:
         self.dropped += bad
         if self.dropped:
             return
+        if self._reads_losses:
+            self.losses |= dict(zip(reply.clients, loss.tolist(), strict=True))
         home = float64_device(self._device)
         weights = torch.tensor([self._weights[client] for client in reply.clients], dtype=torch.float64, device=home)
         changes = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
@@ -181,6 +187,8 @@ class Aggregate:
             self._logged = {name: [row for part in gathered_logs for row in part.get(name, [])] for name in names}
         if self._rule is not None:
             self._values = self._rule.merge([values for values in processes.gather(self._values) if values is not None])
+        if self._reads_losses:
+            self.losses = {client: loss for part in processes.gather(self.losses) for client, loss in part.items()}
         if self.individual:
             gathered = processes.gather(self.individual)
             self.individual = {name: [upload for part in gathered for upload in part[name]] for name in self.individual}

@@ -74,6 +74,11 @@ class Engine:
         """Facts about all clients together."""
         return self.roll_call.population
 
+    @cached_property
+    def sample_ends(self) -> np.ndarray:
+        """The running sum of the clients' sizes, for selections by size."""
+        return np.cumsum(self.roll_call.sizes.numpy())
+
     @property
     def num_clients(self) -> int:
         return len(self.roll_call.sizes)

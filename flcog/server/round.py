@@ -15,7 +15,7 @@ from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.receive import account, receive
-from flcog.server.select import remember, select
+from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
 from flcog.server.step import check_model, take_server_step
 from flcog.wire.ledger import Ledger
@@ -67,16 +67,18 @@ def advance(
     selection = select(engine, server)
     on_selected(selection.clients)
     round = plan(engine, server, selection)
+    losses: Mapping[int, float] = {}
     if round.plans:
         round, aggregate = train(engine, server, round, directions)
         engine.clients.commit(list(round.plans))
         step(engine, server, round, aggregate)
+        losses = aggregate.losses
         round.cohort.metrics.update(aggregate.figures())
     else:
         round.cohort.log("clients/participating", 0)
         if selection.clients:
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
-    remember(engine, server, selection, list(round.plans))
+    remember(engine, server, selection, list(round.plans), losses)
     server.round += 1
     return round.cohort.metrics | server.ledger.figures(before)
 
@@ -94,6 +96,7 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
             if planned.num_steps < 1:
                 raise ValueError(f"a plan needs at least one local step; client {client} got {planned.num_steps}")
             plans[client] = planned.num_steps
+    charge(engine, server, selection, plans)
     if newcomers := server.newcomers(methods, list(plans)):
         server.meet(engine.clients.contact(_broadcast(engine, server, {}), newcomers))
     return Round(number, methods, selection, plans, weigh(engine, server, methods, plans, selection, {"round": number + 1}))

@@ -24,6 +24,7 @@ from contracts.test_methods import METHODS
 from flcog.callbacks import (
     MOON,
     SCAFFOLD,
+    Availability,
     FedAvgMInFedDisco,
     FedDC,
     FedDCInFedDisco,
@@ -33,7 +34,10 @@ from flcog.callbacks import (
     FedNova,
     FedNovaInFedDisco,
     FedProx,
+    PowerOfChoice,
     SCAFFOLDInFedDisco,
+    UniformSelection,
+    WeightedSelection,
 )
 from flcog.method import Method, Params, check_methods
 
@@ -41,6 +45,9 @@ FORMS: dict[str, Method] = {}
 """Every method once, with the settings of its first case: what a tiny model and a few steps can carry."""
 for _case in CASES.values():
     FORMS.setdefault(_case.method.name, _case.method)
+# Forms that fit any number of clients, and that leave the weights to other methods.
+for _method in (Availability(), PowerOfChoice(), UniformSelection(), WeightedSelection()):
+    FORMS[_method.name] = _method
 FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # changes the model, as MOON without a projection does not
 
 NAMES = sorted(FORMS, key=str.lower)
@@ -69,7 +76,8 @@ EXCLUSIVE |= {
     ("Centralized", name): "the pooled data belong to one client, so no other client has a model of its own"
     for name in ("Ditto", "FedRep", "FineTune", "Local")
 }
-SELECTIONS = ("PoissonSampling", "RoundRobin", "UniformSelection")
+EXCLUSIVE |= {("Availability", "DiurnalAvailability"): "both decide which clients are available"}
+SELECTIONS = ("Oort", "PoissonSampling", "PowerOfChoice", "RoundRobin", "UniformSelection", "WeightedSelection")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(SELECTIONS, 2), "both select the clients of a round")
 CODECS = ("LowPrecision", "Quantize", "RandomK", "RotatedQuantize", "SignSGD", "TopK")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(CODECS, 2), "both encode what clients send")

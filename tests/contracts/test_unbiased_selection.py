@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 import torch
 from harness import make_trainer
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 import flcog
-from flcog.callbacks import PoissonSampling, UniformSelection
+from flcog.callbacks import PoissonSampling, UniformSelection, WeightedSelection
 from flcog.core.randomness import fold, make_rng
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.method import ClientPool, Selected, Selection, Slot
@@ -119,12 +120,25 @@ def test_independent_clients_with_fixed_denominators(unbiased: bool | str, targe
     assert abs(expectation(cohorts, Given()) - target) > 0.3
 
 
+def test_size_proportional_clients_with_equal_weights() -> None:
+    shares = tuple(size / sum(SIZES) for size in SIZES)
+    singles = [((client,), share) for client, share in enumerate(shares)]
+    assert expectation(singles, Given(probability=shares)) == pytest.approx(OVER_SAMPLES, abs=1e-12)
+    assert expectation(singles, Given()) == pytest.approx(OVER_SAMPLES, abs=1e-12), "their weights are equal"
+    # Of two clients, the one with more than half of the samples always takes part, and the other half of a round samples the rest.
+    pairs = [((client, 3), SIZES[client] / 6) for client in range(3)]
+    probabilities = (1 / 6, 2 / 6, 3 / 6, 1.0)
+    assert expectation(pairs, Given(probability=probabilities)) == pytest.approx(OVER_SAMPLES, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("method", "target"),
     [
         (UniformSelection(unbiased=True), OVER_SAMPLES),
         (UniformSelection(unbiased="clients"), OVER_CLIENTS),
         (PoissonSampling(rate=0.4, unbiased=True), OVER_SAMPLES),
+        (WeightedSelection(unbiased=True), OVER_SAMPLES),
+        (WeightedSelection(unbiased="clients"), OVER_CLIENTS),
         (PoissonSampling(rate=0.6, at_most=2, unbiased="clients"), OVER_CLIENTS),
     ],
     ids=repr,
@@ -133,9 +147,11 @@ def test_the_shipped_selections_are_unbiased(method: Selection, target: float) -
     sizes, values = torch.tensor(SIZES), torch.tensor(VALUES, dtype=torch.float64)
     found = []
     for round in range(3000):
-        population = ClientPool(round, sizes, int(sizes.sum()), fold(0, round, "cohort"))
+        population = ClientPool(
+            round, sizes, int(sizes.sum()), fold(0, round, "cohort"), sample_ends=partial(np.cumsum, sizes.numpy())
+        )
         selected = method.select({}, population, 2, make_rng(0, round))
         assert selected.weights is not None
         found.append(float(selected.weights @ values[list(selected.clients)]))
     assert abs(mean(found) - target) < 4 * stdev(found) / len(found) ** 0.5
-    assert stdev(found) > 0.3
+    assert stdev(found) > 0.1

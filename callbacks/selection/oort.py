@@ -1,0 +1,95 @@
+"""Oort: clients whose data have high losses take part more often, and others are explored."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from flcog.core.checks import within
+from flcog.core.types import Slot
+from flcog.method import ClientPool, RoundRecord, Selected, Selection
+
+
+@dataclass(frozen=True)
+class Oort(Selection):
+    """Takes most clients from those whose last training had a high loss, and the rest from those that have never taken part.
+
+    ::
+
+        U_k = n_k loss_k,   score_k = (min(U_k, U_95%) - U_min) / (U_max - U_min) + sqrt(0.1 ln R / L_k)
+
+    R is the round, and L_k the last round of client k. A share of the round's clients, which starts at ``exploration`` and is
+    multiplied by ``decay`` in every round down to ``least_exploration``, is drawn uniformly from clients that have never taken part.
+    The others are drawn in proportion to their scores, from all clients whose score is at least ``cutoff`` times the score of the last
+    client that would be taken in the order of scores. The mean change favours clients with many samples and high losses. The server
+    sees single losses.
+
+    Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021, https://arxiv.org/abs/2010.06081. Their
+    utility has the root mean square of the samples' losses in the place of the mean training loss that clients report here; the scores
+    are scaled to [0, 1] as in the authors' program. Their factor for slow clients needs the clients' durations and is not part of this
+    class.
+
+    Args:
+        exploration: the share of new clients in the first round, in [0, 1].
+        decay: the factor on this share in each round, in (0, 1].
+        least_exploration: the smallest share, in [0, 1].
+        cutoff: the fraction of the last score, in (0, 1].
+
+    Example:
+        >>> Oort().init_selection(2)["last"]
+        tensor([-1, -1], dtype=torch.int32)
+    """
+
+    exploration: float = 0.9
+    decay: float = 0.98
+    least_exploration: float = 0.2
+    cutoff: float = 0.95
+
+    reads_losses: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, "[0, 1]", "exploration", "least_exploration")
+        within(self, "(0, 1]", "decay", "cutoff")
+
+    def init_selection(self, num_clients: int) -> Slot:
+        return {"loss": torch.zeros(num_clients), "last": torch.full((num_clients,), -1, dtype=torch.int32)}
+
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+        everybody = np.arange(population.num_clients)
+        present = everybody[population.available(everybody)]
+        last = state["last"].cpu().numpy()[present]
+        known, new = present[last >= 0], present[last < 0]
+        share = max(self.least_exploration, self.exploration * self.decay**population.round)
+        exploited = min(len(known), max(count - int(count * share), count - len(new)))
+        explored = new[torch.randperm(len(new), generator=rng)[: count - exploited].numpy()]
+        if not exploited:
+            return Selected(sorted(explored.tolist()))
+        utility = population.sizes.numpy()[known] * state["loss"].cpu().numpy()[known]
+        score = scores(utility, last[last >= 0] + 1, population.round + 1)
+        least = self.cutoff * np.sort(score)[-exploited]
+        draws = torch.rand(len(known), generator=rng, dtype=torch.float64).numpy()
+        # The smallest of exponential variables with these rates belongs to a client with a probability proportional to its score.
+        order = np.argsort(np.where(score >= least, -np.log1p(-draws) / np.maximum(score, 1e-4), np.inf))
+        return Selected(sorted([*explored.tolist(), *known[order[:exploited]].tolist()]))
+
+    def update(self, state: Slot, record: RoundRecord) -> Slot:
+        loss, last, trained = state["loss"].clone(), state["last"].clone(), list(record.trained)
+        loss[trained] = torch.tensor(record.losses, dtype=loss.dtype, device=loss.device)
+        last[trained] = record.round
+        return {"loss": loss, "last": last}
+
+
+def scores(utility: np.ndarray, last: np.ndarray, round: int) -> np.ndarray:
+    """The scores of clients that have taken part.
+
+    Args:
+        utility: of each client.
+        last: the last round of each client, counted from 1.
+        round: this round, counted from 1.
+    """
+    low, high = utility.min(), utility.max()
+    clipped = np.minimum(utility, np.quantile(utility, 0.95))
+    scaled: np.ndarray = (clipped - low) / (high - low if high > low else 1.0)
+    return scaled + np.sqrt(0.1 * np.log(round) / last)

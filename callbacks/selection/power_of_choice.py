@@ -1,0 +1,48 @@
+"""PowerOfChoice: of some candidates, the clients with the highest losses train."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flcog.core.checks import at_least
+from flcog.core.types import Slot
+from flcog.method import ClientPool, Selected, Selection
+
+
+@dataclass(frozen=True)
+class PowerOfChoice(Selection):
+    """Draws candidates by their numbers of samples, asks them for the loss of the global model, and trains those with the highest losses.
+
+    ::
+
+        A = d clients, drawn without replacement in proportion to n_k,   S = the m clients of A with the largest F_k(x)
+
+    Candidates download the model and report one number; ``comm/*`` count both. The mean change favours clients with a high loss, which
+    makes the first rounds faster and moves the final model towards these clients: the more candidates, the more of both. The server
+    sees single losses. Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022,
+    https://arxiv.org/abs/2010.01243, average the models with equal weights, which ``EqualWeights`` does.
+
+    Args:
+        candidates: d, at least ``trainer.clients_per_round`` and at most all clients. None takes twice as many as train.
+
+    Example:
+        >>> PowerOfChoice(candidates=6).candidates
+        6
+    """
+
+    candidates: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "candidates")
+
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+        candidates = min(2 * count, population.num_clients) if self.candidates is None else self.candidates
+        if not count <= candidates <= population.num_clients:
+            everybody = population.num_clients
+            raise ValueError(
+                f"PowerOfChoice: candidates must lie between the {count} clients of a round and all {everybody}; got {candidates}"
+            )
+        drawn = population.draw_by_size(candidates)
+        losses = dict(zip(drawn, population.losses(drawn), strict=True))
+        return Selected(sorted(sorted(drawn, key=lambda client: -losses[client])[:count]))

@@ -1,0 +1,94 @@
+"""Selection by the loss of earlier trainings."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import SGD, classifier, train
+from reference import fedavg
+from torch.nn.functional import cross_entropy
+
+from flcog.callbacks import Oort
+from flcog.callbacks.selection.oort import scores
+from flcog.method import ClientPool
+
+CASES: dict[str, Case] = {
+    "Oort": Case(Oort(), fedavg.run, random=True),
+}
+REFUSED: Refusals = {
+    Oort: [
+        ({"exploration": 1.5}, "exploration must lie in [0, 1]; got 1.5"),
+        ({"least_exploration": -0.1}, "least_exploration must lie in [0, 1]; got -0.1"),
+        ({"decay": 0.0}, "decay must lie in (0, 1]; got 0.0"),
+        ({"cutoff": 0.0}, "cutoff must lie in (0, 1]; got 0.0"),
+    ]
+}
+
+
+def test_it_remembers_the_losses_of_the_last_training() -> None:
+    module = classifier(SGD)
+    network = copy.deepcopy(module.model).double()
+    trainer = train(Oort(), module=module, rounds=1)
+    expected = torch.zeros(8)
+    for client in trainer.recorded[0]:
+        local, losses = copy.deepcopy(network), []
+        optimizer = SGD(local.parameters())
+        for inputs, targets in client.batches:
+            optimizer.zero_grad()
+            loss = cross_entropy(local(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        expected[client.id] = np.mean(losses)
+    state = trainer.servers["Oort"]
+    torch.testing.assert_close(state["loss"].float(), expected, rtol=1e-6, atol=1e-6)
+    assert (state["last"] == torch.where(expected > 0, 0, -1)).all()
+
+
+def test_the_scores_by_hand() -> None:
+    """Utilities 0 to 20 for 21 clients: the 95 % quantile is 19, and the scale is 20."""
+    found = scores(np.arange(21.0), np.full(21, 4), round=10)
+    bonus = np.sqrt(0.1 * np.log(10) / 4)
+    assert found == pytest.approx(np.minimum(np.arange(21), 19) / 20 + bonus)
+    assert scores(np.array([3.0, 3.0]), np.array([1, 9]), round=10) == pytest.approx(np.sqrt(0.1 * np.log(10) / np.array([1, 9])))
+
+
+def state_of(loss: list[float], last: list[int]) -> dict[str, torch.Tensor]:
+    return {"loss": torch.tensor(loss), "last": torch.tensor(last, dtype=torch.int32)}
+
+
+def test_new_clients_are_explored_first_and_fewer_of_them_later() -> None:
+    pool = ClientPool(0, torch.ones(100, dtype=torch.int64), 100, 0)
+    rng = torch.Generator().manual_seed(0)
+    last = [3] * 50 + [-1] * 50
+    for round, share in ((0, 0.9), (10, 0.9 * 0.98**10), (200, 0.2)):
+        chosen = Oort().select(state_of([1.0] * 100, last), pool_of(pool, round), 20, rng).clients
+        assert len(chosen) == 20 and sum(client >= 50 for client in chosen) == int(20 * share)
+    assert len(Oort().select(state_of([0.0] * 100, [-1] * 100), pool, 20, rng).clients) == 20
+    few = Oort().select(state_of([1.0] * 100, [3] * 98 + [-1] * 2), pool_of(pool, 5), 20, rng).clients
+    assert len(few) == 20 and {98, 99} < set(few)
+
+
+def pool_of(pool: ClientPool, round: int) -> ClientPool:
+    return ClientPool(round, pool.sizes, pool.num_samples, pool.key)
+
+
+def test_high_utilities_are_taken_and_low_ones_are_cut_off() -> None:
+    pool = ClientPool(50, torch.tensor([1, 1, 10, 1] * 10), 130, 0)
+    rng, counts = torch.Generator().manual_seed(0), np.zeros(40)
+    state = state_of([1.0, 5.0, 1.0, 9.0] * 10, [40] * 40)
+    for _ in range(300):
+        counts[Oort(exploration=0, least_exploration=0, cutoff=0.85).select(state, pool, 10, rng).clients] += 1
+    # Utilities 1, 5, 10 and 9: ten clients have the utility 10, and those with 9 are above 85 % of its score.
+    assert counts[0::4].sum() == counts[1::4].sum() == 0 and counts[2::4].sum() > counts[3::4].sum() > 0
+
+
+def test_nothing_changes_in_place() -> None:
+    trainer = train(Oort(), rounds=1)
+    before = trainer.servers["Oort"]
+    kept = {name: value.clone() for name, value in before.items()}
+    trainer.train_round()
+    assert all(torch.equal(before[name], value) for name, value in kept.items())
+    assert not torch.equal(trainer.servers["Oort"]["loss"], kept["loss"])

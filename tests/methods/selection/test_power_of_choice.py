@@ -1,0 +1,79 @@
+"""Clients with the highest losses among some candidates."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import SIZES, TinyData, classifier, make_trainer, train
+from reference import fedavg
+from torch.nn.functional import cross_entropy
+
+from flcog.callbacks import ClientDropout, PowerOfChoice, WeightedSelection
+from flcog.core.randomness import fold
+from flcog.method import ClientPool
+
+CASES: dict[str, Case] = {
+    "PowerOfChoice": Case(PowerOfChoice(candidates=7), fedavg.run, random=True),
+}
+REFUSED: Refusals = {PowerOfChoice: [({"candidates": 0}, "candidates must be at least 1, or null; got 0")]}
+
+
+def test_the_highest_losses_of_all_are_taken() -> None:
+    trainer = make_trainer(None, PowerOfChoice(candidates=8), clients_per_round=3)
+    trainer.prepare(classifier(), TinyData())
+    for round in range(3):
+        network = classifier().model.double()
+        network.load_state_dict({name.removeprefix("model."): value for name, value in trainer.params.items()})
+        data, losses = trainer.run.federation, []
+        for client in range(8):
+            rows = data.partition.client(client)
+            inputs = data.load(data.train, torch.from_numpy(rows), torch.device("cpu"))[0].double()
+            losses.append(float(cross_entropy(network(inputs), data.train.targets[rows]).detach()))
+        trainer.train_round()
+        assert [client.id for client in trainer.recorded[round]] == sorted(np.argsort(losses)[-3:].tolist())
+
+
+def test_candidates_are_drawn_in_proportion_to_their_sizes() -> None:
+    sizes = torch.tensor([1, 2, 3, 10])
+    counts = dict.fromkeys(itertools.combinations(range(4), 2), 0.0)
+    for round in range(4000):
+        pool = ClientPool(round, sizes, 16, fold(0, round, "cohort"), sample_ends=partial(np.cumsum, sizes.numpy()))
+        counts[tuple(pool.draw_by_size(2))] += 1 / 4000
+    shares = [size / 16 for size in sizes.tolist()]
+    for (a, b), found in counts.items():
+        expected = shares[a] * shares[b] / (1 - shares[a]) + shares[b] * shares[a] / (1 - shares[b])
+        assert abs(found - expected) < 4 * (expected / 4000) ** 0.5
+
+
+def test_the_ledger_counts_what_candidates_download_and_report() -> None:
+    options = {"rounds": 2, "clients_per_round": 3, "local_steps": 1}
+    plain, chosen = train(**options), train(PowerOfChoice(candidates=7), **options)
+    model = plain.ledger.down["model"] // 6
+    assert chosen.ledger.down["PowerOfChoice"] == 2 * (7 - 3) * model and chosen.ledger.up["PowerOfChoice"] == 2 * 7 * 4
+    assert chosen.ledger.down["model"] == plain.ledger.down["model"]
+    dropping = train(PowerOfChoice(candidates=7), ClientDropout(probability=0.5), **options)
+    assert dropping.ledger.total_down == 2 * 7 * model, "a candidate has downloaded the model before it drops out"
+
+
+def test_asking_changes_nothing() -> None:
+    trainer = train(PowerOfChoice(), rounds=1, clients_per_round=3)
+    before = trainer.ledger.state_dict()
+    assert trainer.sample(1) == trainer.sample(1)
+    assert trainer.collect()[1].up["PowerOfChoice"] == 6 * 4
+    assert trainer.ledger.state_dict() == before
+
+
+@pytest.mark.parametrize("candidates", [4, 9])
+def test_too_few_and_too_many_candidates_are_refused(candidates: int) -> None:
+    with pytest.raises(ValueError, match=f"candidates must lie between the 5 clients of a round and all 8; got {candidates}"):
+        train(PowerOfChoice(candidates=candidates), rounds=1)
+
+
+def test_sizes_decide_without_losses() -> None:
+    """The mean number of samples of the clients that size-proportional draws favour exceeds that of uniform draws."""
+    trainer = train(WeightedSelection(), rounds=20, clients_per_round=2, local_steps=1)
+    mean = np.mean([client.num_samples for round in trainer.recorded for client in round])
+    assert mean > sum(SIZES) / 8 + 0.5
