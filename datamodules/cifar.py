@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,7 @@ from torch import Tensor
 from flcog.core.checks import at_least, within
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import download, require_files
-
-if TYPE_CHECKING:
-    from torchvision import datasets
+from flcog.datamodules.files import download, require_files, torchvision_set
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class CIFAR10(FederatedDataModule):
     """
 
     num_classes = 10
+    _name = "CIFAR10"
 
     def __init__(
         self,
@@ -67,11 +65,9 @@ class CIFAR10(FederatedDataModule):
         self.mean, self.std, self.val_fraction, self.image_size = mean, std, val_fraction, image_size
 
     @property
-    def _source(self) -> "type[datasets.CIFAR10]":
-        """torchvision's class of this set, which knows its files, their md5 sums and where they are to be had."""
-        from torchvision.datasets import CIFAR10
-
-        return CIFAR10
+    def _source(self) -> Any:
+        """torchvision's class of this set, which knows its files with their md5 sums and addresses."""
+        return torchvision_set(self._name)
 
     def prepare_data(self) -> None:
         if self.download:
@@ -94,7 +90,7 @@ class CIFAR10(FederatedDataModule):
         return augmentation(self.augmentation)
 
     def _read(self, train: bool) -> Samples:
-        name, folder = self._source.__name__, Path(self.data_dir) / self._source.base_folder
+        name, folder = self._name, Path(self.data_dir) / self._source.base_folder
         files = dict(self._source.train_list + self._source.test_list) | {self._source.meta["filename"]: self._source.meta["md5"]}
         remedy = f"pass --data.download true, or unpack {self._source.url} into {self.data_dir}"
         require_files(name, [folder / file for file in files], remedy)
@@ -128,6 +124,7 @@ class CIFAR100(CIFAR10):
     """
 
     num_classes = 100
+    _name = "CIFAR100"
 
     def __init__(
         self,
@@ -141,9 +138,3 @@ class CIFAR100(CIFAR10):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_dir, download, augmentation, mean, std, val_fraction, image_size, **kwargs)
-
-    @property
-    def _source(self) -> "type[datasets.CIFAR100]":
-        from torchvision.datasets import CIFAR100
-
-        return CIFAR100

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,13 @@ def missing_files(data_set: str, missing: Sequence[Path], remedy: str) -> FileNo
     names = ", ".join(str(path) for path in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return FileNotFoundError(f"{data_set} found no {names}{more} (looked for from {Path.cwd()}): {remedy}")
+
+
+def torchvision_set(name: str) -> Any:
+    """A data set's class in torchvision, which takes half a second to import."""
+    from torchvision import datasets
+
+    return getattr(datasets, name)
 
 
 def download(source: Callable[..., object], data_dir: str, remedy: str) -> None:

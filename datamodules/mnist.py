@@ -3,7 +3,7 @@
 import gzip
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,7 @@ from flcog.core.checks import at_least
 from flcog.core.labels import require_labels
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import download, reading, require_files
-
-if TYPE_CHECKING:
-    from torchvision import datasets
+from flcog.datamodules.files import download, reading, require_files, torchvision_set
 
 
 class MNIST(FederatedDataModule):
@@ -37,6 +34,7 @@ class MNIST(FederatedDataModule):
 
     num_classes = 10
     class_names: tuple[str, ...] = tuple("0123456789")
+    _name = "MNIST"
 
     def __init__(
         self,
@@ -54,22 +52,20 @@ class MNIST(FederatedDataModule):
         self.mean, self.std, self.samples_per_class = mean, std, samples_per_class
 
     @property
-    def _source(self) -> "type[datasets.MNIST]":
-        """torchvision's class of this set, which knows where its files are to be had."""
-        from torchvision.datasets import MNIST
-
-        return MNIST
+    def _source(self) -> Any:
+        """torchvision's class of this set, which knows the addresses of its files."""
+        return torchvision_set(self._name)
 
     def prepare_data(self) -> None:
         if self.download:
             download(self._source, self.data_dir, f"get the .gz files of {self._source.mirrors[0]} yourself")
 
     def load(self) -> Splits:
-        raw = Path(self.data_dir) / self._source.__name__ / "raw"
+        raw = Path(self.data_dir) / self._name / "raw"
         names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
         paths = [_as_it_lies_there(raw / name) for name in names]
         remedy = f"pass --data.download true, or put the .gz files of {self._source.mirrors[0]} there"
-        require_files(self._source.__name__, paths, remedy)
+        require_files(self._name, paths, remedy)
         train, test = self._read(*paths[:2]), self._read(*paths[2:])
         if self.samples_per_class is not None:
             positions = [np.flatnonzero(train.targets == label)[: self.samples_per_class] for label in range(self.num_classes)]
@@ -127,6 +123,7 @@ class FashionMNIST(MNIST):
     """
 
     class_names = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+    _name = "FashionMNIST"
 
     def __init__(
         self,
@@ -139,9 +136,3 @@ class FashionMNIST(MNIST):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_dir, download, augmentation, mean, std, samples_per_class, **kwargs)
-
-    @property
-    def _source(self) -> "type[datasets.FashionMNIST]":
-        from torchvision.datasets import FashionMNIST
-
-        return FashionMNIST

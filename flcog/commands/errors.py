@@ -5,25 +5,21 @@ import difflib
 import inspect
 import re
 import sys
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
-
-import torch
+from collections.abc import Callable, Iterable
+from typing import Any, get_args, get_origin
 
 import flcog.callbacks
 import flcog.datamodules
 from flcog.client_module import ClientModule
 from flcog.commands import import_from, shipped_configs
 from flcog.commands.complaint import guess
+from flcog.commands.type_words import classes_in, takes_words, wanted
 from flcog.core.lightning_options import refusal_of
 from flcog.data import FederatedDataModule
 from flcog.method import Aggregator, AvailabilityModel, Callback, Method, ParameterMask, Selection, Stage
 
 BASES = (Callback, Method, Aggregator, AvailabilityModel, ParameterMask, Selection, Stage, FederatedDataModule, ClientModule)
 """Base classes of users' classes. They do nothing by themselves."""
-
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def explain(parser: Any, message: str) -> str:
@@ -67,10 +63,10 @@ def _alone(path: str) -> str:
 
 def _no_class(parser: Any, text: str, name: str) -> str:
     key, hint, name = _key(text), _hint(parser, text), name if name != "Expected" else ""
-    near = guess(name, (cls.__name__ for base in _leaves(hint) for cls in _subclasses(base)))
-    if not name or _plain(hint):
+    near = guess(name, (cls.__name__ for base in classes_in(hint) for cls in _subclasses(base)))
+    if not name or takes_words(hint):
         return f"{_named(parser, key)} must be {wanted(hint)}; got {name!r}" + near.replace(" ", ". ", 1)
-    return f"there is no class {name!r}: give its full path{_example(*_leaves(hint))}.{near}"
+    return f"there is no class {name!r}: give its full path{_example(*classes_in(hint))}.{near}"
 
 
 def _no_module(parser: Any, text: str, path: str, module: str) -> str:
@@ -88,7 +84,9 @@ def _wrong_class(parser: Any, text: str, path: str, base: str) -> str:
     given = re.search(r"Given value: (?:.*'class_path': ')?([\w.]+)", text)
     what = path or (given[1] if given else "the given class")
     hint = _hint(parser, text)
-    return f"{_named(parser, _key(text))} must be {wanted(hint) if hint else base}; {what} is no {base}{_example(*_leaves(hint))}"
+    return (
+        f"{_named(parser, _key(text))} must be {wanted(hint) if hint else base}; {what} is no {base}{_example(*classes_in(hint))}"
+    )
 
 
 def _example(*bases: type) -> str:
@@ -206,45 +204,6 @@ def _unreadable(parser: Any, text: str, key: str) -> str:
 def _no_file(parser: Any, text: str, reason: str) -> str:
     near = shipped_configs.near(reason.strip("'").rpartition("/")[2])
     return f"-c takes a YAML file, or the name of a config that flcog configs lists: {reason[0].lower()}{reason[1:]}.{near}"
-
-
-def wanted(hint: Any) -> str:
-    """Describe a type in users' words.
-
-    >>> wanted(int | None), wanted(Literal["raise", "drop"]), wanted(list[float])
-    ('a whole number or null', 'raise or drop', 'a list (each a number)')
-    """
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint in WORDS:
-        return WORDS[hint]
-    if origin is Literal:
-        return " or ".join([", ".join(map(str, inner[:-1])), str(inner[-1])] if len(inner) > 1 else [str(inner[0])])
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(wanted(each) for each in inner if each is not torch.Tensor))
-    if origin in (list, tuple, set, Sequence):
-        kinds = dict.fromkeys(wanted(each) for each in inner if each is not Ellipsis)
-        return "a list" + (f" (each {' or '.join(kinds)})" if kinds else "")
-    if origin in (dict, Mapping) or hint is dict:
-        return "a mapping"
-    if origin is Callable:
-        return wanted(inner[-1])
-    if not isinstance(hint, type):
-        return str(hint)
-    return f"the class path of a{'n' if hint.__name__[0] in 'AEIOU' else ''} {hint.__name__}"
-
-
-def _leaves(hint: Any) -> list[type]:
-    """Return the classes that a class path may name."""
-    if isinstance(hint, type) and not get_args(hint):
-        return [] if hint in WORDS or hint is torch.Tensor else [hint]
-    if get_origin(hint) is Callable:
-        return _leaves(get_args(hint)[-1])
-    return [leaf for each in get_args(hint) for leaf in _leaves(each)] if get_origin(hint) is not Literal else []
-
-
-def _plain(hint: Any) -> bool:
-    """Whether a number or a word would do."""
-    return any(each in (int, float, bool, str) or get_origin(each) is Literal for each in get_args(hint))
 
 
 # Where ---------------------------------------------------------------------------------------------------------------------------

@@ -19,4 +19,6 @@ def require(package: str, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ValueError(f"{what} needs {package}, which is not installed: pip install 'flcog[{extra}]'") from error
+        raise ValueError(
+            f"{what} needs {package.partition('.')[0]}, which is not installed: pip install 'flcog[{extra}]'"
+        ) from error

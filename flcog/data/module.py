@@ -111,17 +111,10 @@ class FederatedDataModule(Described, L.LightningDataModule):
                 "use fewer clients, a larger beta, or a partitioner with a minimum size"
             )
         test = splits.test
-        if self.reweighted_test and (test is None or self.task != "classification"):
-            what = "no test set" if test is None else f"the task {self.task}"
-            raise ValueError(
-                f"client_test=reweighted weighs the classes of a test set; {type(self).__name__} has {what}: give a fraction"
-            )
+        if self.reweighted_test:
+            self._require_test_classes(test, "client_test=reweighted weighs", "give a fraction")
         if self.test_like_clients:
-            if test is None or self.task != "classification":
-                what = "no test set" if test is None else f"the task {self.task}"
-                raise ValueError(
-                    f"test_like_clients needs the classes of a test set; {type(self).__name__} has {what}: leave it out"
-                )
+            test = self._require_test_classes(test, "test_like_clients needs", "leave it out")
             test = _with_shares_of(test, splits.train.labels[whole.indices], self.partition_seed)
         self._federation = Federation(
             train=splits.train,
@@ -138,6 +131,13 @@ class FederatedDataModule(Described, L.LightningDataModule):
             class_names=self.class_names,
             whole=whole if self.client_test or self.client_val else None,
         )
+
+    def _require_test_classes(self, test: Samples | None, option: str, fix: str) -> Samples:
+        """Return the test set, or refuse an option that needs its classes."""
+        if test is None or self.task != "classification":
+            lack = "no test set" if test is None else f"the task {self.task}"
+            raise ValueError(f"{option} the classes of a test set; {type(self).__name__} has {lack}: {fix}")
+        return test
 
     def _described(self) -> Iterator[tuple[str, str]]:
         yield "split", f"{self.num_clients:,} clients by {self.partitioner or IID()}, seed {self.partition_seed}"

@@ -1,7 +1,6 @@
 """The trained model as a file for others: the plain network's state dict, safetensors, or ONNX."""
 
 import copy
-import importlib
 import io
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.client_module import ClientModule
+from flcog.core.extras import require
 from flcog.core.files import replacing
 from flcog.run.session import Session
 
@@ -53,7 +53,7 @@ def _state_dict(network: nn.Module, run: Session) -> bytes:
 
 
 def _safetensors(network: nn.Module, run: Session) -> bytes:
-    package = _require("safetensors.torch", "safetensors")
+    package = require("safetensors.torch", "safetensors", "export")
     # Copies: tied weights are stored under each of their names.
     tensors: dict[str, Tensor] = {name: value.clone().contiguous() for name, value in network.state_dict().items()}
     content: bytes = package.save(tensors, {"format": "pt"})
@@ -61,8 +61,8 @@ def _safetensors(network: nn.Module, run: Session) -> bytes:
 
 
 def _onnx(network: nn.Module, run: Session) -> bytes:
-    _require("onnx", "ONNX")
-    _require("onnxscript", "ONNX")
+    require("onnx", "ONNX", "export")
+    require("onnxscript", "ONNX", "export")
     example = run.engine.reader.example
     if not isinstance(example, Tensor):
         raise ValueError(
@@ -82,10 +82,3 @@ def _onnx(network: nn.Module, run: Session) -> bytes:
     )
     content: bytes = program.model_proto.SerializeToString()
     return content
-
-
-def _require(package: str, what: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ValueError(f"{what} needs the package {package.split('.')[0]}: pip install 'flcog[export]'") from error

@@ -185,7 +185,7 @@ def test_export_says_what_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"cannot tell the format of .*model.h5: give one of state_dict \(.pt\), safetensors"):
         trainer.export(tmp_path / "model.h5")
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-    with pytest.raises(ValueError, match=r"ONNX needs the package onnxscript: pip install 'flcog\[export\]'"):
+    with pytest.raises(ValueError, match=r"ONNX needs onnxscript, which is not installed: pip install 'flcog\[export\]'"):
         trainer.export(tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 

@@ -79,16 +79,13 @@ def bench(
             for times in _rounds_in_turn(contestants, rivals, repeats, seconds):
                 rounds.append(times)
         finally:
-            names = [rival.name for rival in rivals]
-            if processes.is_first and rounds and vary is None:
-                print_ratios(trainer, names, rounds)
-            elif processes.is_first and rounds:
-                print_table(contestants, names, rounds)
+            if processes.is_first and rounds:
+                names = [rival.name for rival in rivals]
+                print_ratios(trainer, names, rounds) if vary is None else print_table(contestants, names, rounds)
     if processes.is_first:
         if execution.began is not None:  # no script called this function
-            print(
-                f"start: the first round can begin {ready - execution.began:.1f} s after the command (imports, configuration, data)"
-            )
+            start = ready - execution.began
+            print(f"start: the first round can begin {start:.1f} s after the command (imports, configuration, data)")
         bench_reading(trainer, repeats)
     if profile is not None:
         profile_round(contestants[0].trainer, profile)

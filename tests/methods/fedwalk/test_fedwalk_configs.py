@@ -21,6 +21,7 @@ from flcog.commands.compare.table_file import read_table
 from flcog.datamodules import ImageFolders
 from flcog.datamodules import leash_classes as classes
 from flcog.schedules import Piecewise
+from methods.fedwalk.leash_table import CIFAR10_TOP4
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -52,8 +53,8 @@ def test_the_papers_classes() -> None:
         "cifar10_tiny_imagenet": 20,
     }
     assert all(len(name) == 9 and name[0] == "n" and name[1:].isdigit() for ids in classes.LEASHES.values() for name in ids)
-    assert set(classes.CIFAR10_LH) == {name for row in classes.CIFAR10_TOP4.values() for name in row[:2]}
-    assert classes.CIFAR10_MH[:10] == classes.CIFAR10_LH[:10]
+    assert set(classes.LEASHES["cifar10_lh"]) == {name for row in CIFAR10_TOP4.values() for name in row[:2]}
+    assert classes.LEASHES["cifar10_mh"][:10] == classes.LEASHES["cifar10_lh"][:10]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_command_line_takes_another_leash() -> None:
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     config = [f"--config={CONFIGS / 'fedwalk-pretraining-imagenet.yaml'}", "--trainer.callbacks.leash.classes"]
-    for name, expected in (("cifar10_hh", classes.CIFAR10_HH), ("[cat, dog]", ("cat", "dog"))):
+    for name, expected in (("cifar10_hh", classes.LEASHES["cifar10_hh"]), ("[cat, dog]", ("cat", "dog"))):
         (method,) = parser.instantiate(parser.parse_args([*config, name])).trainer.callbacks
         assert method.leash.class_names == expected
 

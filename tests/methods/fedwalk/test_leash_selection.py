@@ -15,7 +15,8 @@ import yaml
 from flcog.callbacks.fedwalk.command import leash, read_classes, read_reference
 from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
 from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
-from flcog.datamodules.leash_classes import CIFAR10_HH, CIFAR10_LH, CIFAR10_TOP4
+from flcog.datamodules.leash_classes import LEASHES
+from methods.fedwalk.leash_table import CIFAR10_TOP4
 
 CLASSES = ["cat", "polar bear"]
 REFERENCE = {
@@ -126,13 +127,13 @@ def test_the_papers_own_answer_repeats_itself() -> None:
 def test_the_papers_leash_is_the_best_two_of_its_table() -> None:
     ranking = {name: list(labels) for name, labels in CIFAR10_TOP4.items()}
     chosen = choose(ranking, per_class=2)
-    assert set(chosen) == set(CIFAR10_LH) and len(chosen) == 20
-    assert set(chosen[:10]) == set(CIFAR10_LH[:10])
-    mixed = choose(ranking, per_class=2, random=10, reference=CIFAR10_HH, seed=3)
-    assert mixed[:10] == chosen[:10] and set(mixed[10:]) <= set(CIFAR10_HH) and len(set(mixed)) == 20
-    assert mixed == choose(ranking, per_class=2, random=10, reference=CIFAR10_HH, seed=3)
-    assert mixed != choose(ranking, per_class=2, random=10, reference=CIFAR10_HH, seed=4)
-    assert set(choose(ranking, per_class=2, random=20, reference=CIFAR10_HH)) == set(CIFAR10_HH)
+    assert set(chosen) == set(LEASHES["cifar10_lh"]) and len(chosen) == 20
+    assert set(chosen[:10]) == set(LEASHES["cifar10_lh"][:10])
+    mixed = choose(ranking, per_class=2, random=10, reference=LEASHES["cifar10_hh"], seed=3)
+    assert mixed[:10] == chosen[:10] and set(mixed[10:]) <= set(LEASHES["cifar10_hh"]) and len(set(mixed)) == 20
+    assert mixed == choose(ranking, per_class=2, random=10, reference=LEASHES["cifar10_hh"], seed=3)
+    assert mixed != choose(ranking, per_class=2, random=10, reference=LEASHES["cifar10_hh"], seed=4)
+    assert set(choose(ranking, per_class=2, random=20, reference=LEASHES["cifar10_hh"])) == set(LEASHES["cifar10_hh"])
 
 
 def test_a_choice_that_cannot_be_made_is_refused() -> None:
