@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flcog import SavedRun
 from flcog.core.files import OWNER_ONLY, clear_errors, make_folder, replacing, write_yaml
+from flcog.core.yaml_files import load_yaml
 
 OUT_REMEDY = "free space or choose another --out"
 """The fix if the folder of the runs and the table cannot be written."""
@@ -48,12 +47,18 @@ class CellFolder:
     @property
     def source(self) -> "CellFolder":
         """The folder with the run: this folder, or the folder of another table that has finished the same run."""
-        try:
-            named = yaml.safe_load((self.path / SAME_RUN).read_text(encoding="utf-8"))["folder"]
-            other = CellFolder((self.path / str(named)).resolve())
-        except (OSError, UnicodeError, yaml.YAMLError, KeyError, TypeError):
+        named = self.read(SAME_RUN)
+        if not isinstance(named, dict) or "folder" not in named:
             return self
+        other = CellFolder((self.path / str(named["folder"])).resolve())
         return other if other.finished and other.own_run is not None else self
+
+    def read(self, name: str) -> Any:
+        """The content of one of its YAML files; None if the file is missing or damaged."""
+        try:
+            return load_yaml(self.path / name)
+        except ValueError:
+            return None
 
     @property
     def begun(self) -> bool:
@@ -95,10 +100,7 @@ class CellFolder:
     @property
     def carried(self) -> list[Any]:
         """The class paths and arguments of methods that its run carries for others."""
-        try:
-            parts = yaml.safe_load((self.path / CARRIED).read_text(encoding="utf-8"))
-        except (OSError, UnicodeError, yaml.YAMLError):
-            return []
+        parts = self.read(CARRIED)
         return parts if isinstance(parts, list) else []
 
     def carry(self, parts: Sequence[Any]) -> None:
@@ -138,13 +140,9 @@ class CellFolder:
         return begun and (self.path / OUTPUT).is_file()
 
     def _earlier_arguments(self) -> list[str]:
-        note = self.path / ARGUMENTS
-        try:
-            earlier = yaml.safe_load(note.read_text(encoding="utf-8"))
-        except (UnicodeError, yaml.YAMLError):
-            earlier = None
+        earlier = self.read(ARGUMENTS)
         if not isinstance(earlier, list) or not all(isinstance(word, str) for word in earlier):
-            raise ValueError(f"{note} is damaged: delete {self.path}, or choose another --out")
+            raise ValueError(f"{self.path / ARGUMENTS} is damaged: delete {self.path}, or choose another --out")
         return earlier
 
     def _finished_lines(self) -> list[str] | None:

@@ -5,8 +5,6 @@ import json
 import shlex
 from collections.abc import Sequence
 
-import yaml
-
 from flcog.commands.compare.folder import ARGUMENTS, Option, options_of
 from flcog.commands.compare.plan import Cell
 from flcog.core.masking import masked_command
@@ -50,8 +48,5 @@ def is_outdated(cell: Cell) -> bool:
 
 
 def _earlier(cell: Cell) -> list[Option] | None:
-    try:
-        words = yaml.safe_load((cell.folder / ARGUMENTS).read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError):
-        return None
+    words = cell.files.read(ARGUMENTS)
     return _settings([str(word) for word in words]) if isinstance(words, list) else None
