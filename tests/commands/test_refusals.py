@@ -112,6 +112,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(OWN_CLASSES)
+    sys.modules.pop("my_module", None)  # another test's
     arguments = ["fit", "-c", QUICKSTART, *("--trainer.logger=false",) * ("logger" not in options), *shlex.split(options)]
     line = refusal(arguments, capsys)
     assert all(words in line for words in OPTIONS[options].split("|")), line
