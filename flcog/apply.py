@@ -14,6 +14,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree, call, first_leaf, map_leaves
 from flcog.core.types import Batch, Params
+from flcog.manual_steps import loss_without_steps
 from flcog.own_steps import call_step, loss_of
 from flcog.step_log import StepLog
 
@@ -51,6 +52,8 @@ class ModelFunction:
         self.module = module.train()
         self.trains_itself = trains_itself(module)
         """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
+        self.takes_steps_itself: tuple[int, int] | None = None
+        """The numbers of optimisers and schedulers of a module with manual optimisation; None for all others."""
         self.takes_whole_batches = not isinstance(module, ClientModule)
         """Whether its steps receive a data set's batches as they are, and not always pairs of inputs and targets."""
         self.autocast = autocast
@@ -241,6 +244,9 @@ class PlainApply(Apply):
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
+        counts = self.model.takes_steps_itself
+        if counts:
+            return loss_of(self.model.module, self._call(params, loss_without_steps, batch.given, self.step, counts))
         with self.model.log.of_a_step() as self.logged:
             result = self._call(params, call_step, "training_step", batch.given, self.step)
         self.returned = result if self.returned is None else self.returned
@@ -264,6 +270,9 @@ class PlainFrozen(Frozen):
         return self._call(forward, inputs)
 
     def loss(self, batch: Batch) -> Tensor:
+        counts = self._model.takes_steps_itself
+        if counts:
+            return loss_of(self._model.module, self._call(loss_without_steps, batch.given, self._step, counts))
         result = self._call(call_step, "training_step", batch.given, self._step)
         return loss_of(self._model.module, result)
 

@@ -23,6 +23,7 @@ LAYERS = (
         "flcog.client_module",
         "flcog.apply",
         "flcog.own_steps",
+        "flcog.manual_steps",
         "flcog.step_log",
         "flcog.reading",
         "flcog.label_statistics",

@@ -11,7 +11,7 @@ from torch import nn
 from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
 from flcog.client.local_hooks import LocalHooks, check_manual
-from flcog.client.optimizers import configure, describe_optimizer
+from flcog.client.optimizers import configure, describe_optimizer, each_optimizer
 from flcog.client.output_check import check_pairs
 from flcog.client_module import ClientModule, as_client
 from flcog.core.lightning_packages import lightning_base
@@ -69,6 +69,8 @@ def make_client_model(
     configured = configure(client)
     check_manual(client, methods)
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
+    if not client.automatic_optimization:
+        function.takes_steps_itself = (len(each_optimizer(configured.optimizer)), len(configured.schedulers))
     hooks = LocalHooks(client, datamodule.hooked, configured, callbacks, settings.rounds)
     notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
     return ClientModel(function, configured.optimizer, notes, hooks)

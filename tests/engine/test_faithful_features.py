@@ -1,6 +1,7 @@
 """What a LightningModule may do in the faithful step: each feature by a closed form, by Lightning's own trainer, or by its message."""
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,34 @@ def test_methods_that_change_a_step_refuse_it(method: flcog.Method) -> None:
         train(method, module=Gan())  # type: ignore[arg-type]
     with one_line(ValueError, "trainer.gradient_clip_val changes the loss .* or call self.clip_gradients in training_step"):
         train(module=Gan(), gradient_clip_val=1.0)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measures(flcog.Method):
+    """Sends the mean loss over the client's samples at the trained weights."""
+
+    over_data = staticmethod(lambda apply, params, batch: {"loss": apply.frozen(params, apply.buffers).loss(batch)})
+
+    def finish_client(self, delta: Any, params: Any, ctx: Any) -> flcog.Upload:
+        return flcog.Upload(delta, ctx.state, mean={"loss": ctx.data.mean["loss"]})
+
+    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+        cohort.log("measured", messages.mean["loss"])
+        return delta, server
+
+
+def test_a_method_may_ask_for_the_loss_of_a_manual_module() -> None:
+    """The loss at the trained weights, which nothing steps meanwhile; FedWalk's clients send it."""
+    one: dict[str, Any] = {"clients_per_round": 1, "rounds": 1}
+    trainer, plain = train(Measures(), module=Gan(), **one), train(module=Gan(), **one)  # type: ignore[arg-type]
+    assert_close(trainer.params, plain.params, 0)
+    client = trainer.works[0][0].client
+    rows = trainer.federation.partition.client(client)
+    inputs, module = trainer.federation.train.inputs[rows].double(), Gan().double()
+    module.load_state_dict(trainer.params)
+    fake = module.critic(module.generator(inputs[:, :2])).mean()
+    expected = -fake + fake + module.critic(inputs).square().mean()
+    assert trainer.rows[0]["measured"] == pytest.approx(float(expected))
 
 
 def test_a_manual_run_resumes(tmp_path: Path) -> None:
