@@ -244,9 +244,11 @@ class PlainApply(Apply):
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        counts = self.model.takes_steps_itself
-        if counts:
-            return loss_of(self.model.module, self._call(params, loss_without_steps, batch.given, self.step, counts))
+        if self.model.takes_steps_itself:
+            raise ValueError(
+                f"{type(self.model.module).__name__} takes its steps itself (automatic_optimization = False), and a method of this run "
+                "differentiates its loss: remove the method, or let training_step return the loss"
+            )
         with self.model.log.of_a_step() as self.logged:
             result = self._call(params, call_step, "training_step", batch.given, self.step)
         self.returned = result if self.returned is None else self.returned

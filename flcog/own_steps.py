@@ -92,11 +92,13 @@ def logging_to(module: L.LightningModule, log: Callable[..., None]) -> Iterator[
         for name, value in values.items():
             log(name, value, prog_bar=prog_bar, **options)
 
-    module.__dict__.update(log=one, log_dict=several)
+    before = {name: value for name, value in vars(module).items() if name in ("log", "log_dict")}
+    vars(module).update(log=one, log_dict=several)
     try:
         yield
     finally:
         del module.__dict__["log"], module.__dict__["log_dict"]
+        vars(module).update(before)
 
 
 def column_of(name: str) -> str:

@@ -8,6 +8,8 @@ import torch
 
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
+from flcog.callbacks import Ditto
+from flcog.client.local_hooks import CHANGES_A_STEP
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -39,3 +41,36 @@ def test_the_faithful_step_gives_the_same_bits(case: Case) -> None:
     before, after = client_states(pure), client_states(faithful)
     assert before.keys() == after.keys() and all(torch.equal(after[name], value) for name, value in before.items())
     assert faithful.rows == pure.rows
+
+
+class Manual:
+    """The same training by hand."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))  # type: ignore[misc]
+        optimizer.step()
+
+
+def acts_on_models(case: Case) -> bool:
+    """Whether the method needs neither the loss nor the gradient of a step. Ditto trains a second model on the loss."""
+    return not any(case.method.overrides(hook) for hook in CHANGES_A_STEP) and not isinstance(case.method, Ditto)
+
+
+MANUAL = {name: case for name, case in CASES.items() if acts_on_models(case)}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name != "FedWalk")) for name, case in MANUAL.items()]
+)
+def test_manual_optimisation_gives_the_same_bits(case: Case) -> None:
+    """Of the methods that act on models alone."""
+    module = case.module(case.optimizer)
+    module.__class__ = type("Manual", (Manual, type(module)), {})
+    module.automatic_optimization = False
+    pure, manual = run(case, case.method), run(case, case.method, module=module)
+    assert "one client at a time: Manual has automatic_optimization = False" in " ".join(manual.notes)
+    for name, value in pure.state.items():
+        assert torch.equal(manual.state[name], value), name
+    assert manual.rows == pure.rows

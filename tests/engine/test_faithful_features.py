@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from engine.test_faithful_step import ONE_CLIENT, Gan, Lit, by_lightning, recording
-from flcog.callbacks import SCAFFOLD, ClipUpdate, EqualWeights, FedAvgM, FedDisco, FedExP, FedProx, FedSAM, LowPrecision
+from flcog.callbacks import SCAFFOLD, ClipUpdate, Ditto, EqualWeights, FedAvgM, FedDisco, FedExP, FedProx, FedSAM, LowPrecision
 from flcog.execute.faithful_client import FaithfulClient
 from flcog.hosting import host_clients
 from flcog.server import round as rounds
@@ -57,6 +57,18 @@ def test_methods_that_change_a_step_refuse_it(method: flcog.Method) -> None:
         train(method, module=Gan())  # type: ignore[arg-type]
     with one_line(ValueError, "trainer.gradient_clip_val changes the loss .* or call self.clip_gradients in training_step"):
         train(module=Gan(), gradient_clip_val=1.0)  # type: ignore[arg-type]
+
+
+def test_a_method_that_trains_on_the_loss_refuses_it() -> None:
+    class Manual(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    with one_line(
+        ValueError, r"Manual takes its steps itself .*, and a method of this run differentiates its loss: remove the method"
+    ):
+        train(Ditto(), module=Manual())  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
