@@ -1,0 +1,1 @@
+"""Differential privacy: its methods and the accountant."""

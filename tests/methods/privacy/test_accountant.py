@@ -1,0 +1,111 @@
+"""The accountant: published and closed-form values of epsilon, the noise for a target, and refused input."""
+
+import math
+import re
+
+import pytest
+from scipy import optimize, stats
+
+from flcog.callbacks.privacy.accountant import Sampling, epsilon, epsilons, noise_for
+
+MANY = 10_000
+
+GOLDEN = [
+    (Sampling(MANY, 0.1), 2.0, 100, 1e-6, {"PLD": 2.67504, "RDP": 2.91417}),
+    (Sampling(100, 0.1, fixed_size=True), 2.0, 100, 1e-5, {"RDP": 14.05}),
+    (Sampling(MANY, 1.0), 5.0, 50, 1e-5, {"PLD": 6.57297, "RDP": 7.07739}),
+]
+GOLDEN_SLOW = [
+    (Sampling(MANY, 0.01), 1.0, 1000, 1e-5, {"PLD": 1.82824, "RDP": 2.10137}),
+    (Sampling(MANY, 0.05), 0.8, 200, 1e-5, {"PLD": 7.70217, "RDP": 8.74324}),
+    (Sampling(100, 0.1), 2.0, 100, 1e-5, {"PLD": 2.34, "RDP": 2.58}),
+    (Sampling(100, 0.1, at_most=20), 2.0, 100, 1e-5, {"PLD": 2.41}),
+    (Sampling(100, 0.1, at_most=10), 2.0, 100, 1e-5, {"PLD": 6.02}),
+]
+
+
+@pytest.mark.parametrize(
+    "sampling, noise, rounds, delta, expected",
+    [*GOLDEN, *(pytest.param(*row, marks=pytest.mark.slow) for row in GOLDEN_SLOW)],
+    ids=lambda value: str(value) if isinstance(value, Sampling) else "",
+)
+def test_golden_values(sampling: Sampling, noise: float, rounds: int, delta: float, expected: dict[str, float]) -> None:
+    found = epsilons(sampling, noise, rounds, delta)
+    digits = 5e-6 if sampling.num_clients == MANY else 5e-3
+    assert found == pytest.approx(expected, abs=1.001 * digits)
+    assert epsilon(sampling, noise, rounds, delta) == next(iter(found.values())), "the tighter accountant comes first"
+
+
+def exact_gaussian_epsilon(noise: float, delta: float) -> float:
+    """The exact epsilon of the Gaussian mechanism (Balle and Wang, 2018, theorem 8)."""
+
+    def excess(bound: float) -> float:
+        first, second = 1 / (2 * noise) - bound * noise, -1 / (2 * noise) - bound * noise
+        return float(stats.norm.cdf(first) - math.exp(bound) * stats.norm.cdf(second) - delta)
+
+    return float(optimize.brentq(excess, 1e-6, 50))
+
+
+@pytest.mark.parametrize("noise, rounds", [(5.0, 50), (3.0, 1)])
+def test_without_amplification_epsilon_is_that_of_one_gaussian_mechanism(noise: float, rounds: int) -> None:
+    bound, exact = epsilon(Sampling(10, 1.0), noise, rounds, 1e-5), exact_gaussian_epsilon(noise / rounds**0.5, 1e-5)
+    assert exact - 1e-9 <= bound <= exact + 1e-3
+
+
+def test_replacing_a_client_moves_the_sum_twice_as_far() -> None:
+    fixed, poisson = (epsilons(Sampling(100, 0.1, fixed_size=fixed), 4.0, 10, 1e-5)["RDP"] for fixed in (True, False))
+    half = epsilons(Sampling(100, 0.1), 2.0, 10, 1e-5)["RDP"]
+    assert fixed > half > poisson, "amplification without replacement is at most as strong at the same sensitivity"
+
+
+def test_the_analysis_follows_the_sampling() -> None:
+    kinds = {
+        Sampling(10, 1.0): ("all", ("PLD", "RDP")),
+        Sampling(10, 1.0, fixed_size=True): ("all", ("PLD", "RDP")),
+        Sampling(10, 0.5, at_most=10): ("Poisson", ("PLD", "RDP")),
+        Sampling(10, 0.5, at_most=9): ("truncated Poisson", ("PLD",)),
+        Sampling(10, 0.5, fixed_size=True): ("fixed size", ("RDP",)),
+    }
+    assert {each: (each.kind, each.accountants) for each in kinds} == kinds
+    assert {each.adjacency for each in kinds if each.kind == "fixed size"} == {"one client is replaced"}
+
+
+def test_no_rounds_spend_nothing_and_no_noise_guarantees_nothing() -> None:
+    assert epsilons(Sampling(10, 0.5), 1.0, 0, 1e-3) == {"PLD": 0, "RDP": 0}
+    assert epsilons(Sampling(10, 0.5), 0.0, 1, 1e-3) == {} and epsilon(Sampling(10, 0.5), 0.0, 1, 1e-3) == math.inf
+
+
+@pytest.mark.parametrize("target", [0.5, pytest.param(8.0, marks=pytest.mark.slow)])
+def test_the_noise_for_a_target_keeps_to_it_and_is_hardly_larger(target: float) -> None:
+    sampling = Sampling(100, 1.0)
+    noise = noise_for(sampling, target, 20, 1e-4)
+    assert epsilon(sampling, noise, 20, 1e-4) <= target < epsilon(sampling, 0.998 * noise, 20, 1e-4)
+
+
+@pytest.mark.slow
+def test_a_target_without_meaning_gets_the_least_noise() -> None:
+    assert noise_for(Sampling(100, 1.0), 1e6, 1, 1e-4) == 0.25
+
+
+REFUSED = [
+    (lambda: Sampling(0, 0.5), "num_clients must be at least 1; got 0"),
+    (lambda: Sampling(10, 1.1), "rate must lie in (0, 1]; got 1.1"),
+    (lambda: Sampling(10, 0.0), "rate must lie in (0, 1]; got 0.0"),
+    (lambda: Sampling(10, 0.5, at_most=0), "at_most must be at least 1; got 0"),
+    (lambda: Sampling(10, 0.5, at_most=3, fixed_size=True), "has no bound at_most; got 3"),
+    (lambda: Sampling(10, 0.25, fixed_size=True), "rate must be a whole number of clients over 10; got 0.25"),
+    (lambda: epsilons(Sampling(100, 0.5), 1.0, 1, 0.01), "delta must lie in (0, 0.01), below 1 / clients; got 0.01"),
+    (lambda: epsilon(Sampling(100, 0.5), 1.0, 1, 0.0), "delta must lie in (0, 0.01), below 1 / clients; got 0"),
+    (lambda: epsilon(Sampling(100, 0.5), math.nan, 1, 1e-5), "noise_multiplier must lie in [0, inf); got nan"),
+    (lambda: epsilon(Sampling(100, 0.5), -1.0, 1, 1e-5), "noise_multiplier must lie in [0, inf); got -1.0"),
+    (lambda: epsilon(Sampling(100, 0.5), 1.0, -1, 1e-5), "rounds must be at least 0; got -1"),
+    (lambda: noise_for(Sampling(100, 0.5), 0.0, 1, 1e-5), "target_epsilon must be positive and finite; got 0.0"),
+    (lambda: noise_for(Sampling(100, 1.0), 1e-4, 9, 1e-5), "target_epsilon=0.0001 cannot be met in 9 rounds"),
+]
+
+
+@pytest.mark.parametrize("call, text", REFUSED, ids=[text for _, text in REFUSED])
+def test_bad_input_is_one_line(call: object, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)) as error:
+        call()  # type: ignore[operator]
+    assert "\n" not in str(error.value)
