@@ -61,6 +61,10 @@ class Assembly:
             clients: the clients.
         """
         check_separate(self.methods)
+        if self.processes.count > 1:
+            raise ValueError(
+                f"a server whose clients are in other processes is one process; got {self.processes.count}: set devices=1"
+            )
         notes, server, federation = self._begin()
         clients.begin()
         exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)

@@ -177,6 +177,8 @@ class FederatedTrainer(RunHolder):
         Client hooks run on random numbers, and a round runs with one local step per client. If :meth:`fit` would refuse the run, or
         a hook fails in that round, its error is raised. Files that runs share, such as generated images, are kept as by ``fit``.
         """
+        if self._clients is not None:
+            raise ValueError("check calls clients' hooks in this process: use a trainer that is not connected to other processes")
         brief = dataclasses.replace(
             self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False
         )

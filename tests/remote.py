@@ -6,25 +6,21 @@ case itself, as two machines would from one configuration.
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import torch
 from harness import RecordingTrainer, TinyData, make_trainer
-from torch import Tensor
 
-from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
-from flcog.client.store import StatesInMemory
-from flcog.core.types import Params, Slot
+from flcog.client.remote import RemoteClients, answer_of
 from flcog.data import FederatedDataModule
 from flcog.hosting import HostedClients, host_clients
-from flcog.method import Method
+from flcog.method import Callback, Method
 from flcog.wire.packing import pack, unpack
-from flcog.wire.population import Population
 
 
 def make_runtime(
@@ -64,9 +60,7 @@ def serve(connection: Connection) -> None:
             elif name == "make_runtime":
                 runtime, result = make_runtime(in_force, *arguments), None
             else:
-                result = getattr(runtime, name)
-                result = result(*arguments) if callable(result) else result
-                result = list(result) if isinstance(result, Generator) else result
+                result = answer_of(runtime, name, arguments)
         except Exception as error:
             connection.send_bytes(pack(("error", f"{type(error).__name__}: {error}")))
         else:
@@ -100,105 +94,6 @@ class Host:
         self._process.join()
 
 
-class RemoteClients:
-    """The clients of several hosts as the server reaches them."""
-
-    def __init__(self, hosts: Sequence[Host]) -> None:
-        self.hosts, self.store = hosts, StatesInMemory()
-        self.executor = SimpleNamespace(name="remote", clients_at_once=1, compiled=False, choice=None)
-        self._calls: list[RollCall] = []
-        self._home: dict[int, int] = {}
-
-    @property
-    def here(self) -> None:
-        return None
-
-    @property
-    def stateful(self) -> bool:
-        return any(host.ask("stateful") for host in self.hosts)
-
-    def _by_host(self, clients: Sequence[int]) -> list[tuple[Host, list[int]]]:
-        return [(host, [client for client in clients if self._home[client] == k]) for k, host in enumerate(self.hosts)]
-
-    def _all(self, name: str, *arguments: Any) -> list[Any]:
-        return [host.ask(name, *arguments) for host in self.hosts]
-
-    def begin(self) -> RollCall:
-        self._calls = self._all("begin")
-        self._home = {client: k for k, call in enumerate(self._calls) for client in call.sizes.nonzero().flatten().tolist()}
-        return self.roll_call()
-
-    def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
-        parts = [
-            host.ask("exchange", method, step, {client: messages[client] for client in mine})
-            for host, mine in self._by_host(list(messages))
-        ]
-        return dict(sorted((client, answer) for part in parts for client, answer in part.items()))
-
-    def roll_call(self) -> RollCall:
-        self._calls = self._all("roll_call")
-        first = self._calls[0]
-        vectors = [
-            None if getattr(first, name) is None else torch.stack([getattr(call, name) for call in self._calls]).sum(0)
-            for name in ("sizes", "val", "test")
-        ]
-        return RollCall(*vectors, *first[3:])
-
-    def set_up(self, population: Population, constants: Params) -> None:
-        self._all("set_up", population, constants)
-
-    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
-        found: dict[str, dict[int, Any]] = {}
-        for k, host in enumerate(self.hosts):
-            mine = {name: [client for client in clients if self._home[client] == k] for name, clients in newcomers.items()}
-            for name, messages in host.ask("contact", received, mine).items():
-                found.setdefault(name, {}).update(messages)
-        return found
-
-    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
-        for host, clients in self._by_host([task.client for task in tasks]):
-            host.send("train", received, [task for task in tasks if task.client in clients])
-        for host in self.hosts:
-            yield from host.answer()
-
-    def commit(self, clients: Sequence[int]) -> None:
-        for host, mine in self._by_host(clients):
-            host.ask("commit", mine)
-
-    def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
-        parts: list[Scores] = self._all("evaluate", params, buffers, split, figures, classes)
-        scores = torch.stack([part.clients for part in parts])
-        counts = [call.val if split == "val" else call.test for call in self._calls]
-        sizes = [0 if count is None else int(count.sum()) for count in counts]
-        means = {name: sum(n * part.figures[name] for n, part in zip(sizes, parts, strict=True)) for name in parts[0].figures}
-        return Scores(scores.nanmean(0), {name: value / sum(sizes) for name, value in means.items()})
-
-    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
-        found = {}
-        for host, mine in self._by_host(clients):
-            found.update(zip(mine, host.ask("losses", received, mine), strict=True))
-        return [found[client] for client in clients]
-
-    def personal_scores(
-        self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
-    ) -> list[float]:
-        found = {}
-        for host, mine in self._by_host(clients):
-            found.update(zip(mine, host.ask("personal_scores", received, method, mine, first, split), strict=True))
-        return [found[client] for client in clients]
-
-    def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        model: tuple[Params, Params] = self.hosts[self._home[client]].ask("personal_model", received, method, client, first)
-        return model
-
-    def snapshot(self) -> dict[int, dict[str, Slot]]:
-        return {client: state for part in self._all("snapshot") for client, state in part.items()}
-
-    def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
-        for host, mine in self._by_host(list(states)):  # hosts without such a client too, which may have states of others
-            host.ask("restore", {client: states[client] for client in mine})
-
-
 def prepared(
     hosts: Sequence[Host],
     name: str,
@@ -215,13 +110,29 @@ def prepared(
         extra: the name of the methods that follow the case's own at the clients.
         data: a partial of ``TinyData`` in the place of the case's data.
     """
+    trainer, arguments = connected(hosts, None, name, methods, extra, data)
+    trainer.prepare(*arguments)
+    return trainer
+
+
+def connected(
+    hosts: Sequence[Host],
+    root: Path | None,
+    name: str,
+    methods: Sequence[Callback],
+    extra: str = "",
+    data: Callable[[], FederatedDataModule] | None = None,
+    **options: Any,
+) -> tuple[RecordingTrainer, tuple[Any, FederatedDataModule]]:
+    """The same trainer before its run, with the arguments of ``fit``. Its runs have their directories under ``root``."""
     from contracts.registry import CASES
 
     case = CASES[name]
-    trainer, count = make_trainer(None, *methods, **case.options), (data or case.data)().federation.num_clients
+    trainer, count = make_trainer(root, *methods, **(case.options | options)), (data or case.data)().federation.num_clients
     held_out = data.keywords if isinstance(data, partial) else {}
     for k, host in enumerate(hosts):
-        host.ask("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))
+        host.send("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))
+    for host in hosts:
+        host.answer()
     trainer.connect(RemoteClients(hosts))
-    trainer.prepare(case.module(case.optimizer), (data or case.data)())
-    return trainer
+    return trainer, (case.module(case.optimizer), (data or case.data)())

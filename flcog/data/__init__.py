@@ -1,6 +1,6 @@
 """Samples, their partition over clients, both in one federation, and the base class of data modules."""
 
-from flcog.data.federation import Exchange, Federation
+from flcog.data.federation import CentralSets, Exchange, Federation
 from flcog.data.module import FederatedDataModule
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
@@ -10,6 +10,7 @@ __all__ = [
     "IID",
     "LABELLED",
     "Augment",
+    "CentralSets",
     "Exchange",
     "FederatedDataModule",
     "Federation",

@@ -1,9 +1,10 @@
 """Federation: samples with their partition over clients. Exchange: the result of an exchange of data before round 1."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,9 @@ class Federation(Described):
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
     edges: Tensor | None = None
     """The edges of a regression's bins, if they were agreed before; None computes them from the targets."""
+
+    is_complete: ClassVar[bool] = True
+    """Whether it contains the data of all clients, and not the server's sets alone."""
 
     def _described(self) -> Iterator[tuple[str, str]]:
         sizes = self.partition.sizes
@@ -161,6 +165,24 @@ class Federation(Described):
         # torch.quantile refuses more than 16 million values; numpy does not.
         edges = torch.from_numpy(np.quantile(self.values.cpu().double().numpy(), quantiles.numpy())).to(self.train.labels)
         return edges[torch.bucketize(self.values.contiguous(), edges).unique()[:-1]]
+
+
+class CentralSets(Federation):
+    """The data of a server whose clients are in other processes: the central sets alone."""
+
+    is_complete = False
+
+    @classmethod
+    def of(cls, federation: Federation) -> "CentralSets":
+        """The central sets of a federation."""
+        return cls(**{field.name: getattr(federation, field.name) for field in fields(federation)})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("train", "partition", "client_val", "client_test", "whole"):
+            raise ValueError(
+                "the clients run in other processes and keep their data: remove callbacks and commands that read all data"
+            )
+        return super().__getattribute__(name)
 
 
 def _restricted(partition: Partition, clients: Collection[int]) -> Partition:

@@ -17,21 +17,22 @@ from flcog.settings import Settings
 
 def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple[str, str]]:
     """The run in lines of a topic and a text."""
-    federation, module, settings = engine.federation, engine.model.module, engine.settings
+    everybody, test, module, settings = engine.population, engine.central["test"], engine.model.module, engine.settings
     network = module.model if isinstance(module, ClientModule) else module
     num_parameters = sum(p.numel() for p in server.params.values())
     num_constants = sum(constant.numel() for constant in engine.model.constants.values())
     frozen = f" trained, {num_constants:,} frozen" if num_constants else ""
-    tests = f", {len(federation.test):,} test samples" if federation.test is not None else ""
-    classes = f", {federation.num_classes} classes" if federation.has_classes else ""
+    tests = f", {len(test):,} test samples" if test is not None else ""
+    classes = f", {everybody.num_classes} classes" if everybody.task in ("classification", "multilabel") else ""
+    where = "in other processes" if engine.clients.here is None else f"partition {engine.federation.split.hash}"
     count, per_device = engine.processes.count, engine.processes.per_device
     shared = f", {per_device} on each device" if per_device > 1 else ""
     going_on = f", going on after round {server.round}" if server.round else ""
     return [
-        ("task", f"{federation.task}{classes}"),
+        ("task", f"{everybody.task}{classes}"),
         ("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
-        ("data", f"{engine.data_name}, {len(federation.partition.indices):,} samples{tests}"),
-        ("clients", f"{federation.num_clients:,} (partition {federation.split.hash}), {_cohort(engine)} a round"),
+        ("data", f"{engine.data_name}, {everybody.num_samples:,} samples{tests}"),
+        ("clients", f"{everybody.num_clients:,} ({where}), {_cohort(engine)} a round"),
         ("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
         ("optimizer", describe_optimizer(engine.optimizer)),
         ("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),

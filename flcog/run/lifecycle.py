@@ -68,7 +68,7 @@ class Lifecycle:
         if num_sanity_val_steps and run.round == 0:
             with run.evaluator.limited_to(num_sanity_val_steps):
                 evaluate()
-        self._stop.rounds_begin(shared=run.processes.count > 1)
+        self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
         while run.round < run.settings.rounds and not run.should_stop:
             self._run_round(run, evaluate)
             self._stop_if_signalled(run)

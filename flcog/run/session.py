@@ -24,6 +24,7 @@ from flcog.run.directory import MetricsTable, environment, next_command, update_
 from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.lightning_checkpoint import entries_of_module, lightning_entries, warn_of_lost_hyperparameters
 from flcog.run.partition_report import partition_report, without_clients
+from flcog.run.remote_states import fetch_states, send_states
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
 from flcog.server.evaluate import evaluated_params
@@ -94,6 +95,11 @@ class Session:
         return self.engine.federation
 
     @property
+    def has_all_data(self) -> bool:
+        """Whether the clients are in this process: clients in other processes keep their data and states."""
+        return self.engine.clients.here is not None
+
+    @property
     def round(self) -> int:
         return self.server.round
 
@@ -121,6 +127,7 @@ class Session:
         return MethodRecord(self.engine.exchanges.get(method), uploads, self._states(method))
 
     def _states(self, method: str) -> Iterator[tuple[int, Slot]]:
+        fetch_states(self.engine.clients, self.clients)
         for client in self.clients.clients:
             if method in (states := self.clients.get(client)):
                 yield client, self.engine.to_device(states[method])
@@ -148,8 +155,8 @@ class Session:
             "num_parameters": sum(p.numel() for p in self.params.values()),
             "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),
             "data": engine.data_name,
-            "num_clients": self.federation.num_clients,
-            "partition": (numbers := partition_report(self.federation)[1]),
+            "num_clients": engine.num_clients,
+            "partition": (numbers := partition_report(self.federation)[1] if self.has_all_data else {}),
             **self._executor(),
             "threads": torch.get_num_threads(),
             "processes": self.processes.count,
@@ -207,6 +214,7 @@ class Session:
             **lightning_entries(self.model.module, self._weights, self.config),
         }
         if resumable:
+            fetch_states(self.engine.clients, self.clients)
             written = self.clients.save(server.round)
             if self.processes.count == 1 or self.engine.clients.stateful:
                 for part in self.processes.gather(written):
@@ -252,7 +260,7 @@ class Session:
             if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
                 raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
             if saved["methods"] == names and saved["resumable"]:
-                self.clients.load(saved["clients"], self.processes.count)  # personal models are evaluated too
+                self._load_states(saved["clients"])  # personal models are evaluated too
             return
         here = [self.settings.executor, self.processes.device.type]
         if saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
@@ -261,10 +269,15 @@ class Session:
         server.messages = {name: dict(sent) for name, sent in saved.get("messages", {}).items()}  # older checkpoints have none
         server.ledger = Ledger.from_state(saved["ledger"])
         self.clients.run_id = saved.get("run_id") or self.clients.run_id
-        self.clients.load(saved["clients"], self.processes.count)
+        self._load_states(saved["clients"])
         for name, observer in self._named_observers():
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(server.round)
+
+    def _load_states(self, files: dict[int, str]) -> None:
+        """Load the clients' states, and send them to clients in other processes."""
+        self.clients.load(files, self.processes.count)
+        send_states(self.engine.clients, self.clients)
 
     def _named_observers(self) -> Iterator[tuple[str, Callback]]:
         """Yield observers with the key of their state: their class, with a number if several have the same class."""
@@ -285,6 +298,8 @@ class Session:
                 )
             if name in residuals and isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
                 continue  # its entries depend on the methods that act in a round
+            if not self.has_all_data:
+                continue  # only the clients can make a state to compare it with
             initial = self.engine.clients.here.initial_state(methods[name], client, (self.params, self.buffers), self.round)
             check_alike(file, f"{name}'s state of client {client}", state, initial)
         return states

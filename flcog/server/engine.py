@@ -14,7 +14,7 @@ from flcog.apply import ModelFunction
 from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
-from flcog.data import Exchange, Federation, Samples
+from flcog.data import CentralSets, Exchange, Federation, Samples
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import ClientView, Method, Notes, Optimisation
@@ -97,9 +97,7 @@ class Engine:
     def federation(self) -> Federation:
         """The data of all clients, for observers and commands that study a simulation. The server never reads it."""
         if self.clients.here is None:
-            raise ValueError(
-                "the clients run in other processes and keep their data: remove callbacks and commands that read all data"
-            )
+            return CentralSets.of(self.reader.federation)
         federation: Federation = self.clients.here.federation
         return federation
 

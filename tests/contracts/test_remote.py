@@ -1,13 +1,16 @@
 """Clients in two other processes, each with the data of its own clients alone, compute the same bits as clients in this process."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from harness import TESTS, RecordingTrainer, TinyData
-from remote import Host, prepared
+from harness import TESTS, RecordingTrainer, TinyData, fit, without_times
+from remote import Host, connected, prepared
 
+import flcog
 from contracts.registry import CASES, client_states, run
 from contracts.test_user_methods import Median
 from flcog.callbacks import ClipUpdate, FedDisco, LowPrecision
@@ -142,6 +145,61 @@ def test_states_go_to_a_checkpoint_and_come_back(hosts: list[Host]) -> None:
     assert all(torch.equal(value, again[1][key]) for key, value in after[1].items())
 
 
+class Stop(flcog.Callback):
+    """Ends the run after a round."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round_end(self, run: flcog.method.Run, round: int, metrics: dict[str, float]) -> None:
+        run.should_stop = round == self.round
+
+
+@pytest.mark.parametrize("kind", ["SCAFFOLD", "Fedssyn", "Ditto"])
+def test_a_fit_resumes_with_the_states_of_clients_elsewhere(hosts: list[Host], tmp_path: Path, kind: str) -> None:
+    """The hosts are started anew, and the checkpoint alone knows the clients' states. All equals a fit with clients in this process."""
+    name, data = one_of(kind), partial(TinyData, client_test=0.3)
+    methods, data = [CASES[name].method], None if kind == "Fedssyn" else data
+    options = CASES[name].options | {"rounds": 3, "eval_every": 1}
+    here = {"module": CASES[name].module(CASES[name].optimizer), "data": (data or CASES[name].data)()}
+    local = fit(tmp_path / "local", *methods, **here, **options)
+    first, arguments = connected(hosts, tmp_path, name, [*methods, Stop(2)], "", data, **options)
+    first.fit(*arguments)
+    assert first.round == 2
+    resumed, arguments = connected(hosts, tmp_path, name, methods, "", data, **options)
+    resumed.fit(*arguments, ckpt_path=str(first.run_dir))
+    resumed.rows, local.rows = without_times(resumed.history), without_times(local.history)
+    assert_same(resumed, local)
+    saved = client_states(resumed)
+    assert saved.keys() == client_states(local).keys() and all(
+        torch.equal(saved[key], v) for key, v in states_of(resumed).items()
+    )
+    tested, arguments = connected(hosts, tmp_path, name, methods, "", data, **options)
+    assert tested.test(*arguments, ckpt_path=str(first.run_dir)) == {
+        column: value for column, value in resumed.history[-1].items() if column.startswith("test/")
+    }
+
+
+def test_a_second_fit_begins_without_states(hosts: list[Host], tmp_path: Path) -> None:
+    name = one_of("SCAFFOLD")
+    trainer, (module, data) = connected(hosts, tmp_path, name, [CASES[name].method], rounds=1)
+    rows = []
+    for _ in range(2):
+        trainer.fit(copy.deepcopy(module), data)
+        rows.append((without_times(trainer.history), states_of(trainer)))
+    assert rows[0][0] == rows[1][0]
+    assert all(torch.equal(value, rows[1][1][key]) for key, value in rows[0][1].items())
+
+
+def test_clients_elsewhere_are_refused_in_one_line(hosts: list[Host], tmp_path: Path) -> None:
+    trainer, arguments = connected(hosts, tmp_path, next(iter(CASES)), [])
+    with pytest.raises(ValueError, match="check calls clients' hooks in this process: use a trainer that is not connected"):
+        trainer.check(*arguments)
+    with pytest.raises(AssertionError, match=r"a host answers begin, exchange, .*; got store"):
+        hosts[0].send("store")
+        hosts[0].answer()
+
+
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_methods_that_read_everybodys_data_are_refused(hosts: list[Host], name: str) -> None:
     says = "reads the data of all clients before round 1, which clients in other processes keep: remove it"
@@ -156,4 +214,5 @@ def test_methods_that_read_everybodys_data_are_refused(hosts: list[Host], name: 
 def test_observers_that_read_all_data_are_refused(hosts: list[Host]) -> None:
     remote = prepared(hosts, next(iter(CASES)), [])
     with pytest.raises(ValueError, match="the clients run in other processes and keep their data: remove"):
-        remote.run.federation  # noqa: B018
+        remote.run.federation.train  # noqa: B018
+    assert remote.run.federation.num_classes == 3 and not remote.run.federation.is_complete

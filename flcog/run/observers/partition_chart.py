@@ -18,12 +18,13 @@ class PartitionChart(Callback):
         self.log_partition = log_partition
 
     def on_fit_start(self, run: Run) -> None:
-        if self.log_partition and run.processes.is_first:
+        if self.log_partition and run.federation.is_complete and run.processes.is_first:
             run.trackers.log_setting({"partition": partition_report(run.federation)[1]})
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         # After round 1, because importing matplotlib takes half a second, which would delay the first round.
-        if round == 1 and run.processes.is_first and run.trackers.loggers and run.federation.train.labelled:
+        tracked = run.processes.is_first and run.trackers.loggers
+        if round == 1 and tracked and run.federation.is_complete and run.federation.train.labelled:
             from flcog.run.partition_figure import partition_figure
 
             run.trackers.log_figure("partition", partition_figure(run.federation), 0, share=self.log_partition)
