@@ -10,8 +10,6 @@ from typing import IO, Any, Literal
 
 import yaml
 
-from flcog.core import files
-
 REMEDY = "free space or choose another folder"
 
 
@@ -175,9 +173,9 @@ OWNER_ONLY = 0o600
 
 
 def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY, permissions: int | None = None) -> None:
-    with files.replacing(path, "w", remedy, permissions) as file:
-        file.write(_as_yaml(content))
+    with replacing(path, "w", remedy, permissions) as file:
+        file.write(as_yaml(content))
 
 
-def _as_yaml(content: Any) -> str:
+def as_yaml(content: Any) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

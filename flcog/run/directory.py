@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from flcog.core import files
-from flcog.core.files import RUN_REMEDY, _as_yaml, short, write_yaml
+from flcog.core.files import RUN_REMEDY, append, as_yaml, make_folder, short, write_table, write_yaml
 from flcog.core.git import git_commit
 from flcog.core.masking import masked_command
 from flcog.run.earlier_files import keep_earlier
@@ -35,7 +34,7 @@ def new_run_directory(root: str | Path) -> Path:
     for attempt in range(1000):
         path = root / (stamp if attempt == 0 else f"{stamp}-{attempt}")
         try:
-            files.make_folder(root)
+            make_folder(root)
             path.mkdir()
         except FileExistsError:
             if path.is_dir():
@@ -196,11 +195,11 @@ class MetricsTable:
         elif self.path is not None:
             line = io.StringIO()
             csv.DictWriter(line, self.columns).writerow(row)
-            files.append(self.path, line.getvalue(), RUN_REMEDY)
+            append(self.path, line.getvalue(), RUN_REMEDY)
 
     def _rewrite(self) -> None:
         if self.path is not None and self.columns:
-            files.write_table(self.path, self.rows, self.columns, RUN_REMEDY)
+            write_table(self.path, self.rows, self.columns, RUN_REMEDY)
 
 
 def environment() -> dict[str, Any]:
@@ -218,7 +217,7 @@ def environment() -> dict[str, Any]:
 def update_yaml(path: Path, content: Any, permissions: int | None = None) -> None:
     """Write a run's file. If it exists with other contents, as in a resumed run, keep a copy of these."""
     if path.is_file():
-        if path.read_bytes() == _as_yaml(content).encode():
+        if path.read_bytes() == as_yaml(content).encode():
             return
         keep_earlier(path)
     write_yaml(path, content, permissions=permissions)
