@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -35,19 +36,27 @@ def call_step(module: Any, name: str, batch: Tree, index: int) -> Any:
     return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
 
 
-class _NoTrainer:
-    """The ``trainer`` of a module: its epoch is the round, and all other attributes raise an error."""
+ALONE: Mapping[str, Any] = {"logger": None, "loggers": (), "global_rank": 0, "local_rank": 0, "is_global_zero": True}
+"""Attributes of a module's trainer where no run is known."""
 
-    logger, loggers, global_rank, local_rank, is_global_zero, sanity_checking = None, (), 0, 0, True, False
-    training = validating = testing = predicting = False
 
-    def __init__(self, round: int, stage: str) -> None:
-        self.current_epoch = round
+class _StepTrainer:
+    """The ``trainer`` of a module in a step: its epoch is the round. In evaluations the run's trainer has all other attributes."""
+
+    sanity_checking = training = validating = testing = predicting = False
+
+    def __init__(self, round: int, stage: str, run: Any) -> None:
+        self.current_epoch, self._run = round, run
+        self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, STAGES[stage])
         setattr(self, stage, True)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for such names
+        if name.startswith("__") or name == "_run":  # copy and pickle look for such names
             raise AttributeError(name)
+        if self._run is not None:
+            return getattr(self._run, name)
+        if name in ALONE:
+            return ALONE[name]
         raise ValueError(
             f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
             "the round, from 0, and batch_idx the client's local step; use these, or leave it out"
@@ -56,7 +65,10 @@ class _NoTrainer:
 
 def is_known_to_pure_steps(name: str) -> bool:
     """Whether ``self.trainer`` has this attribute while a pure ``training_step`` runs."""
-    return name == "current_epoch" or hasattr(_NoTrainer, name)
+    return name in ("current_epoch", "state", *ALONE) or hasattr(_StepTrainer, name)
+
+
+STAGES = {"training": RunningStage.TRAINING, "validating": RunningStage.VALIDATING, "testing": RunningStage.TESTING}
 
 
 @contextmanager
@@ -68,7 +80,7 @@ def among_rounds(module: L.LightningModule, round: int, stage: str = "training")
         round: counted from 0.
         stage: ``training``, ``validating`` or ``testing``, which is true of ``self.trainer``.
     """
-    before, module.trainer = module._trainer, cast(Any, _NoTrainer(round, stage))
+    before, module.trainer = module._trainer, cast(Any, _StepTrainer(round, stage, module._trainer))
     vars(module.trainer).update(model=module, lightning_module=module)
     try:
         yield module.trainer

@@ -19,6 +19,7 @@ from flcog.core.described import Described
 from flcog.core.fabric import launch
 from flcog.core.files import short
 from flcog.data import FederatedDataModule
+from flcog.lightning_attributes import LightningAttributes
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.observers.progress import score
@@ -34,7 +35,7 @@ Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-class RunHolder(TrainerArguments, Described):
+class RunHolder(TrainerArguments, LightningAttributes, Described):
     """Opens a trainer's runs, and shows the last one: its model, history, directory and trackers."""
 
     config: dict[str, Any] | None = None

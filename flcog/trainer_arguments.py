@@ -87,7 +87,7 @@ class TrainerArguments:
         if max_time is not None:
             lightning.append(Timer(max_time, interval=Interval.epoch))
         enabled = Enabled(enable_progress_bar, enable_checkpointing, enable_model_summary)
-        self.observers = default_observers(observers, LightningCallbacks(lightning), enabled)
+        self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), enabled)
         watching: list[Any] = [*self.methods, *self.observers]
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
         self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed

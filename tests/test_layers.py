@@ -14,7 +14,7 @@ from flcog.method import OBSERVER_HOOKS, Method, Run
 
 FOLDERS = {"flcog": ROOT / "flcog", "flcog.callbacks": ROOT / "callbacks", "flcog.datamodules": ROOT / "datamodules"}
 
-TRAINER = ("flcog.trainer", "flcog.run_holder", "flcog.trainer_arguments")
+TRAINER = ("flcog.trainer", "flcog.run_holder", "flcog.trainer_arguments", "flcog.lightning_attributes")
 
 LAYERS = (
     ("flcog.core",),

@@ -54,13 +54,18 @@ class LightningCallbacks(Callback):
 
     Args:
         callbacks: in calling order.
+        fast_dev_run: the argument of the trainer.
     """
 
-    def __init__(self, callbacks: Sequence[L.Callback] = ()) -> None:
+    def __init__(self, callbacks: Sequence[L.Callback] = (), fast_dev_run: bool | int = False) -> None:
         for callback in callbacks:
             check_callback(callback)
         self.callbacks = list(callbacks)
+        self._fast_dev_run = fast_dev_run
+        self.trainer: LightningTrainer | None = None
+        """The last run as Lightning's trainer."""
         self._trainer: LightningTrainer | None = None
+        """The same if a callback or a hook needs it."""
         self._active: list[L.Callback] = []
         self._hooks: list[str] = []
         self._in_clients: Sequence[L.Callback] = ()
@@ -99,7 +104,9 @@ class LightningCallbacks(Callback):
         """
         self._hooks = [name for name in EPOCH_HOOKS if name in written_hooks(run.model.module)]
         needed = self._active or self._hooks or hooks.reason
-        self._trainer = hooks.run = hooks.of_evaluations.run = LightningTrainer(run, self._active) if needed else None
+        self.trainer = LightningTrainer(run, self._active, hooks.datamodule, self._fast_dev_run)
+        run.model.eval_module.trainer = self.trainer  # type: ignore[assignment]  # for the module's steps in evaluations
+        self._trainer = hooks.run = hooks.of_evaluations.run = self.trainer if needed else None
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
         if self._of_schedules:
             self._schedules.load_state_dict(self._of_schedules)

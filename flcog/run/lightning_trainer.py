@@ -52,14 +52,18 @@ class LightningTrainer:
     Args:
         run: the run.
         callbacks: Lightning's callbacks, in their order.
+        datamodule: the user's data module.
+        fast_dev_run: the argument of the federated trainer.
     """
 
-    sanity_checking, predicting, testing, interrupted, fast_dev_run = False, False, False, False, False
+    sanity_checking, predicting, testing = False, False, False
     val_check_interval, accumulate_grad_batches, max_steps = 1.0, 1, -1
     num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
 
-    def __init__(self, run: Session, callbacks: Sequence[L.Callback]) -> None:
-        self._run, self.callbacks = run, list(callbacks)
+    def __init__(
+        self, run: Session, callbacks: Sequence[L.Callback], datamodule: L.LightningDataModule, fast_dev_run: bool | int = False
+    ) -> None:
+        self._run, self.callbacks, self.datamodule, self.fast_dev_run = run, list(callbacks), datamodule, fast_dev_run
         self.strategy = Strategy(run.processes)
         self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
         self.metrics: dict[str, float] = {}
@@ -107,6 +111,10 @@ class LightningTrainer:
     @property
     def training(self) -> bool:
         return self.state.stage == RunningStage.TRAINING
+
+    @property
+    def interrupted(self) -> bool:
+        return self.state.status == TrainerStatus.INTERRUPTED
 
     @property
     def validating(self) -> bool:
@@ -207,6 +215,25 @@ class LightningTrainer:
     @property
     def progress_bar_callback(self) -> L.Callback | None:
         return next((callback for callback in self.callbacks if lightning_base(callback, "ProgressBar")), None)
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The loader of the user's data module; clients read its data set in their own order. None for flcog's data modules."""
+        return self._loader("train_dataloader")
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """The loader of the user's data module for validation, or None."""
+        return self._loader("val_dataloader")
+
+    @property
+    def test_dataloaders(self) -> Any:
+        """The loader of the user's data module for tests, or None."""
+        return self._loader("test_dataloader")
+
+    def _loader(self, hook: str) -> Any:
+        base = lightning_base(self.datamodule, "LightningDataModule")
+        return None if getattr(type(self.datamodule), hook) is getattr(base, hook) else getattr(self.datamodule, hook)()
 
     def load_global_model(self) -> None:
         """Load the global weights into the module, which otherwise contains a client's weights."""

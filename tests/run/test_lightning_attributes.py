@@ -1,0 +1,76 @@
+"""The federated trainer has the attributes of ``lightning.Trainer``, and so has ``self.trainer`` of a module that is evaluated."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from engine.test_lightning_hooks import Plain
+from harness import TinyData, make_trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import DataLoader, TensorDataset
+
+import flcog
+from flcog.lightning_attributes import NAMES
+
+
+class Loaders(L.LightningDataModule):
+    """A user's data module."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.randn(12, 6), torch.arange(12) % 3), batch_size=4)
+
+    test_dataloader = train_dataloader
+
+
+class Asks(Plain):
+    """Reads its trainer while it is evaluated, as torchgeo's tasks do."""
+
+    seen: list[Any] = []
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        has = hasattr(self.trainer, "datamodule"), hasattr(self.trainer, "nothing_like_this")
+        self.logger.experiment.log_metrics({"own": 1.0}, self.current_epoch)  # type: ignore[union-attr]
+        self.seen.append((*has, self.trainer.datamodule, self.trainer.testing, self.trainer.state.stage, self.trainer.max_epochs))
+        return super().test_step(batch, batch_idx)
+
+
+def test_a_module_sees_the_run_while_it_is_evaluated(tmp_path: Path) -> None:
+    data, logger = Loaders(), CSVLogger(tmp_path)
+    trainer = flcog.FederatedTrainer(rounds=2, local_steps=2, clients_per_round=2, default_root_dir=str(tmp_path), logger=logger)
+    trainer.fit(Asks(), data)
+    assert Asks.seen[0] == (True, False, data, True, RunningStage.TESTING, 2)
+
+
+def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
+    checkpoints, data = ModelCheckpoint(monitor="train_loss"), Loaders()
+    trainer: Any = make_trainer(tmp_path, checkpoints, rounds=2, clients_per_round=2, precision="32-true")
+    with pytest.raises(
+        AttributeError, match=r"trainer.callback_metrics describes a run, and this trainer has none yet: call fit"
+    ):
+        _ = trainer.callback_metrics
+    assert not hasattr(trainer, "no_such_attribute")
+    trainer.fit(Plain(), data)
+    for name in NAMES:
+        getattr(trainer, name)
+    assert trainer.current_epoch == 1 and trainer.global_step == trainer.max_epochs == 2 and trainer.world_size == 1
+    assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(trainer.history[-1]["train/loss"])
+    assert trainer.checkpoint_callback is checkpoints and Path(checkpoints.best_model_path).is_file()
+    assert trainer.datamodule is data and isinstance(trainer.train_dataloader, DataLoader) and trainer.val_dataloaders is None
+    assert not trainer.interrupted and trainer.fast_dev_run is False
+    trainer.should_stop = True
+    assert trainer.run.should_stop
+
+
+def test_a_trial_run_says_so() -> None:
+    seen: list[Any] = []
+
+    class Looks(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            seen.append((trainer.fast_dev_run, trainer.train_dataloader))
+
+    make_trainer(None, Looks(), fast_dev_run=2, local_steps=None).fit(Plain(), TinyData())
+    assert seen == [(2, None), (2, None)]
