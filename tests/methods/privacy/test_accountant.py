@@ -87,7 +87,7 @@ def test_a_target_without_meaning_gets_the_least_noise() -> None:
     assert noise_for(Sampling(100, 1.0), 1e6, 1, 1e-4) == 0.25
 
 
-REFUSED = [
+REFUSED_VALUES = [
     (lambda: Sampling(0, 0.5), "num_clients must be at least 1; got 0"),
     (lambda: Sampling(10, 1.1), "rate must lie in (0, 1]; got 1.1"),
     (lambda: Sampling(10, 0.0), "rate must lie in (0, 1]; got 0.0"),
@@ -104,7 +104,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("call, text", REFUSED, ids=[text for _, text in REFUSED])
+@pytest.mark.parametrize("call, text", REFUSED_VALUES, ids=[text for _, text in REFUSED])
 def test_bad_input_is_one_line(call: object, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)) as error:
         call()  # type: ignore[operator]
