@@ -104,7 +104,7 @@ REFUSED_VALUES = [
 ]
 
 
-@pytest.mark.parametrize("call, text", REFUSED_VALUES, ids=[text for _, text in REFUSED])
+@pytest.mark.parametrize("call, text", REFUSED_VALUES, ids=[text for _, text in REFUSED_VALUES])
 def test_bad_input_is_one_line(call: object, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)) as error:
         call()  # type: ignore[operator]
