@@ -13,7 +13,7 @@ from flcog.core.randomness import make_rng
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Exchange, Federation
-from flcog.method.former_hooks import FORMER_FIELDS
+from flcog.method.former_hooks import FORMER_FIELDS, FORMER_LEFT_OUT
 from flcog.wire.packing import message
 from flcog.wire.population import Population
 
@@ -145,6 +145,17 @@ class Upload(NamedTuple):
     state: Slot
     mean: Mapping[str, Tensor | Params] = {}
     sum: Mapping[str, Tensor | Params] = {}
+
+
+def _new_upload(cls: type[Upload], *values: Any, _new: Any = Upload.__new__, **options: Any) -> Upload:
+    """Name the new spelling of a former argument. A named tuple cannot define ``__new__`` in its class."""
+    if "left_out" in options:
+        raise ValueError(f"Upload has no left_out any more: {FORMER_LEFT_OUT}")
+    upload: Upload = _new(cls, *values, **options)
+    return upload
+
+
+Upload.__new__ = _new_upload  # type: ignore[method-assign,assignment]
 
 
 class ClientUpload(NamedTuple):

@@ -4,12 +4,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+FORMER_LEFT_OUT = "derive the class from flcog.ParameterMask, and return torch.tensor(False) for these parameters from mask"
+"""The replacement of ``Upload(left_out=...)``."""
+
 FORMER_HOOKS = {
     "report": "return flcog.FirstContact(state, message) from init_client(params, buffers, client); weights receives the messages",
     "client_inputs": "return (params, inputs) from start(apply, params, ctx)",
     "over_data": "declare over_data = staticmethod(function), a pure function (apply, params, batch); finish_client receives its mean "
     "as ctx.data.mean",
-    "kept_parameters": "derive the class from flcog.ParameterMask, and return torch.tensor(False) for these parameters from mask",
+    "kept_parameters": FORMER_LEFT_OUT,
     "mask": "derive the class from flcog.ParameterMask",
     "aggregator": "write the rule as a class that derives from flcog.Aggregator",
 }

@@ -255,6 +255,15 @@ def test_former_hooks_name_their_replacement(hook: str, says: str) -> None:
         type("Old", (Method,), {hook: lambda self, *arguments: {}})
 
 
+def test_a_former_argument_names_its_replacement() -> None:
+    with pytest.raises(
+        ValueError, match=r"Upload has no left_out any more: derive the class from flcog.ParameterMask, and return"
+    ):
+        Upload({}, {}, left_out=["head"])  # type: ignore[call-arg]
+    upload = Upload({}, {"x": 1}, mean={"m": 2})
+    assert (upload.state, upload.mean, upload.sum, upload._replace(delta=None).delta) == ({"x": 1}, {"m": 2}, {}, None)
+
+
 def test_former_fields_name_their_replacement() -> None:
     @dataclass(frozen=True)
     class Old(Method):
