@@ -78,6 +78,7 @@ COMMANDS = (
     TrainerCommand("synthesize", "flcog.callbacks.fedssyn.command:synthesize"),
     Command("leash", "flcog.callbacks.fedwalk.command:leash"),
     Command("feddisco-bound", "flcog.callbacks.feddisco.command:minimise_bound"),
+    Command("epsilon", "flcog.callbacks.privacy.command:report"),
     TrainerCommand("feddisco-exploration", "flcog.callbacks.feddisco.exploration:explore"),
     Command("shuffling-study", "flcog.callbacks.fedssyn.shuffling_study:shuffling_study"),
 )
