@@ -72,6 +72,7 @@ def configured(config: Any, key: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

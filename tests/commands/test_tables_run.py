@@ -155,6 +155,7 @@ def plain(value: Any) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_it_trains(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = read_table(path)

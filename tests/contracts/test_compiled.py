@@ -14,7 +14,7 @@ from contracts.registry import CASES, client_states, run
 from flcog.callbacks.parts.noise import normal
 from flcog.execute import compiler
 
-pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.filterwarnings("error:trainer.compile")]
+pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("error:trainer.compile")]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

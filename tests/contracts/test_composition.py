@@ -237,6 +237,7 @@ def test_a_cross_section_of_pairs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", NAMES)
 def test_all_pairs(first: str) -> None:
     for second in NAMES:
