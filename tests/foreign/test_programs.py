@@ -1,0 +1,327 @@
+"""Programs of other projects run unchanged: their modules and data are given to a FederatedTrainer in place of lightning.Trainer."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, DemoModel
+from lightning.pytorch.demos.transformer import LightningTransformer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import flcog
+from flcog.client.work import batches
+from flcog.datamodules import Dirichlet, LightningData
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def rng(index: int) -> torch.Generator:
+    return torch.Generator().manual_seed(index)
+
+
+class Made(Dataset):
+    """Items made by a function of their number."""
+
+    def __init__(self, make: Callable[[int], Any], count: int) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+class Loaders(L.LightningDataModule):
+    """A data module with the same set for training, validation and test."""
+
+    def __init__(self, data: Dataset, batch_size: int = 4) -> None:
+        super().__init__()
+        self.data, self.batch_size = data, batch_size
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.data, batch_size=self.batch_size)
+
+    test_dataloader = val_dataloader
+
+
+def trained(model: Any, data: Any, folder: Path, **options: Any) -> dict[str, float]:
+    """The last row of a run, whose first value of the training loss it does not repeat."""
+    defaults: dict[str, Any] = {
+        "rounds": 2,
+        "local_steps": 2,
+        "logger": False,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+    }
+    torch.manual_seed(0)
+    trainer = flcog.FederatedTrainer(default_root_dir=str(folder), **(defaults | options))
+    trainer.fit(model, data)
+    losses = [row["train/loss"] for row in trainer.history]
+    assert np.isfinite(losses).all() and losses[0] != losses[1]
+    return trainer.history[-1]
+
+
+def few(data: Any, **options: Any) -> LightningData:
+    return LightningData(data if isinstance(data, L.LightningDataModule) else Loaders(data), num_clients=2, **options)
+
+
+class Sgd(BoringModel):
+    """Without the scheduler, which would change the rate between rounds."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Sentences(Made):
+    """Sequences of words, and the words that follow."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda index: self._pair(torch.randint(50, (13,), generator=rng(index))), 12)
+
+    def _pair(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        return words[:-1], words[1:]
+
+
+class Transformer(LightningTransformer):
+    """Without the download of Lightning's data set, which the test does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=50)
+
+    def prepare_data(self) -> None:
+        pass
+
+
+class Words(Transformer):
+    """Without dropout, whose random numbers the two trainers draw differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+            if isinstance(layer, nn.MultiheadAttention):
+                layer.dropout = 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [(Sgd, BoringDataModule), (Words, Sentences)], ids=["BoringModel", "LightningTransformer"]
+)
+def test_one_client_equals_lightnings_trainer(kind: Any, data: Any, tmp_path: Path) -> None:
+    """On the same batches, which are those that the client has drawn."""
+    torch.manual_seed(0)
+    first, own = kind(), data()
+    second = kind()
+    second.load_state_dict(first.state_dict())
+    federation = LightningData(own if isinstance(own, L.LightningDataModule) else Loaders(own), num_clients=1)
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=5, logger=False, accelerator="cpu", enable_progress_bar=False)
+    trainer.prepare(first, federation)
+    work = _work_of(trainer)
+    seen = [batch.given for batch in batches(work, trainer.run.engine.clients.here.reader)]
+    trainer.train_round()
+    lightning = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+    lightning.fit(second, DataLoader(seen, batch_size=None))  # type: ignore[arg-type]
+    for name, value in trainer.run.params.items():
+        assert torch.allclose(value, second.state_dict()[name], atol=1e-6), name
+    assert len(seen) == 5
+
+
+def _work_of(trainer: flcog.FederatedTrainer) -> Any:
+    """The batches of the only client in round 1."""
+    from flcog.client.work import make_work
+
+    clients = trainer.run.engine.clients.here
+    return make_work(clients.federation, clients.batching, [0], [5], [1.0], trainer.settings.seed, 0)[0]
+
+
+def test_lightnings_boring_and_demo_models(tmp_path: Path) -> None:
+    for model in (BoringModel(), DemoModel()):
+        trained(model, BoringDataModule(), tmp_path)
+
+
+def test_lightnings_transformer(tmp_path: Path) -> None:
+    trained(Transformer(), few(Sentences()), tmp_path)
+
+
+def test_an_image_classifier_of_lightnings_examples(tmp_path: Path) -> None:
+    from torchvision import transforms
+
+    class Digits(Dataset):
+        def __init__(self) -> None:
+            self.transform = transforms.ToTensor()
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(1, 28, 28, generator=rng(index)), index % 10
+
+    class LitClassifier(L.LightningModule):
+        """As in Lightning's example of an image classifier."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 16), nn.ReLU(), nn.Linear(16, 10))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.backbone(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            return nn.functional.cross_entropy(self(x), y)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            x, y = batch
+            self.log("valid_loss", nn.functional.cross_entropy(self(x), y), on_step=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.001)
+
+    assert "val/valid_loss" in trained(LitClassifier(), few(Digits(), partitioner=Dirichlet(1.0)), tmp_path)
+
+
+def image_and_label(index: int) -> dict[str, Any]:
+    return {"image": torch.rand(3, 32, 32, generator=rng(index)), "label": torch.tensor(index % 3), "name": f"tile {index}"}
+
+
+def test_a_classification_task_of_torchgeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GDAL_CURL_CA_BUNDLE", "PROJ_CURL_CA_BUNDLE"):  # which torchgeo's import would leave behind
+        monkeypatch.setenv(name, "")
+    trainers = pytest.importorskip("torchgeo.trainers")
+    task = trainers.ClassificationTask(model="resnet18", in_channels=3, num_classes=3)
+    row = trained(task, few(Made(image_and_label, 12), target="label", partitioner=Dirichlet(5.0)), tmp_path, local_steps=1)
+    assert any(name.startswith("val/") for name in row) and any(name.startswith("train/") for name in row)
+
+
+def test_a_model_of_pytorch_forecasting(tmp_path: Path) -> None:
+    forecasting = pytest.importorskip("pytorch_forecasting")
+    import pandas as pd
+
+    times, groups = np.tile(np.arange(30), 4), np.repeat(list("abcd"), 30)
+    table = pd.DataFrame({"time": times, "group": groups, "value": np.random.default_rng(0).normal(size=120) + 10})
+    series = forecasting.TimeSeriesDataSet(
+        table,
+        time_idx="time",
+        target="value",
+        group_ids=["group"],
+        max_encoder_length=8,
+        max_prediction_length=3,
+        time_varying_unknown_reals=["value"],
+        time_varying_known_reals=["time"],
+    )
+    model = forecasting.TemporalFusionTransformer.from_dataset(
+        series, learning_rate=0.01, hidden_size=4, attention_head_size=1, hidden_continuous_size=2, optimizer="adam"
+    )
+
+    class Series(L.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return series.to_dataloader(train=True, batch_size=8, num_workers=0)
+
+        def val_dataloader(self) -> Any:
+            return series.to_dataloader(train=False, batch_size=8, num_workers=0)
+
+    # Its on_save_checkpoint stores encoders of the data set, which are neither tensors nor primitives.
+    row = trained(model, few(Series()), tmp_path, enable_checkpointing=False)
+    assert any(name.startswith("val/") for name in row)
+
+
+def test_simclr_of_lightly(tmp_path: Path) -> None:
+    loss = pytest.importorskip("lightly.loss")
+    from lightly.models.modules import SimCLRProjectionHead
+    from lightly.transforms import SimCLRTransform
+    from PIL import Image
+
+    class SimCLR(L.LightningModule):
+        """As in lightly's example."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+            self.projection_head = SimCLRProjectionHead(8, 8, 8)
+            self.criterion = loss.NTXentLoss()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.projection_head(self.backbone(x).flatten(start_dim=1))
+
+        def training_step(self, batch: Any, batch_index: int) -> Any:
+            view0, view1 = batch[0]
+            value = self.criterion(self(view0), self(view1))
+            self.log("train_ssl", value)
+            return value
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.06)
+
+    transform = SimCLRTransform(input_size=32)
+
+    def views(index: int) -> Any:
+        pixels = np.random.default_rng(index).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+        return transform(Image.fromarray(pixels)), index % 4, f"image {index}.png"
+
+    row = trained(SimCLR(), few(Made(views, 16)), tmp_path)
+    assert row["train/ssl"] == pytest.approx(row["train/loss"])
+
+
+def test_optuna_prunes_a_run(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    integration = pytest.importorskip("optuna_integration")
+
+    class Always(optuna.pruners.BasePruner):  # type: ignore[misc,name-defined]
+        def prune(self, study: Any, trial: Any) -> bool:
+            return True
+
+    class Measured(BoringModel):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("val_loss", self.step(batch))
+
+    def objective(trial: Any) -> float:
+        prune = integration.PyTorchLightningPruningCallback(trial, monitor="val_loss")
+        return trained(Measured(), BoringDataModule(), tmp_path, callbacks=[prune])["val/loss"]
+
+    study = optuna.create_study(pruner=Always())
+    study.optimize(objective, n_trials=1)
+    assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.PRUNED]
+
+
+def test_a_gan_with_manual_optimisation(tmp_path: Path) -> None:
+    class Gan(L.LightningModule):
+        """As in Lightning's example of manual optimisation."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.discriminator = nn.Linear(2, 4), nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()  # type: ignore[misc]
+            for optimizer, sign in ((first, 1.0), (second, -1.0)):
+                noise = torch.randn(len(batch), 2)
+                value = sign * (self.discriminator(batch).mean() - self.discriminator(self.generator(noise)).mean())
+                optimizer.zero_grad()
+                self.manual_backward(value)
+                optimizer.step()
+                self.log(f"loss_{'gd'[int(sign < 0)]}", value)
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.discriminator)]
+
+    row = trained(Gan(), few(Made(lambda index: torch.rand(4, generator=rng(index)), 16)), tmp_path)
+    assert "train/loss_g" in row and "train/loss_d" in row
