@@ -30,7 +30,7 @@ def open_run(request: Request, plan: Plan) -> Session:
     module, optimizer = client.function.module, client.optimizer
     described = experiment.describe(settings, request.methods, module, optimizer, request.datamodule, request.config)
 
-    notes = plan.check(request, saved, client, described)
+    notes = [] if saved is None else plan.check(request, saved, client, described)
 
     directory = plan.directory(request, saved, processes)
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()

@@ -90,12 +90,9 @@ class Plan:
         fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in request.methods])
         return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, fits)))
 
-    def check(
-        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
-    ) -> list[Note]:
+    def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         """Refuse a checkpoint that does not fit. Returns notes for the user."""
-        if saved is not None:
-            checkpoint.check_same_model(saved.path, saved.content["params"] | saved.content["buffers"], client.tensors)
+        checkpoint.check_same_model(saved.path, saved.content["params"] | saved.content["buffers"], client.tensors)
         return []
 
     def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
@@ -138,11 +135,7 @@ class ByHandPlan(Plan):
 
     keep_files: bool
 
-    def check(
-        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
-    ) -> list[Note]:
-        if saved is None:
-            return []
+    def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
         for note in notes:
             if isinstance(note, ChangedSetting):
@@ -177,11 +170,7 @@ class FitPlan(Plan):
             _claim(self.lock, run_of(found), processes)  # before anything is read, or another writer might change it meanwhile
         return found
 
-    def check(
-        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
-    ) -> list[Note]:
-        if saved is None:
-            return []
+    def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
         if not self.resume_changed:
             check_meant(saved.path, notes)
@@ -225,10 +214,7 @@ class BranchPlan(Plan):
         check_environment(self.logger)
         return cast(Path, processes.agree(find_round(self.trunk, self.round, checkpoint.round_of)))
 
-    def check(
-        self, request: Request, saved: CheckpointFile | None, client: ClientModel, described: Mapping[str, Any]
-    ) -> list[Note]:
-        assert saved is not None
+    def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = super().check(request, saved, client, described)
         check_branch(*saved, request.settings, request.methods, described)
         check_rows(self.trunk, self.round, request.settings)
