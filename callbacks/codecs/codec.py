@@ -91,6 +91,11 @@ class Codec(Stage, protocol=True):
         return {"key": draw_key(rng)} if self.is_random else {}
 
     @property
+    def votes(self) -> bool:
+        """Whether clients vote on each number of the model's change, which therefore all clients must send."""
+        return False
+
+    @property
     def keeps_residual(self) -> bool:
         return self.error_feedback
 

@@ -1,34 +1,62 @@
 """SignSGD: one bit for each number."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flcog.callbacks.codecs.bits import pack_bits, unpack_bits
 from flcog.callbacks.codecs.codec import Codec, Noise
+from flcog.core.checks import one_of
 from flcog.core.precision import number_dtype
-from flcog.core.types import Slot
-from flcog.wire.envelope import Field
+from flcog.core.types import Params, Slot
+from flcog.method import Cohort, GlobalModel, Messages
+from flcog.wire.envelope import Envelope, Field
+
+TIE = 1e-6
+"""A smaller difference between the shares of votes is a tie, because shares are rounded."""
 
 
 @dataclass(frozen=True)
 class SignSGD(Codec):
     """Sends the sign of each number, and the mean magnitude of each tensor.
 
-    The receiver sees, for a tensor v of d numbers::
+    The server takes the weighted mean of the clients' tensors, or lets them vote on the signs of the model's change::
 
-        v_i -> sign(v_i) ||v||_1 / d
+        mean:      v -> sum_k p_k s_k sign(v_k),                          s_k = ||v_k||_1 / d
+        majority:  v -> (sum_k p_k s_k) sign(sum_k p_k sign(v_k))
 
-    The error is biased: list it with ``error_feedback``, so that each client adds it to its next change.
+    Each client has as many votes as its aggregation weight; list ``EqualWeights`` for one vote each. Buffers and messages are averaged in
+    both forms. A sign is one bit, so 0 counts as positive, and an exact tie changes nothing. The error is biased: list the codec with
+    ``error_feedback``, so that each client adds it to its next change.
 
     Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018, https://arxiv.org/abs/1802.04434; Karimireddy et
     al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019, https://arxiv.org/abs/1901.09847 (the scale).
 
+    Args:
+        combine: ``mean``, or ``majority`` for a vote.
+
     Example:
-        >>> SignSGD(error_feedback=True).kind
-        'encode'
+        >>> SignSGD(error_feedback=True).combine
+        'mean'
     """
+
+    combine: Literal["mean", "majority"] = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, ("mean", "majority"), "combine")
+
+    @property
+    def excludes(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {"Aggregator": "a majority vote replaces the mean of the changes, too"} if self.votes else {}
+
+    @property
+    def votes(self) -> bool:
+        """Whether the clients vote."""
+        return self.combine == "majority"
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         scale = values.abs().mean(dtype=number_dtype(values.dtype))
@@ -37,3 +65,20 @@ class SignSGD(Codec):
     def decode(self, encoded: Slot, field: Field) -> Tensor:
         signs = unpack_bits(encoded["signs"], 1, field.shape[0])
         return torch.where(signs == 1, encoded["scale"], -encoded["scale"])
+
+    def receive(self, envelope: Envelope, fields: Any, received: GlobalModel) -> Envelope:
+        decoded = super().receive(envelope, fields, received)
+        if not self.votes:
+            return decoded
+        encoded: Any = envelope.delta
+        names = [name for name in decoded.delta if self.encodes(fields.delta[name])]
+        ballot = {
+            "votes": {name: decoded.delta[name].sign() for name in names},
+            "scale": {name: encoded[name]["scale"] for name in names},
+        }
+        return decoded._replace(mean={**decoded.mean, self.name: ballot}, sum={**decoded.sum, self.name: {}})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        votes, scale = messages.mean.get("votes", {}), messages.mean.get("scale", {})
+        clear = {name: torch.where(value.abs() > TIE, value, 0).sign() for name, value in votes.items()}
+        return delta | {name: sign * scale[name].to(sign.dtype) for name, sign in clear.items()}, server

@@ -1,4 +1,4 @@
-"""Residuals: states of stages with an entry for each tensor of the envelope, which nobody knows before a client's first upload."""
+"""Residuals: states of stages with an entry for each tensor of the envelope, whose structure is known after a client's first upload."""
 
 from collections.abc import Mapping, Sequence
 

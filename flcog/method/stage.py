@@ -17,7 +17,8 @@ ORDER: tuple[Kind, ...] = ("alter", "bound", "encode")
 class Stage(Method, protocol=True):
     """Changes the envelope of every client, with the changes of the model and the messages of all methods in it.
 
-    Like any method, a stage declares its state in ``init_client`` and its random numbers in ``draw``.
+    Like any method, a stage declares its state in ``init_client`` and its random numbers in ``draw``. Its ``server_step`` runs before
+    those of other methods.
     """
 
     kind: ClassVar[Kind]

@@ -229,7 +229,9 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     if round.selection.weights is not None:
         mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
-    for method in round.methods:
+    for method in sorted(
+        round.methods, key=lambda method: not isinstance(method, Stage)
+    ):  # stages first, as their order is fixed
         # Methods that train on the server use this round's statistics.
         cohort = replace(round.cohort, buffers=buffers)
         uploads = sorted(

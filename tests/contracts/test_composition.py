@@ -96,7 +96,7 @@ AT_THE_SERVER = (
         "FedGen",
         "FlexLoRA",
     ),
-    *("FedNova", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD", "FedAvgMInFedCOG", "FedAvgMInFedDisco"),
+    *("FedNova", "SignSGD", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD", "FedAvgMInFedCOG", "FedAvgMInFedDisco"),
     *("FedDCInFedDisco", "FedDynInFedDisco", "FedNovaInFedDisco", "SCAFFOLDInFedDisco"),
 )
 EXCLUSIVE |= {

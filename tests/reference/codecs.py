@@ -97,3 +97,22 @@ def random_k(v: Vector, positions: NDArray[np.int64], scaled: bool) -> Vector:
 def sign_sgd(v: Vector, u: None) -> Vector:
     """The compressor of https://arxiv.org/abs/1901.09847, section 3. A bit has no third value for 0."""
     return np.where(v >= 0, 1, -1) * np.abs(v).sum() / len(v)
+
+
+def majority_vote(problem: Problem, feedback: bool = False) -> State:
+    """Algorithm 3 of https://arxiv.org/abs/1802.04434 with the mean of the clients' scales as the step, and weights as votes."""
+    model = copy.deepcopy(problem.model)
+    lost: dict[tuple[int, str], torch.Tensor] = {}
+    for clients in problem.rounds:
+        before, after = copy.deepcopy(model.state_dict()), copy.deepcopy(model.state_dict())
+        ends = [train(problem, model, client).state_dict() for client in clients]
+        for name, start in before.items():
+            votes, scale, plain = torch.zeros_like(start), 0.0, torch.zeros_like(start)
+            for client, share, end in zip(clients, shares(clients), ends, strict=True):
+                change = end[name] - start + (lost.get((client.id, name), 0) if feedback else 0)
+                sign, size = torch.where(change >= 0, 1.0, -1.0).double(), change.abs().mean()
+                votes, scale, plain = votes + share * sign, scale + share * size, plain + share * (end[name] - start)
+                lost[client.id, name] = change - size * sign
+            after[name] = start + (votes.round(decimals=9).sign() * scale if start.numel() >= 16 else plain)
+        model.load_state_dict(after)
+    return model.state_dict()

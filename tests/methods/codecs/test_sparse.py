@@ -72,6 +72,11 @@ def test_codecs_that_cannot_be_nested_are_refused() -> None:
         "TopK and RandomK cannot be nested, because both choose numbers: multiply their fractions, and keep one"
     )
     with pytest.raises(ValueError) as error:
+        RandomK(fraction=0.1, values=SignSGD(combine="majority"))
+    assert str(error.value) == (
+        "RandomK and SignSGD cannot be nested with combine=majority, because clients would vote on different numbers: use combine=mean"
+    )
+    with pytest.raises(ValueError) as error:
         TopK(fraction=0.1, values=SignSGD(error_feedback=True))
     assert str(error.value) == (
         "TopK and the codec of its values, SignSGD, cannot both have error_feedback: set it for TopK, whose residual contains both errors"
