@@ -23,7 +23,7 @@ class Watch(L.Callback):
         self.steps += 1
 
 
-QUICK = ("SCAFFOLD", "FedSAM", "MOON-batchnorm", "FedPVR")
+QUICK = ("SCAFFOLD", "FedSAM", "MOON-batchnorm", "Ditto")
 """A correction, a wrapped gradient, a loss and a hook after the step."""
 
 

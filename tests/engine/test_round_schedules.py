@@ -99,6 +99,10 @@ class ByHand(Gan):
             self.manual_backward(self.critic(self.generator(batch[0][:, :2])).square().mean())
             optimizer.step()
 
+    def configure_optimizers(self) -> Any:
+        optimizers, _ = super().configure_optimizers()
+        return optimizers, [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in optimizers]
+
     def on_train_epoch_end(self) -> None:
         for schedule in self.lr_schedulers():  # type: ignore[union-attr]
             schedule.step()  # type: ignore[call-arg]
@@ -107,7 +111,7 @@ class ByHand(Gan):
 def test_a_module_with_manual_optimisation_advances_its_schedulers_itself(tmp_path: Path) -> None:
     whole = fit(tmp_path, module=ByHand(), rounds=3, local_steps=1)  # type: ignore[arg-type]
     found = [list(assignment.rates) for assignment in whole.recorder.assignments]
-    assert found == [[0.05, 0.1], [0.05 * 0.9, 0.1 * 0.9], [0.05 * 0.9 * 0.9, 0.1 * 0.9 * 0.9]]
+    assert found == [[0.05, 0.1], [0.05, 0.1], [0.025, 0.05]]
     half = fit(tmp_path, module=ByHand(), rounds=2, local_steps=1)  # type: ignore[arg-type]
     resumed = fit(tmp_path, module=ByHand(), rounds=3, local_steps=1, ckpt_path=str(half.run_dir))  # type: ignore[arg-type]
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
