@@ -27,7 +27,7 @@ class LocalHooks:
         module: the client's module.
         datamodule: the user's data module.
         configured: the optimisers and schedulers of ``configure_optimizers``.
-        callbacks: the run's callbacks of Lightning's. Hooks of a step are called on those that define one.
+        callbacks: the run's callbacks of Lightning's. A callback that defines hooks of a step gets them.
         rounds: the number of rounds of the run.
     """
 

@@ -85,7 +85,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _schedulers_of(given: Mapping[str, Any]) -> list[Any]:
-    """The scheduler of one dictionary, with the monitor that may stand beside it."""
+    """The scheduler of one dictionary, with its monitor."""
     scheduler = given.get("lr_scheduler")
     if scheduler is None:
         return []

@@ -40,8 +40,8 @@ class FaithfulClient(OneClient):
                                                           methods' after_step
         on_train_batch_end
 
-    A module with manual optimisation calls its optimisers in ``training_step``. All results are equal to those of
-    :class:`OneClient`, bit for bit, for a module that both can train.
+    A module with manual optimisation calls its optimisers in ``training_step``. A module that
+    :class:`OneClient` can train, too, gets the same results from both, bit for bit.
 
     Args:
         learner: the model and its optimisers.

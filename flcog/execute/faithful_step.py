@@ -44,7 +44,7 @@ class FaithfulStep:
 
     @property
     def logged(self) -> Params:
-        """The values that ``training_step`` logged. With manual optimisation they are among those of the hooks."""
+        """The values that ``training_step`` logged. With manual optimisation the hooks' values include them."""
         return {} if self.gradient is None else self.gradient.logged
 
     # Automatic optimisation -------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class FaithfulStep:
         """The gradient of the total loss, with the hooks around the backward pass.
 
         Args:
-            params: the model's own, or other parameters at which a method takes the gradient.
+            params: the model's own, or other parameters where a method takes the gradient.
             buffers: the model's own, or copies.
             batch: of the step.
             contexts: of the methods.

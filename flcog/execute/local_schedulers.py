@@ -1,4 +1,4 @@
-"""The schedulers of learning rates within a client's local steps, which begin anew in each round."""
+"""The schedulers of learning rates within a client's local steps, which restart in each round."""
 
 import copy
 import warnings

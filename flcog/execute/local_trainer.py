@@ -88,14 +88,14 @@ class LocalStrategy:
         return value
 
     def barrier(self, name: str | None = None) -> None:
-        """A client waits for nobody."""
+        """A client does not wait for other processes."""
 
 
 class LocalTrainer:
     """The attributes of ``lightning.Trainer`` while a client trains.
 
     An epoch is a round, and ``global_step`` is the client's local step in this round. Attributes of the whole run, such as its
-    loggers, are those of the run's trainer, if the run is in this process.
+    loggers, come from the run's trainer, if the run is in this process.
 
     Args:
         hooks: of the module, the data module and the callbacks.
