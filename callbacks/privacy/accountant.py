@@ -29,14 +29,14 @@ RANGE = (0.25, 1024.0)
 
 @dataclass(frozen=True)
 class Sampling:
-    """The way in which the clients of each round are drawn, secretly and afresh in every round.
+    """The sampling of the clients of each round, which must be secret and independent of the other rounds.
 
     - Poisson: each client takes part with probability ``rate``, independently of the others. Both accountants apply.
     - Truncated Poisson: if more than ``at_most`` clients are drawn, a uniform choice of them takes part. Only PLD applies
       (Tighter Privacy Analysis for Truncated Poisson Sampling, 2025, https://arxiv.org/abs/2508.15089).
     - Fixed size: ``rate`` is the share of clients that take part, drawn without replacement. Only RDP applies (Wang et al., 2019,
-      https://arxiv.org/abs/1808.00087), for data sets in which one client is replaced: the sum then changes by up to twice the bound
-      of one client.
+      https://arxiv.org/abs/1808.00087), where data sets differ by the replacement of one client, which changes the sum by
+      up to twice the bound of one client.
     - A rate of 1: all clients take part in every round, and sampling does not amplify privacy. Both accountants apply.
 
     Args:
@@ -124,7 +124,7 @@ def epsilon(sampling: Sampling, noise_multiplier: float, rounds: int, delta: flo
 
 
 def noise_for(sampling: Sampling, target_epsilon: float, rounds: int, delta: float) -> float:
-    """The noise multiplier with which ``epsilon`` after these rounds is at most the target, and hardly below it.
+    """The smallest noise multiplier, up to ``TOLERANCE``, that keeps ``epsilon`` after these rounds at the target or below.
 
     Args:
         sampling, rounds, delta: as in :func:`epsilons`.
@@ -156,7 +156,7 @@ def noise_for(sampling: Sampling, target_epsilon: float, rounds: int, delta: flo
 
 
 def check_delta(delta: float, num_clients: int) -> None:
-    """Refuse values with which a mechanism that publishes one client's data in full would count as private."""
+    """Refuse large values: a mechanism that publishes one client's data in full would count as private."""
     if not 0 < delta < 1 / num_clients:
         raise ValueError(
             f"delta must lie in (0, {1 / num_clients:g}), below 1 / clients; got {delta:g}: with a larger delta, publishing the data of "
