@@ -27,6 +27,7 @@ SIZES: dict[str, tuple[tuple[int, ...], int, int, int, int, int]] = {
     "resnet18-batch-32": (PHOTOGRAPHS, RESNET - 64 * 3 * (49 - 9), 10, 10, 40, 64),
     "resnet18-group-224": (LARGE, RESNET, 10, 10, 10, 32),
     "resnet18-batch-224": (LARGE, RESNET, 10, 10, 10, 32),
+    "million-clients": ((20,), 210, 1_000_000, 100, 1, 1),
     "text-cnn": ((200,), 98_635 * 32 + (3 + 4 + 5) * 32 * 100 + 300 + 301 * 4, 5, 5, 40, 64),
 }
 

@@ -67,6 +67,6 @@ def systematic(sizes: torch.Tensor, ends: np.ndarray, count: int, start: float) 
     seams = ends[certain] - cut - (np.cumsum(cut) - cut)
     points = (np.arange(left) + start) * (total / max(1, left))
     skipped = np.concatenate([[0], np.cumsum(cut)])[np.searchsorted(seams, points, side="right")]
-    clients = sorted({*certain, *np.searchsorted(ends, points + skipped, side="right").tolist()})
+    clients = sorted({*certain, *np.searchsorted(ends, (points + skipped).astype(np.int64), side="right").tolist()})
     probabilities = [1.0 if client in certain else left * own[client] / total for client in clients]
     return clients, torch.tensor(probabilities, dtype=torch.float64)

@@ -103,7 +103,12 @@ class ClientPool:
         """Available clients drawn one after another without replacement, with probabilities proportional to their sizes."""
         assert self.sample_ends is not None
         ends = self.sample_ends()
-        return self._distinct(count, lambda keys: np.searchsorted(ends, uniform(keys) * ends[-1], side="right"), True)
+
+        def owners_of_random_samples(keys: np.ndarray) -> np.ndarray:
+            # Whole numbers, because a search for others would convert the sizes of all clients.
+            return np.searchsorted(ends, (uniform(keys) * ends[-1]).astype(np.int64), side="right")
+
+        return self._distinct(count, owners_of_random_samples, True)
 
     def _distinct(
         self, count: int, propose: Callable[[np.ndarray], np.ndarray], by_size: bool, first: Sequence[int] = ()

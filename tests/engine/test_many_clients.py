@@ -1,0 +1,80 @@
+"""A million clients: selecting some of them takes memory and work for these alone. ``flcog bench -c speed/million-clients`` times it."""
+
+import tracemalloc
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import make_trainer
+
+import flcog
+from flcog.callbacks import Availability, DiurnalAvailability, PoissonSampling, PowerOfChoice, RoundRobin, UniformSelection
+from flcog.callbacks.selection.availability import _trace
+from flcog.core.randomness import make_rng
+from flcog.datamodules import RandomData
+from flcog.method import ClientPool, Selection
+
+MILLION = 10**6
+DIURNAL = DiurnalAvailability(hours=12, spread=8)
+
+
+def selected_of(method: Selection, num_clients: int) -> tuple[int, int, int]:
+    """The number of selected clients, the most bytes that selecting them took, and how often a client was asked whether it is available."""
+    sizes, asked = torch.ones(num_clients, dtype=torch.int64), 0
+    ends = np.cumsum(sizes.numpy())
+
+    def available(clients: np.ndarray) -> np.ndarray:
+        nonlocal asked
+        asked += len(clients)
+        return DIURNAL.available(clients, 0, 0)
+
+    pool = ClientPool(0, sizes, num_clients, 5, available, lambda: ends, lambda clients: [0.0] * len(clients))
+    state = method.init_selection(num_clients)
+    tracemalloc.start()
+    clients = method.select(state, pool, 100, make_rng(1)).clients
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return len(clients), peak, asked
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_poisson_sampling_with_availability(unbiased: bool) -> None:
+    (few, small, _), (many, large, asked) = (
+        selected_of(PoissonSampling(rate=200 / number, unbiased=unbiased), number) for number in (MILLION // 100, MILLION)
+    )
+    assert 60 < few < 200 and 60 < many < 200
+    assert large < 1.5 * small < 150_000 and asked < 300
+
+
+@pytest.mark.parametrize("method", [UniformSelection(), RoundRobin(), PowerOfChoice(candidates=200)], ids=repr)
+def test_other_selections_with_availability(method: Selection) -> None:
+    (few, small, _), (many, large, asked) = (selected_of(method, number) for number in (MILLION // 100, MILLION))
+    assert few == many == 100
+    assert large < 1.5 * small < 300_000 and asked < 2000
+
+
+@pytest.mark.slow
+def test_a_round_of_a_million_clients() -> None:
+    peaks = []
+    for number in (MILLION // 100, MILLION):
+        options: dict[str, Any] = {"precision": "32-true", "local_steps": 1, "clients_per_round": 20}
+        trainer = make_trainer(None, PoissonSampling(), DIURNAL, **options)
+        data = RandomData(shape=[2], num_samples=number, num_test_samples=0, num_clients=number, batch_size=1)
+        trainer.prepare(flcog.Classifier(torch.nn.Linear(2, 10), partial(torch.optim.SGD, lr=0.1)), data)
+        trainer.train_round()
+        tracemalloc.start()
+        trainer.train_round()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0] < 10**6
+
+
+def test_a_trace_takes_twelve_bytes_for_each_row(tmp_path: Path) -> None:
+    path, rows = tmp_path / "trace.csv", 1000
+    path.write_text("client,from,until\n" + "".join(f"{row},{row},{row + 5}\n" for row in range(rows)))
+    assert Availability(trace=str(path)).available(np.array([3, 9]), 0, 0).tolist() == [False, False]
+    trace = _trace(str(path))
+    assert sum(part.nbytes for part in trace[:3]) == 12 * rows
