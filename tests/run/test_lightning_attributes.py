@@ -65,12 +65,12 @@ def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
     assert trainer.run.should_stop
 
 
-def test_a_trial_run_says_so() -> None:
+def test_a_trial_run_says_so(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Looks(L.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             seen.append((trainer.fast_dev_run, trainer.train_dataloader))
 
-    make_trainer(None, Looks(), fast_dev_run=2, local_steps=None).fit(Plain(), TinyData())
+    make_trainer(tmp_path, Looks(), fast_dev_run=2, local_steps=None).fit(Plain(), TinyData())
     assert seen == [(2, None), (2, None)]
