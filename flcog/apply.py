@@ -279,6 +279,10 @@ class PlainFrozen(Frozen):
         return loss_of(self._model.module, result)
 
 
+OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]
+"""The outputs of a personal model, given the model as a function, the model's own parameters, and the inputs."""
+
+
 def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     outputs: Tensor = call(module, inputs)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flcog.apply import ModelFunction, forward
+from flcog.apply import ModelFunction, OwnForward, forward
 from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import float64_device, to_float64_device
@@ -213,18 +213,21 @@ class Evaluator:
         return [float(total) / len(part) for total, part in zip(sums, parts, strict=True)]
 
     @torch.no_grad()
-    def on_classes(self, params: Params, buffers: Params, samples: Samples, alone: bool = False) -> Tensor:
+    def on_classes(
+        self, params: Params, buffers: Params, samples: Samples, alone: bool = False, own: OwnForward | None = None
+    ) -> Tensor:
         """The mean score on each class of a set, [num_classes]; NaN for classes without samples.
 
         Args:
             params, buffers: the model's.
             samples: the set.
             alone: whether this process evaluates all rows, because other processes do not have the model.
+            own: the outputs of a personal model that are not those of one model alone.
         """
         num_classes = self.federation.num_classes
         sums = torch.zeros(2, num_classes, dtype=torch.float64, device=float64_device(self.processes.device))
         for inputs, targets in self._batches(samples, np.arange(len(samples)) if alone else self._mine(len(samples))):
-            outputs = self.model.frozen(params, buffers, forward, inputs).float()
+            outputs = self._outputs(params, buffers, inputs, own)
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             scores, labels = to_float64_device(scores), to_float64_device(first_leaf(targets))
             sums[0].index_add_(0, labels, scores.double())
@@ -250,13 +253,26 @@ class Evaluator:
         return fresh
 
     @torch.no_grad()
-    def on_rows(self, params: Params, buffers: Params, rows: np.ndarray) -> float:
-        """A model's mean score on some rows of the training set, computed by this process alone."""
+    def on_rows(self, params: Params, buffers: Params, rows: np.ndarray, own: OwnForward | None = None) -> float:
+        """A model's mean score on some rows of the training set, computed by this process alone.
+
+        Args:
+            params, buffers: the model's.
+            rows: of the training set.
+            own: the outputs of a personal model that are not those of one model alone.
+        """
         total = 0.0
         for inputs, targets in self._batches(self.federation.train, rows):
-            outputs = self.model.frozen(params, buffers, forward, inputs).float()
+            outputs = self._outputs(params, buffers, inputs, own)
             total += float(self.model.module.per_example_score(outputs, targets).sum())  # type: ignore[operator,union-attr]
         return total / len(rows)
+
+    def _outputs(self, params: Params, buffers: Params, inputs: Tree, own: OwnForward | None) -> Tensor:
+        def apply(params: Params, inputs: Tree) -> Tensor:
+            outputs: Tensor = self.model.frozen(params, buffers, forward, inputs)
+            return outputs
+
+        return (apply(params, inputs) if own is None else own(apply, params, inputs)).float()
 
 
 def reweighted(scores: Tensor, counts: Tensor) -> Tensor:

@@ -240,9 +240,9 @@ class RecordingTrainer(flcog.FederatedTrainer):
         """The figures of an evaluation now."""
         original = self.run.evaluator.on_rows
 
-        def on_rows(params: Params, buffers: Params, rows: np.ndarray) -> float:
+        def on_rows(params: Params, buffers: Params, rows: np.ndarray, *own: Any) -> float:
             self.measured.append(({name: value.clone() for name, value in params.items()}, rows))
-            return original(params, buffers, rows)
+            return original(params, buffers, rows, *own)
 
         self.run.evaluator.on_rows = on_rows  # type: ignore[method-assign]
         return super().evaluate()

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from flcog.apply import ModelFunction
+from flcog.apply import ModelFunction, OwnForward
 from flcog.client.executor import Assignment, Placement
 from flcog.client.messages import Received
 from flcog.client.program import ClientTensors, Program
@@ -14,6 +14,14 @@ from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import GlobalModel, Method
 from flcog.reading import Reader
+
+
+class PersonalModel(NamedTuple):
+    """A client's own parameters and buffers, and the way in which they give outputs."""
+
+    params: Params
+    buffers: Params
+    forward: OwnForward | None
 
 
 class PersonalModels(NamedTuple):
@@ -40,8 +48,8 @@ class PersonalModels(NamedTuple):
         seed = fold(received.seed, "personal")
         return make_work(self.federation, self.batching, [client], [steps], [1.0], seed, received.round)[0]
 
-    def make(self, received: Received, method: Method, work: ClientWork) -> tuple[Params, Params]:
-        """Make one client's own parameters and buffers, with the fine-tuning that the method asks for.
+    def make(self, received: Received, method: Method, work: ClientWork) -> PersonalModel:
+        """Make one client's own model, with the fine-tuning that the method asks for.
 
         Args:
             received: the model as it is evaluated, and the part of the method's server state that clients receive.
@@ -51,7 +59,7 @@ class PersonalModels(NamedTuple):
         buffers = received.buffers
         program = self._program(received, [method], received.params)
         tensors = ClientTensors(work.states, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
-        own, steps, own_statistics = method.personal(received.params, program.contexts(tensors, buffers, 0)[0])
+        own, steps, own_statistics, forward = method.personal(received.params, program.contexts(tensors, buffers, 0)[0])
         if steps:
             tuning = self.work(received, work.client, steps)
             seed = fold(received.seed, "personal")
@@ -62,7 +70,7 @@ class PersonalModels(NamedTuple):
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
         elif own_statistics and self.model.mixes_rows:
             buffers = self.evaluator.statistics(own, buffers, work.own)
-        return own, buffers
+        return PersonalModel(own, buffers, forward)
 
     def _program(self, received: Received, methods: list[Method], params: Params) -> Program:
         broadcasts = [received.server[method.name] for method in methods]

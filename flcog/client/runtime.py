@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
 from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
-from flcog.client.personal import PersonalModels
+from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
 from flcog.client.residuals import filled, residual_stages
 from flcog.client.store import ClientStore, StatesInMemory
@@ -130,7 +130,16 @@ class ClientRuntime:
         self._provisional = {}
 
     def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        """A client's own parameters and buffers.
+        params, buffers, forward = self._personal_model(received, method, client, first)
+        if forward is not None:
+            raise ValueError(
+                f"{method} gives Personal a forward of its own, and clients that send nothing have only personal models, whose parameters "
+                "the server evaluates: return Personal(params) there"
+            )
+        return params, buffers
+
+    def _personal_model(self, received: Received, method: str, client: int, first: Params) -> PersonalModel:
+        """A client's own model.
 
         Args:
             received: the model as it is evaluated, and the part of the method's server state that clients receive.
@@ -151,12 +160,12 @@ class ClientRuntime:
 
     def _personal_score(self, received: Received, method: str, client: int, first: Params, split: Split) -> float:
         """The score of a client's own model on its held-out part, or on the test set with its classes weighted by the client's."""
-        params, buffers = self.personal_model(received, method, client, first)
+        params, buffers, forward = self._personal_model(received, method, client, first)
         parts = self.federation.client_val if split == "val" else self.federation.client_test
         if parts is not None:
-            return self.evaluator.on_rows(params, buffers, parts.client(client))
+            return self.evaluator.on_rows(params, buffers, parts.client(client), forward)
         assert self.federation.test is not None
-        classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True)
+        classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True, own=forward)
         return float(reweighted(classes, self.federation.label_counts(client)))
 
     def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
+from flcog.apply import Apply, OwnForward
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
 from flcog.core.trees import Tree
@@ -294,11 +294,16 @@ class Personal(NamedTuple):
         params: its parameters.
         steps: the number of local steps on the task loss with which the engine tunes it before the evaluation.
         own_statistics: whether to compute BatchNorm's statistics from the client's samples, instead of using the global model's.
+        forward: the outputs of a personal model that consists of several models, as ``forward(apply, own, inputs)``. ``apply(params,
+            inputs)`` are the outputs of the model in evaluation mode, and ``own`` are ``params`` after the tuning. APFL mixes the outputs
+            of two models: ``lambda apply, own, inputs: a * apply(own, inputs) + (1 - a) * apply(received, inputs)``. The default is
+            ``apply(own, inputs)``.
     """
 
     params: Params
     steps: int = 0
     own_statistics: bool = False
+    forward: OwnForward | None = None
 
 
 @dataclass

@@ -79,7 +79,7 @@ def test_dittos_own_statistics_are_of_its_own_samples() -> None:
     trainer = train(Ditto(), module=classifier(network=network), data=TinyData(client_test=0.2))
     federation, before = trainer.run.federation, {name: value.clone() for name, value in trainer.run.buffers.items()}
     seen = []
-    trainer.run.evaluator.on_rows = lambda params, buffers, rows: seen.append(buffers) or 0.0  # type: ignore[method-assign]
+    trainer.run.evaluator.on_rows = lambda params, buffers, rows, own: seen.append(buffers) or 0.0  # type: ignore[method-assign]
     trainer.evaluate()
     for client, buffers in enumerate(seen):
         own = federation.train.inputs[federation.partition.client(client)].double()
