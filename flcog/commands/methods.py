@@ -123,7 +123,8 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 stateful=traffic.stateful,
                 secure_aggregation=not method.individual_uploads,
                 labels=", ".join(
-                    {"classification": "single", "multilabel": "multi", "regression": "real"}[t] for t in method.tasks
+                    {"classification": "single", "multilabel": "multi", "regression": "real", "unlabelled": "none"}[t]
+                    for t in method.tasks
                 ),
                 papers=", ".join(paper for paper, names in flcog.callbacks.PAPERS.items() if method.name in names),
             )
