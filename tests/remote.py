@@ -84,8 +84,12 @@ class Host:
     def send(self, name: str, *arguments: Any) -> None:
         self._connection.send_bytes(pack((name, arguments)))
 
+    def read(self) -> tuple[str, Any]:
+        answer: tuple[str, Any] = unpack(self._connection.recv_bytes())
+        return answer
+
     def answer(self) -> Any:
-        kind, result = unpack(self._connection.recv_bytes())
+        kind, result = self.read()
         assert kind == "result", result
         return result
 
@@ -132,7 +136,8 @@ def connected(
     held_out = data.keywords if isinstance(data, partial) else {}
     for k, host in enumerate(hosts):
         host.send("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))
-    for host in hosts:
-        host.answer()
+    answers = [host.read() for host in hosts]  # all of them, because an answer that nobody reads would be taken for the next one
+    for kind, result in answers:
+        assert kind == "result", result
     trainer.connect(RemoteClients(hosts))
     return trainer, (case.module(case.optimizer), (data or case.data)())

@@ -1,11 +1,15 @@
 """What the README and the pages under docs/ show works as it stands."""
 
 import argparse
+import copy
 import itertools
 import re
 import shlex
 import sys
+from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -79,7 +83,7 @@ def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path,
 
 @pytest.mark.parametrize(
     "block",
-    [blocks(README)[2], *blocks(PAGES["your-data"]), *blocks(PAGES["scaling"])],
+    [blocks(README)[2], *blocks(PAGES["your-data"]), *blocks(PAGES["scaling"])[2:]],
     ids=lambda block: block.splitlines()[2],
 )
 def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +91,28 @@ def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("WANDB_MODE", "disabled")
     trainer = execute(block)["trainer"]
     assert len(trainer.history) == trainer.settings.rounds and trainer.run.federation.num_clients > 1
+
+
+def test_clients_in_other_processes() -> None:
+    """The two programs of the page, the hosts' one on a thread in the place of a process."""
+    hosts, server = blocks(PAGES["scaling"])[:2]
+    model, data, (connection, other) = flcog.Classifier(flcog.models.SoftmaxRegression(784, 10)), Digits(num_clients=4), Pipe()
+
+    def trainer() -> flcog.FederatedTrainer:
+        return flcog.FederatedTrainer(rounds=2, local_steps=2, logger=False, enable_checkpointing=False)
+
+    def serve() -> None:
+        with suppress(EOFError):
+            execute(hosts)["serve"](other, trainer(), copy.deepcopy(model), data.only(range(4)))
+
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    apart, together = trainer(), trainer()
+    exec(server, {"trainer": apart, "model": copy.deepcopy(model), "data": data, "connections": [connection]})
+    connection.close()
+    thread.join()
+    together.fit(model, Digits(num_clients=4))
+    assert [row["train/loss"] for row in apart.history] == [row["train/loss"] for row in together.history]
 
 
 def test_every_command_names_files_that_exist() -> None:

@@ -141,5 +141,9 @@ def _joined(parts: Sequence[Rows], device: torch.device | str = "cpu") -> Rows:
 
 
 def _num_bytes(pool: Rows) -> int:
-    """The bytes of labelled samples in a message: inputs as stored, and eight bytes for a label."""
+    """The bytes of labelled samples in a message: inputs as stored, and eight bytes for a label.
+
+    >>> _num_bytes((torch.zeros(3, 4, dtype=torch.uint8), torch.zeros(3)))
+    36
+    """
     return trees.num_bytes(pool[0]) + 8 * trees.num_rows(pool[0])

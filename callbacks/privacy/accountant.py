@@ -75,7 +75,11 @@ class Sampling:
 
     @property
     def accountants(self) -> tuple[Accountant, ...]:
-        """The accountants that support this sampling, the tighter one first."""
+        """The accountants that support this sampling, the tighter one first.
+
+        >>> Sampling(100, rate=0.1).accountants, Sampling(100, rate=0.1, fixed_size=True).accountants
+        (('PLD', 'RDP'), ('RDP',))
+        """
         supported: dict[str, tuple[Accountant, ...]] = {"truncated Poisson": ("PLD",), "fixed size": ("RDP",)}
         return supported.get(self.kind, ("PLD", "RDP"))
 

@@ -145,7 +145,15 @@ class RemoteClients:
         """The answers of all hosts to the same request."""
         for host in self.hosts:
             host.send(name, *arguments)
-        return [host.answer() for host in self.hosts]
+        answers, errors = [], []
+        for host in self.hosts:  # an answer that nobody reads would be taken for that to the next request
+            try:
+                answers.append(host.answer())
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
 
     def _each(self, name: str, clients: Iterable[int], arguments: Any) -> Generator[Any, None, None]:
         """The answers of all hosts to a request about the clients that each hosts, with ``arguments(its clients)``."""

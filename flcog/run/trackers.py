@@ -43,9 +43,10 @@ class Trackers:
         self._is_open = False
         self._trackers = [_tracker(each) for each in _listed(logger, directory)]
         self._tell(lambda tracker: tracker.prepare(directory.absolute(), run_id))
-        for each in self.loggers:
-            if each.save_dir is not None and not isinstance(each, WandbLogger):
-                refuse_links_out(Path(each.save_dir), directory.absolute())
+        for tracker in self._trackers:
+            folder = self._ask(tracker, lambda it: it.logger.save_dir)
+            if folder is not None and not isinstance(tracker, WandbTracker):
+                refuse_links_out(Path(folder), directory.absolute())
 
     @property
     def loggers(self) -> list[Logger]:

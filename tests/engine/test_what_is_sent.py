@@ -1,6 +1,7 @@
 """What clients send and keep, and the bytes that are counted."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from harness import BatchNormMLP, TinyData, classifier, fit, make_trainer, train
 
 from flcog.data import Partition, Partitioner, Samples
-from flcog.method import Method, ParameterMask, Upload
-from flcog.server.round import ask, plan, select
+from flcog.method import Method, ParameterMask, Selected, Upload
+from flcog.server.round import ask, plan
+from flcog.server.select import select
 from flcog.wire.packing import PREFIX, pack
 
 HEAD = ("model.3.", "model.head.")
@@ -21,6 +23,10 @@ HEAD = ("model.3.", "model.head.")
 class KeepHead(ParameterMask):
     def mask(self, params: Any, client: int) -> Any:
         return {name: torch.tensor(False) for name in params if name.startswith(HEAD)}
+
+
+def selected(trainer: Any, round: int) -> Sequence[int]:
+    return select(trainer.run.engine, replace(trainer.run.server, round=round)).clients
 
 
 def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
@@ -48,7 +54,7 @@ def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
         assert none.ledger.total_up == 0
         size = 8 * sum(start[name].numel() for name in head)
         assert plain.ledger.total_up - part.ledger.total_up == 2 * 5 * size
-        again = set.intersection(*(set(select(part.run.engine, round)) for round in range(2)))
+        again = set.intersection(*(set(selected(part, round)) for round in range(2)))
         assert plain.ledger.total_down - part.ledger.total_down == len(again) * size
 
 
@@ -56,7 +62,7 @@ def test_a_client_receives_its_own_parameters_once(tmp_path: Path) -> None:
     """In its first round, whenever that is, it must be told where to start; a resumed run knows who has been told."""
     plain, kept = (fit(tmp_path, *methods, rounds=4, clients_per_round=2) for methods in ((), (KeepHead(),)))
     assert kept.run_dir is not None
-    asked = [client for round in range(4) for client in select(kept.run.engine, round)]
+    asked = [client for round in range(4) for client in selected(kept, round)]
     assert 2 < len(set(asked)) < len(asked) == 8  # some join late, some come again
     size = sum(kept.params[name].nbytes for name in kept.params if name.startswith(HEAD))
     assert plain.ledger.total_down - kept.ledger.total_down == (8 - len(set(asked))) * size
@@ -79,7 +85,7 @@ def test_a_state_that_does_not_change_is_sent_to_every_client_of_every_round() -
     trainer = train(Constant(), rounds=3, clients_per_round=2)
     assert trainer.ledger.down["Constant"] == 3 * 2 * torch.arange(7).nbytes
     engine, server = trainer.run.engine, trainer.run.server
-    broadcast = pack(ask(engine, server, plan(engine, server, [0, 1]))[0])
+    broadcast = pack(ask(engine, server, plan(engine, server, Selected([0, 1])))[0])
     values = len(broadcast) - PREFIX.size - PREFIX.unpack_from(broadcast)[2]
     assert trainer.ledger.total_down == 3 * 2 * values
 

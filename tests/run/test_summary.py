@@ -131,7 +131,8 @@ def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_p
     for is_first in (True, False):
         run = trainer.run
         settings = dataclasses.replace(run.settings, rounds=2)
-        run.engine = dataclasses.replace(run.engine, settings=settings, processes=Processes(rank=int(not is_first)))
+        run.settings, run.processes = settings, Processes(rank=int(not is_first))
+        run.engine = dataclasses.replace(run.engine, settings=settings, processes=run.processes)
         run.server.round = 0
         stand_in: Any = run
         capsys.readouterr()
