@@ -93,8 +93,9 @@ def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(trainer.history) == trainer.settings.rounds and trainer.run.federation.num_clients > 1
 
 
-def test_clients_in_other_processes() -> None:
+def test_clients_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two programs of the page, the hosts' one on a thread in the place of a process."""
+    monkeypatch.chdir(tmp_path)
     hosts, server = blocks(PAGES["scaling"])[:2]
     model, data, (connection, other) = flcog.Classifier(flcog.models.SoftmaxRegression(784, 10)), Digits(num_clients=4), Pipe()
 
