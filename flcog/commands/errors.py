@@ -123,6 +123,12 @@ def _no_option(parser: Any, text: str, name: str) -> str:
         return f"{_place(owner)} needs a class_path, and that class's options under init_args; got {name!r} beside them"
     if new := getattr(owner, "former_options", {}).get(name):
         return f"{_place(owner)} has no option {name!r} any more: {new}"
+    if not issubclass(owner, FederatedDataModule) and any(kind.__name__ == "LightningDataModule" for kind in owner.__mro__):
+        path = f"{owner.__module__}.{owner.__qualname__}"
+        return (
+            f"{_place(owner)} has no option {name!r}. Options of the clients, such as num_clients and partitioner, belong to "
+            f"LightningData: --data LightningData --data.module {path} --data.num_clients 10"
+        )
     near = guess(name, [*known, "init_args", "class_path"])
     return f"{_place(owner)} has no option {name!r}." + (near or (f" It has {', '.join(known)}" if known else " It has none"))
 

@@ -71,6 +71,8 @@ OPTIONS = {
     "--trainer.accelerator tpu": "accelerator=tpu|devices of this machine",
     # Options that there are not: the guess is an option of the same group.
     "--data.num_client 3": "data (Digits) has no option 'num_client'. Did you mean 'num_clients'?",
+    "--data lightning.pytorch.demos.boring_classes.BoringDataModule --data.num_clients 3": "belong to LightningData: --data LightningData "
+    "--data.module lightning.pytorch.demos.boring_classes.BoringDataModule --data.num_clients 10",
     "--data.foo 3": "data (Digits) has no option 'foo'. It has batch_size, client_test",
     "--data.partitioner.betta 3": "data.partitioner (Dirichlet) has no option 'betta'. Did you mean 'beta'?",
     "--model.optimizer.lrr 3": "model.optimizer (SGD) has no option 'lrr'. Did you mean 'lr'?",
