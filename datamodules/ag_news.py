@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from flcog.core.checks import at_least
+from flcog.core.files import arrays_in
 from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.datamodules.files import reading, require_files
@@ -76,7 +77,7 @@ class AGNews(FederatedDataModule):
         require_files("AGNews", [path], _HOW_TO_GET)
         parts = []
         for part in ("train", "test"):
-            with reading(path), np.load(path, allow_pickle=False) as arrays:
+            with reading(path), arrays_in(path) as arrays:
                 inputs, targets = arrays[f"tokens_{part}"], arrays[f"y_{part}"]
                 if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or len(inputs) != len(targets) or inputs.size == 0:
                     raise ValueError(

@@ -136,8 +136,13 @@ _PARTS = ("train", "test", "val")
 def _read_archive(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file that ``ArrayData`` knows."""
     require_files("ArrayData", [path], "check --data.path; the help of ArrayData describes the file")
-    with reading(path):
-        archive = np.load(path, allow_pickle=False)
+    with open(path, "rb") as file:  # np.load(path) does not close a damaged file
+        with reading(path):
+            archive = np.load(file, allow_pickle=False)
+        return _known_arrays(archive, path)
+
+
+def _known_arrays(archive: Any, path: Path) -> dict[str, np.ndarray]:
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ValueError(f"{path} holds a single array: an .npz with train_images and train_labels is wanted")
     arrays = {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import at_least
+from flcog.core.files import arrays_in
 from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import reading, require_files
@@ -48,7 +49,7 @@ class DSprites(FederatedDataModule):
     def load(self) -> Splits:
         path = self.data_dir / _FILE
         require_files("DSprites", [path], f"download {_URL} and pass --data.data_dir")
-        with reading(path), np.load(path, allow_pickle=False) as arrays:
+        with reading(path), arrays_in(path) as arrays:
             # Columns: colour, shape, scale, orientation, x from left to right, y from top to bottom.
             factors = arrays["latents_classes"]
             if factors.dtype.kind not in "iu" or factors.ndim != 2 or factors.shape[1] != 6 or len(factors) == 0:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import within
-from flcog.core.files import replacing
+from flcog.core.files import arrays_in, replacing
 from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.files import MADE_AGAIN, missing_files, reading
@@ -59,7 +59,7 @@ class FEMNIST(FederatedDataModule):
         files = self._files()
         sources = [f"{path.parent.name}/{path.name} {path.stat().st_mtime_ns}" for paths in files.values() for path in paths]
         if self._converted.exists():
-            with reading(self._converted, MADE_AGAIN), np.load(self._converted) as arrays:
+            with reading(self._converted, MADE_AGAIN), arrays_in(self._converted) as arrays:
                 if arrays["sources"].tolist() == sources:
                     return
         arrays = {"sources": np.array(sources)}
@@ -80,7 +80,7 @@ class FEMNIST(FederatedDataModule):
 
     def load(self) -> Splits:
         self.prepare_data()
-        with reading(self._converted, MADE_AGAIN), np.load(self._converted) as archive:
+        with reading(self._converted, MADE_AGAIN), arrays_in(self._converted) as archive:
             arrays = dict(archive)
             parts = {part: _samples(arrays, part) for part in self._files()}
         for part, samples in parts.items():

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, synthesise
-from flcog.core.files import replacing, replacing_folder, short, write_table, write_yaml
+from flcog.core.files import arrays_in, replacing, replacing_folder, short, write_table, write_yaml
 from flcog.core.labels import require_labels
 from flcog.core.text import clock
 from flcog.data import Federation
@@ -193,7 +193,7 @@ def _write(path: Path, made: Set) -> None:
 
 def _read(path: Path, federation: Federation) -> Set:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with arrays_in(path) as arrays:
             inputs, labels = torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
         _check(inputs, labels, federation)
         return inputs, labels

@@ -179,3 +179,12 @@ def write_yaml(path: Path, content: Any, remedy: str = RUN_REMEDY, permissions: 
 
 def as_yaml(content: Any) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+@contextmanager
+def arrays_in(path: str | Path) -> Iterator[Any]:
+    """The arrays of an ``.npz`` or ``.npy`` file. ``np.load(path)`` alone does not close a damaged file."""
+    import numpy as np
+
+    with open(path, "rb") as file:
+        yield np.load(file, allow_pickle=False)

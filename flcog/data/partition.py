@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flcog.core.files import replacing
+from flcog.core.files import arrays_in, replacing
 from flcog.data.samples import Samples
 
 
@@ -76,7 +76,7 @@ class Partition:
     def load(cls, path: str | Path) -> "Partition":
         """The partition in a file that :meth:`save` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with arrays_in(path) as arrays:
                 partition = cls(arrays["indices"], arrays["offsets"])
             return cls(partition.indices.astype(np.int64), partition.offsets.astype(np.int64))
         except Exception as error:  # a damaged archive raises nearly every kind

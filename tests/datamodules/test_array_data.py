@@ -1,5 +1,7 @@
 """ArrayData: what it reads from arrays and their files, and what it refuses."""
 
+import gc
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from harness import fit
 
 import flcog
 from datamodules.common import bytes_of, everything, one_line, save
+from flcog.data import Partition
 from flcog.datamodules import IID, ArrayData, Dirichlet, LongTail, Natural
 from flcog.models import MLP
 
@@ -202,6 +205,17 @@ def test_bad_array_files(tmp_path: Path) -> None:
     Path(path).write_bytes(whole[:400] + bytes(100) + whole[500:])
     with one_line(ValueError, "good.npz: train_images cannot be read: Bad CRC-32"):
         ArrayData(path).setup()
+
+
+def test_a_damaged_file_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for read in (lambda path: ArrayData(path).setup(), Partition.load):
+            with pytest.raises(ValueError):
+                read(str(tmp_path / "broken.npz"))
+        gc.collect()
+    assert not [each for each in caught if each.category is ResourceWarning]
 
 
 def test_channels_first(tmp_path: Path) -> None:
