@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from datamodules.common import one_line
-from harness import TinyData, assert_close, classifier, distance, fit, make_trainer, train
+from harness import TinyData, assert_close, classifier, distance, fit, make_trainer, needs_compiler, train
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -369,7 +369,10 @@ def test_changes_of_an_optimizer_end_with_the_client() -> None:
     assert_close(runs[0].params, runs[1].params, 1e-14)
 
 
-@pytest.mark.parametrize("options", [{"executor": "vmap"}, {"chunk_size": 2}, {"executor": "fastest"}, {"compile": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"executor": "vmap"}, {"chunk_size": 2}, {"executor": "fastest"}, pytest.param({"compile": True}, marks=needs_compiler)],
+)
 def test_it_runs_one_client_at_a_time_whatever_is_asked(options: dict[str, Any]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
