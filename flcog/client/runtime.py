@@ -255,7 +255,9 @@ class ClientRuntime:
             in_order,
             self._on_device([states[work.client] for work in in_order]),
             self._on_device([draws[work.client] for work in in_order]),
-            self._on_device([{i: own[k] for i, own in zip(kept, residuals, strict=True)} for k in range(len(in_order))]),
+            self._on_device([{i: own[k] for i, own in zip(kept, residuals, strict=True)} for k in range(len(in_order))])
+            if kept
+            else [dict] * len(in_order),
             strict=True,
         ):
             work.hand_states, work.hand_draws, work.hand_residuals = hand_states, hand_draws, hand_residuals
@@ -270,10 +272,10 @@ class ClientRuntime:
     def _reply(self, result: Result, methods: Sequence[str]) -> ClientReply:
         """Keep the new states provisionally, and put the rest in a reply."""
         clients = [work.client for work in result.works]
-        for k, client in enumerate(clients):
-            states = zip(methods, of_client(result.states, k), strict=True)
-            self._provisional[client] = {name: state for name, state in states if pytree.tree_leaves(state)}
-        masked = [_masked_bytes(work.masks, result.manifest.params) for work in result.works]
+        kept = {name: state for name, state in zip(methods, result.states, strict=True) if pytree.tree_leaves(state)}
+        for k, client in enumerate(clients if kept else ()):
+            self._provisional[client] = of_client(kept, k)
+        masked = [_masked_bytes(work.masks, result.manifest.params) if work.masks else 0 for work in result.works]
         envelope = result.envelope._replace(
             measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
         )

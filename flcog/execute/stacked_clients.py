@@ -167,4 +167,7 @@ def _repeat(value: Tensor, times: int) -> Tensor:
 
 
 def _stack(trees: list[Any]) -> Any:
+    """The clients' trees as one tree of stacked tensors. All have the same structure; without tensors, nothing is walked through."""
+    if not pytree.tree_leaves(trees[0]):
+        return trees[0]
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)

@@ -107,7 +107,11 @@ class Engine:
 
     def view(self, client: int, round: int) -> ClientView:
         """A client's view for ``plan``: its number and the size of its training set."""
-        return ClientView(client, int(self._sizes[client]), round, self.population)
+        return ClientView(client, self.size(client), round, self.population)
+
+    def size(self, client: int) -> int:
+        """The size of a client's training set."""
+        return int(self._sizes[client])
 
     def rates(self, round: int) -> list[float]:
         """The learning rates of the optimiser's groups in a round."""

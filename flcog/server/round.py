@@ -86,11 +86,12 @@ def advance(
 def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
     """Plan each client's number of steps and weight, after new clients have sent their first-contact messages."""
     number, methods, plans = server.round, engine.active(server.round), dict[int, int]()
+    planning = [method for method in methods if method.overrides("plan")]
     for client in selection.clients:
-        view = engine.view(client, number)
-        planned: Plan | None = Plan(engine.batching.num_steps(view.num_samples))
-        for method in methods:
-            if planned is not None and method.overrides("plan"):
+        planned: Plan | None = Plan(engine.batching.num_steps(engine.size(client)))
+        for method in planning:
+            if planned is not None:
+                view = engine.view(client, number)
                 planned = method.plan(planned, view, make_rng(engine.seed, number, client, "plan", method.name))
         if planned is not None:
             if planned.num_steps < 1:
