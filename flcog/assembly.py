@@ -88,7 +88,7 @@ class Assembly:
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
             servers={},
         )
-        federation = placed(self.datamodule.federation, device)
+        federation = placed(settings, HostedData.of(self.datamodule), device)
         check_data(settings, self.methods, function, federation, device)
         return notes, server, federation
 

@@ -33,6 +33,7 @@ class Evaluator:
         processes: the processes, which divide the rows among themselves.
         limits: for each split the number of batches to evaluate (int), or their fraction (float); all of them by default.
         hooks: Lightning's hooks around an evaluation.
+        inference_mode: whether the central sets are evaluated in torch's inference mode.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Evaluator:
         processes: Processes,
         limits: Mapping[str, int | float] | None = None,
         hooks: EvaluationHooks | None = None,
+        inference_mode: bool = True,
     ) -> None:
+        self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
         self._hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
         self._round, self._stage = 0, "testing"
         self._limits = dict(limits or {})
@@ -87,7 +90,7 @@ class Evaluator:
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
             round: the value of ``self.current_epoch`` in such a step.
         """
-        count = self._limited(len(samples) if indices is None else len(indices), split)
+        count = self.limited(len(samples) if indices is None else len(indices), split)
         if not count:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
@@ -95,14 +98,15 @@ class Evaluator:
         set_hooks = ("on_test_start", "on_test_epoch_start", "on_test_epoch_end", "on_test_end") if split == "test" else ()
         for hook in set_hooks[:2]:
             self._hooks.of_callbacks(self.model.eval_module, hook)
-        figures = self._by_metrics(params, buffers, samples, rows, count)
-        figures |= self._by_own_step(params, buffers, samples, rows, split)
+        with self._without_gradients():
+            figures = self._by_metrics(params, buffers, samples, rows, count)
+            figures |= self._by_own_step(params, buffers, samples, rows, split)
         for hook in set_hooks[2:]:
             self._hooks.of_callbacks(self.model.eval_module, hook)
         return figures
 
-    def _limited(self, count: int, split: str) -> int:
-        """The number of rows that are evaluated, of a set with ``count`` rows."""
+    def limited(self, count: int, split: str) -> int:
+        """The number of rows that are evaluated or predicted, of a set with ``count`` rows."""
         limit, batches = self._limits.get(split, 1.0), -(-count // self.batch_size)
         return min(count, self.batch_size * (limit if isinstance(limit, int) else int(limit * batches)))
 
@@ -115,7 +119,6 @@ class Evaluator:
         finally:
             self._limits = before
 
-    @torch.no_grad()
     def _by_metrics(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, count: int) -> dict[str, float]:
         """A client module's loss and metrics."""
         if self._metrics is None:
@@ -130,7 +133,6 @@ class Evaluator:
         loss = float(self.processes.total(total)) / count
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
 
-    @torch.no_grad()
     def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, split: str) -> dict[str, float]:
         """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names.
 
@@ -173,13 +175,16 @@ class Evaluator:
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
-        """The model's outputs on every sample of a set, in order, on the CPU of every process."""
+        """The model's outputs on the samples of a set, in order, on the CPU of every process."""
+        count = self.limited(len(samples), "predict")
+        if not count:
+            raise ValueError(f"limit_predict_batches={self._limits['predict']} leaves no sample to predict: raise it")
         mine = [
             self.model.frozen(params, buffers, forward, inputs).float().cpu()
-            for inputs, _ in self._batches(samples, self._mine(len(samples)))
+            for inputs, _ in self._batches(samples, self._mine(count))
         ]
         parts = [part for part in self.processes.gather(torch.cat(mine) if mine else None) if part is not None]
-        outputs = parts[0].new_empty(len(samples), *parts[0].shape[1:])
+        outputs = parts[0].new_empty(count, *parts[0].shape[1:])
         for rank, part in enumerate(parts):  # processes without a row come last
             outputs[rank :: self.processes.count] = part
         return outputs

@@ -19,7 +19,7 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.core.trees import Tree, not_rows, unlike_shapes
 from flcog.core.types import Batch, Params
-from flcog.data import Exchange, FederatedDataModule, Federation
+from flcog.data import Exchange, FederatedDataModule, Federation, Partition
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.execute.chooser import choose_executor
@@ -132,7 +132,7 @@ def host_clients(
     processes = processes or Processes()
     client = make_client_model(settings, methods, model, datamodule, processes, callbacks)
     data = HostedData.of(datamodule)
-    data = data._replace(federation=placed(data.federation, processes.device))
+    data = data._replace(federation=placed(settings, data, processes.device))
     check_data(settings, methods, client.function, data.federation, processes.device)
 
     def build(federation: Federation, exchanges: Mapping[str, Exchange]) -> ClientRuntime:
@@ -151,10 +151,22 @@ def check_separate(methods: Sequence[Method]) -> None:
             )
 
 
-def placed(federation: Federation, device: torch.device) -> Federation:
-    """Move the sets that fit into the device's memory to the device."""
+def placed(settings: Settings, data: HostedData, device: torch.device) -> Federation:
+    """The data on which clients train, with the sets that fit into the device's memory on the device."""
+    federation = _overfitted(settings, data)
     val, test = (part and part.to(device) for part in (federation.val, federation.test))
     return dataclasses.replace(federation, train=federation.train.to(device), val=val, test=test)
+
+
+def _overfitted(settings: Settings, data: HostedData) -> Federation:
+    """The data, of which clients have only their first batches under ``overfit_batches``."""
+    federation, most = data.federation, settings.overfit_batches
+    if not most:
+        return federation
+    partition, batching = federation.partition, Batching(data.batch_size, None, 1.0, data.drop_last)
+    batches = [most if isinstance(most, int) else max(1, int(most * batching.batches_per_epoch(n))) for n in partition.sizes]
+    first = [partition.client(k)[: count * data.batch_size] for k, count in enumerate(batches)]
+    return dataclasses.replace(federation, partition=Partition.from_clients(first), whole=federation.split)
 
 
 def check_data(
@@ -187,6 +199,7 @@ def make_runtime(
     function, optimizer, federation = client.function, client.optimizer, data.federation
     reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
     batching = _batching(settings, data)
+    _check_accumulation(batching, methods, reader)
     cohort = settings.cohort_size(federation.split.num_clients, federation.num_clients)
     if (selection := selection_of(methods)) is not None:
         cohort = selection.expected(cohort, federation.num_clients)
@@ -217,7 +230,15 @@ def make_runtime(
         reader=reader,
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
-        evaluator=Evaluator(function, reader, data.eval_batch_size, processes, settings.limits, client.hooks.of_evaluations),
+        evaluator=Evaluator(
+            function,
+            reader,
+            data.eval_batch_size,
+            processes,
+            settings.limits,
+            client.hooks.of_evaluations,
+            settings.inference_mode,
+        ),
         loop=Sequential(one_client(Learner(function, optimizer), client.hooks)),
     )
 
@@ -234,7 +255,19 @@ def _batching(settings: Settings, data: HostedData) -> Batching:
         None if steps is None else steps * asked // clients,
         None if epochs is None else epochs * share,
         data.drop_last,
+        settings.accumulate_grad_batches,
+        shuffle=not settings.overfit_batches,
     )
+
+
+def _check_accumulation(batching: Batching, methods: Sequence[Method], reader: Reader) -> None:
+    """Refuse methods that read a step's samples after it, where these are several batches of any form."""
+    follower = next((method.name for method in methods if method.overrides("after_step")), None)
+    if batching.accumulate > 1 and reader.whole_batches and follower is not None:
+        raise ValueError(
+            f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches cannot be "
+            f"joined: use a larger batch size, or remove {follower}"
+        )
 
 
 def _unlike_batches(reader: Reader, batch_size: int) -> str:

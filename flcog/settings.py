@@ -42,12 +42,17 @@ class Settings:
     on_bad_update: Literal["raise", "drop"]
     limit_val_batches: int | float = 1.0
     limit_test_batches: int | float = 1.0
+    limit_predict_batches: int | float = 1.0
+    overfit_batches: int | float = 0.0
+    accumulate_grad_batches: int = 1
+    inference_mode: bool = True
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):
             given = "neither" if self.local_steps is None else "both"
             raise ValueError(f"set exactly one of local_steps and local_epochs; got {given}")
-        for name, least in (("rounds", 1), ("local_steps", 1), ("chunk_size", 1), ("eval_every", 0)):
+        least_of = {"rounds": 1, "local_steps": 1, "chunk_size": 1, "eval_every": 0, "accumulate_grad_batches": 1}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise ValueError(f"{name} must be a whole number; got {value!r}")
@@ -73,7 +78,7 @@ class Settings:
                 f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients!r}: a count has no decimal point"
             )
         checks.seed(self, "seed")
-        for name in ("limit_val_batches", "limit_test_batches"):
+        for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"):
             limit = getattr(self, name)
             if isinstance(limit, bool) or limit < 0 or (isinstance(limit, float) and limit > 1):
                 raise ValueError(f"{name} is a number of batches (1, 2, ...) or a fraction in [0, 1]; got {limit!r}")
@@ -109,8 +114,9 @@ class Settings:
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """The limits on the batches of each central set."""
-        return {"val": self.limit_val_batches, "test": self.limit_test_batches}
+        """The limits on the batches of each central set, and of predictions."""
+        val = self.overfit_batches or self.limit_val_batches
+        return {"val": val, "test": self.limit_test_batches, "predict": self.limit_predict_batches}
 
     def evaluates(self, done: int) -> bool:
         """Whether the global model is evaluated after this number of rounds."""

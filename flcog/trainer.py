@@ -55,6 +55,13 @@ class FederatedTrainer(RunHolder):
             evaluation, without trackers and checkpoints.
         limit_val_batches, limit_test_batches: how much of the central validation and test set is evaluated: a number of batches (int) or
             a fraction (float).
+        limit_predict_batches: how much :meth:`predict` predicts, in the same way.
+        overfit_batches: how much of the training data each client has, in the same way, in its order and without shuffling: to see
+            whether a model can learn a few batches by heart. It is also ``limit_val_batches``. 0 leaves all data.
+        accumulate_grad_batches: the number of batches of each optimiser step, whose gradients are averaged: large steps with the memory of
+            small batches. Clients train one at a time. ``local_steps`` counts the steps. A pass over a client's data ends a step.
+        inference_mode: whether evaluations run in torch's inference mode. False lets a ``validation_step`` use
+            ``torch.enable_grad()``.
         num_sanity_val_steps: the number of batches of each central set that are evaluated before round 1, so that a fault in an evaluation
             shows at once.
         gradient_clip_val: the largest norm (or value) of each client's gradient, after the corrections of all methods.

@@ -49,6 +49,10 @@ class TrainerArguments:
         fast_dev_run: bool | int = False,
         limit_val_batches: int | float = 1.0,
         limit_test_batches: int | float = 1.0,
+        limit_predict_batches: int | float = 1.0,
+        overfit_batches: int | float = 0.0,
+        accumulate_grad_batches: int = 1,
+        inference_mode: bool = True,
         num_sanity_val_steps: int = 0,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
@@ -62,7 +66,7 @@ class TrainerArguments:
     ) -> None:
         if fast_dev_run:
             rounds, local_steps, local_epochs, logger, enable_checkpointing = int(fast_dev_run), 1, None, False, False
-            limit_val_batches = limit_test_batches = 1
+            limit_val_batches = limit_test_batches = limit_predict_batches = 1
         self.settings = Settings(
             rounds=rounds,
             clients_per_round=clients_per_round,
@@ -78,6 +82,10 @@ class TrainerArguments:
             on_bad_update=on_bad_update,
             limit_val_batches=limit_val_batches,
             limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            accumulate_grad_batches=accumulate_grad_batches,
+            inference_mode=inference_mode,
         )
         require_one_of("strategy", strategy, "auto", "ddp", "single_device")
         self.methods, observers, lightning = _by_kind(callbacks or [])

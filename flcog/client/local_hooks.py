@@ -29,6 +29,7 @@ class LocalHooks:
         configured: the optimisers and schedulers of ``configure_optimizers``.
         callbacks: the run's callbacks of Lightning's. A callback that defines hooks of a step gets them.
         rounds: the number of rounds of the run.
+        accumulate: the number of batches whose gradients make one step.
     """
 
     module: L.LightningModule
@@ -36,6 +37,7 @@ class LocalHooks:
     configured: Configured
     callbacks: Sequence[L.Callback] = ()
     rounds: int = 1
+    accumulate: int = 1
     run: Any = field(default=None, repr=False)
     """The trainer of the run, if it runs in this process."""
 
@@ -76,6 +78,8 @@ def _reason(hooks: LocalHooks) -> str:
         return f"{name}.configure_optimizers returns a scheduler with the interval step"
     if again := [optimizer for optimizer in each_optimizer(hooks.configured.optimizer) if asks_again(optimizer)]:
         return f"{type(again[0]).__name__} computes the loss several times in a step"
+    if hooks.accumulate > 1:
+        return f"accumulate_grad_batches={hooks.accumulate}"
     if read := values_read(module):
         return f"{name}.training_step reads {read[0]}"
     return ""
@@ -105,3 +109,20 @@ def check_manual(module: L.LightningModule, methods: Sequence[Method]) -> None:
                     f"{name} changes the loss or the gradient of a step, and {type(module).__name__} takes its steps itself "
                     f"(automatic_optimization = False): remove {name}, or {remedy}"
                 )
+
+
+def check_accumulation(hooks: LocalHooks) -> None:
+    """Refuse modules and optimisers for which gradients of several batches cannot be accumulated."""
+    if hooks.accumulate == 1:
+        return
+    name, again = type(hooks.module).__name__, [each for each in each_optimizer(hooks.configured.optimizer) if asks_again(each)]
+    if not hooks.module.automatic_optimization:
+        raise ValueError(
+            f"accumulate_grad_batches={hooks.accumulate}: {name} takes its steps itself (automatic_optimization = False): accumulate "
+            "gradients in its training_step"
+        )
+    if again:
+        raise ValueError(
+            f"accumulate_grad_batches={hooks.accumulate}: {type(again[0]).__name__} computes the loss of a batch several times in a step: "
+            "use a larger batch size"
+        )

@@ -10,7 +10,7 @@ from torch import nn
 
 from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
-from flcog.client.local_hooks import LocalHooks, check_manual
+from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual
 from flcog.client.optimizers import configure, describe_optimizer, each_optimizer
 from flcog.client.output_check import check_pairs
 from flcog.client_module import ClientModule, as_client
@@ -71,7 +71,8 @@ def make_client_model(
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
     if not client.automatic_optimization:
         function.takes_steps_itself = (len(each_optimizer(configured.optimizer)), len(configured.schedulers))
-    hooks = LocalHooks(client, datamodule.hooked, configured, callbacks, settings.rounds)
+    hooks = LocalHooks(client, datamodule.hooked, configured, callbacks, settings.rounds, settings.accumulate_grad_batches)
+    check_accumulation(hooks)
     notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
     return ClientModel(function, configured.optimizer, notes, hooks)
 

@@ -121,18 +121,25 @@ class Program:
         return total, task_loss, logged
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
-        """The gradient for the optimiser: ``base`` inside all wrappers, then all corrections, then the masks.
+        """The gradient for the optimiser: ``base`` inside all wrappers, then all corrections, then the masks."""
+        result = self.wrapped(base, params, batch, contexts)
+        return result._replace(values=self.corrected(result.values, params, contexts, masks))
+
+    def wrapped(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context]) -> Gradient:
+        """The gradient of a batch: ``base`` inside all wrappers.
 
         Its ``state`` contains the new states that methods' wrappers returned, by the method's position in the list of methods.
         """
         function, states = base, dict[int, Slot]()
         for i, method in self.wraps:
             function = _collecting(method.wrap_gradient(function, contexts[i]), i, states)
-        result = function(params, batch)
-        values = result.values
+        return function(params, batch)._replace(state=states)
+
+    def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
+        """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
             values = method.correct_gradient(values, params, contexts[i])
-        return result._replace(values=_masked(values, masks), state=states)
+        return _masked(values, masks)
 
     def pure_gradient(self, differentiate: Differentiate, buffers: Params, contexts: list[Context]) -> GradientFunction:
         """The gradient of the total loss as a pure function, which starts from the same ``buffers`` in every call."""

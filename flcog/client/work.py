@@ -17,9 +17,10 @@ from flcog.reading import Reader, Request
 class ClientWork:
     """The work of one client in a round.
 
-    ``own`` are the indices of the client's training set. ``order`` lists the indices in reading order; step t reads
-    ``order[starts[t] : starts[t] + sizes[t]]``. ``hand_states``, ``hand_draws`` and ``hand_residuals`` return the client's states and
-    random numbers, which may be copied to the device in the meantime.
+    ``own`` are the indices of the client's training set. ``order`` lists the indices in reading order; batch t is
+    ``order[starts[t] : starts[t] + sizes[t]]``. ``ends`` says after which batches the optimiser steps; None stands for each of them.
+    ``hand_states``, ``hand_draws`` and ``hand_residuals`` return the client's states and random numbers, which may be copied to the
+    device in the meantime.
     """
 
     client: int
@@ -31,10 +32,15 @@ class ClientWork:
     starts: np.ndarray
     sizes: np.ndarray
     keys: np.ndarray | None = None
+    ends: np.ndarray | None = None
     masks: Params = field(default_factory=dict)
     hand_states: Callable[[], list[Slot]] = list
     hand_draws: Callable[[], list[Slot]] = list
     hand_residuals: Callable[[], dict[int, Slot]] = dict
+
+    @property
+    def num_batches(self) -> int:
+        return self.num_steps if self.ends is None else len(self.starts)
 
     @property
     def states(self) -> list[Slot]:
@@ -72,7 +78,7 @@ def make_work(
             layouts[pair] = batching.layout(*pair)
     chosen = [layouts[pair] for pair in zip(num_samples.tolist(), num_steps, strict=True)]
     passes = np.array([layout[2] for layout in chosen], dtype=np.int64)
-    order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes)
+    order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes, batching.shuffle)
     order = partition.indices[order + np.repeat(starts_in_partition, np.diff(offsets))]
     keys = None
     if federation.needs_keys:
@@ -91,6 +97,7 @@ def make_work(
             starts=layout[0],
             sizes=layout[1],
             keys=None if keys is None else keys[begin:end],
+            ends=batching.ends(samples, len(layout[0])) if batching.accumulate > 1 else None,
         )
         for client, samples, steps, weight, layout, begin, end in zip(
             ids.tolist(), num_samples.tolist(), num_steps, weights, chosen, bounds, bounds[1:], strict=False
@@ -135,9 +142,9 @@ def _blocks(work: ClientWork, reader: Reader) -> Iterator[tuple[range, int, int]
     """Blocks of steps that are read together, each with the begin and end of its samples in the client's order."""
     most = samples_per_block(reader)
     starts, sizes, step = work.starts.tolist(), work.sizes.tolist(), 0
-    while step < work.num_steps:
+    while step < work.num_batches:
         first, begin = step, starts[step]
-        while step < work.num_steps and (step == first or starts[step] + sizes[step] - begin <= most):
+        while step < work.num_batches and (step == first or starts[step] + sizes[step] - begin <= most):
             step += 1
         yield range(first, step), begin, starts[step - 1] + sizes[step - 1]
 

@@ -83,16 +83,21 @@ def sample_without_replacement(population: int, count: int, key: int) -> list[in
     return sorted(chosen)
 
 
-def epoch_orders(keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def epoch_orders(
+    keys: np.ndarray, num_samples: np.ndarray, num_epochs: np.ndarray, shuffle: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw shuffled passes over each client's samples, for many clients at once.
 
-    Client k reads ``num_epochs[k]`` independent permutations of ``range(num_samples[k])``, one after another. Returns the
+    Client k reads ``num_epochs[k]`` independent permutations of ``range(num_samples[k])``, one after another, or this range itself if
+    nothing is shuffled. Returns the
     positions of all clients in one array and the offsets that separate the clients.
     """
     lengths = num_samples * num_epochs
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     counter = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     epoch, position = np.divmod(counter, np.repeat(num_samples, lengths))
+    if not shuffle:
+        return position, offsets
     draws = hash64(np.repeat(keys, lengths) + (counter * GOLDEN).view(np.uint64))
     segment = epoch + np.repeat(np.cumsum(num_epochs) - num_epochs, lengths)
     return position[np.lexsort((draws, segment))], offsets

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
+from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Result, Stopped
 from flcog.client.local_hooks import LocalHooks
@@ -12,7 +13,7 @@ from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, changed
-from flcog.execute.faithful_step import FaithfulStep
+from flcog.execute.faithful_step import FaithfulStep, Place
 from flcog.execute.local_schedulers import LocalSchedulers
 from flcog.execute.local_trainer import LocalTrainer
 from flcog.execute.one_client import OneClient
@@ -42,6 +43,9 @@ class FaithfulClient(OneClient):
 
     A module with manual optimisation calls its optimisers in ``training_step``. A module that
     :class:`OneClient` can train, too, gets the same results from both, bit for bit.
+
+    If gradients are accumulated, each batch has these hooks, but only the first of a step removes gradients, and only the last calls
+    ``optimizer_step``, corrects the gradient and is followed by the rest.
 
     Args:
         learner: the model and its optimisers.
@@ -80,18 +84,20 @@ class FaithfulClient(OneClient):
 
     def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
         trainer, params = self._trainer, self.model.params
-        trainer.begin(assignment.round, work.num_steps)
+        trainer.begin(assignment.round, work)
         log, totals = self.model.log, {"loss": torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())}
-        losses, taken = 0, 0
+        losses, taken, parts = 0, 0, list[Batch]()
         with trainer.visible(), self._hooks.of_batches.show(trainer):
-            for self._step, read in enumerate(batches(work, assignment.reader)):
+            for number, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
                     raise Stopped
+                place = Place(number, taken, first=not parts, last=work.ends is None or bool(work.ends[number]))
+                self._step = place.step
                 with log.of_a_step() as by_hooks:
-                    step, tensors = self._one_step(assignment.program, read, tensors)
+                    step, tensors = self._one_step(assignment.program, place, parts := [*parts, read], tensors)
                 if step is None:
                     break
-                taken += 1
+                taken, parts = taken + place.last, [] if place.last else parts
                 zero = torch.zeros_like(totals["loss"])
                 add_step(totals, zero if step.loss is None else step.loss, step.logged | by_hooks)
                 if step.loss is not None:
@@ -102,29 +108,40 @@ class FaithfulClient(OneClient):
             parameter.grad = None
         return means(totals, max(losses, 1)), tensors._replace(num_steps=taken)
 
-    def _one_step(self, program: Program, read: Batch, tensors: ClientTensors) -> tuple[FaithfulStep | None, ClientTensors]:
-        """Take a step. Returns the step, or None if the module ends its training, and the client with its new states."""
-        trainer, number, params = self._trainer, self._step, self.model.params
+    def _one_step(
+        self, program: Program, place: Place, parts: list[Batch], tensors: ClientTensors
+    ) -> tuple[FaithfulStep | None, ClientTensors]:
+        """Take a step, or a part of it. Returns it, or None if the module ends its training, and the client with its new states.
+
+        Args:
+            program: the client side of the round.
+            place: of the batch among the client's batches.
+            parts: the batches of the step up to this one, which is replaced by the batch after its hooks.
+            tensors: the client's.
+        """
+        trainer, number, params, read = self._trainer, place.number, self.model.params, parts[-1]
         trainer.is_last_batch = number + 1 == trainer.num_training_batches
         with torch.enable_grad():
             given = self._hooks.of_batches(self.model.module, read.given, trainer.strategy.root_device)
-            batch = Batch(*changed(given, read.targets), read.mask)
+            batch = parts[-1] = Batch(*changed(given, read.targets), read.mask)
             skips = trainer.call("on_train_batch_start", given, number) == -1
         if skips:
             return None, tensors
         if self.model.trains_itself:
             program.local_step = number
-        before = {name: value.clone() for name, value in params.items()} if program.followers else params
-        step, manual = FaithfulStep(program, self.model, trainer, batch, number), not self.model.module.automatic_optimization
+        follows = program.followers and place.last
+        before = {name: value.clone() for name, value in params.items()} if follows else params
+        step, manual = FaithfulStep(program, self.model, trainer, batch, place), not self.model.module.automatic_optimization
         if not manual:
             step.take(tensors)
             if step.gradient is not None and step.gradient.state:
                 tensors = with_states(tensors, self._owned(step.gradient.state))
-            self._schedulers.advance(number, trainer.lightning_module.lr_scheduler_step)
+            if place.last:
+                self._schedulers.advance(number, trainer.lightning_module.lr_scheduler_step)
         else:
             step.take_manually(given)
-        if program.followers and (manual or step.loss is not None):
-            tensors = self._follow(program, before, batch, tensors)
+        if follows and (manual or step.loss is not None):
+            tensors = self._follow(program, before, joined(parts), tensors)
         with torch.enable_grad():
             trainer.call("on_train_batch_end", step.outputs, given, number)
         self._keep_parameters()
@@ -138,6 +155,14 @@ class FaithfulClient(OneClient):
                 own.copy_(parameter)
                 owner, _, attribute = name.rpartition(".")
                 setattr(self.model.module.get_submodule(owner), attribute, own)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """The samples of a step whose gradients come from several batches, as one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    inputs, targets = pytree.tree_map(lambda *leaves: torch.cat(leaves), *((part.inputs, part.targets) for part in parts))
+    return Batch(inputs, targets)
 
 
 def one_client(learner: Learner, hooks: LocalHooks | None) -> OneClient:

@@ -1,7 +1,7 @@
 """One faithful step: the module's own forward and backward pass with its hooks, inside the contributions of the methods."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,33 +14,49 @@ from flcog.method import Context, Gradient
 from flcog.own_steps import NoLoss, call_step
 
 
+class Place(NamedTuple):
+    """The place of a batch in a client's training.
+
+    Args:
+        number: of the batch.
+        step: the number of the optimiser's step.
+        first: whether it is the first batch of its step.
+        last: whether the optimiser steps after it.
+    """
+
+    number: int
+    step: int
+    first: bool
+    last: bool
+
+
 class FaithfulStep:
-    """One step of one client.
+    """One batch of one client: a step of the optimiser, or a part of a step if gradients of several batches are accumulated.
 
     Args:
         program: the client side of the round.
         model: the client's model.
         trainer: calls the hooks.
-        batch: of the step.
-        step: its number.
+        batch: the batch.
+        place: its place among the client's batches.
     """
 
-    def __init__(self, program: Program, model: ModelFunction, trainer: LocalTrainer, batch: Batch, step: int) -> None:
-        self._program, self._model, self._trainer, self._batch, self._step = program, model, trainer, batch, step
+    def __init__(self, program: Program, model: ModelFunction, trainer: LocalTrainer, batch: Batch, place: Place) -> None:
+        self._program, self._model, self._trainer, self._batch, self._place = program, model, trainer, batch, place
         self._module: Any = model.module
         self._returned: Any = None
         self._zeroed = False
         self.gradient: Gradient | None = None
-        """The gradient with the contributions of methods; None if ``training_step`` returned no loss."""
+        """The gradient of the batch, in the contributions of methods; None if ``training_step`` returned no loss."""
         self.loss: Tensor | None = None
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The results of the step, as ``on_train_batch_end`` receives them."""
+        """The results of ``training_step``, as ``on_train_batch_end`` receives them."""
         if self.loss is None:
             return dict(self._returned) if isinstance(self._returned, Mapping) else {}
         others = self._returned if isinstance(self._returned, Mapping) else {}
-        return {**others, "loss": self.loss}
+        return {**others, "loss": self.loss / count if (count := self._trainer.accumulate_grad_batches) > 1 else self.loss}
 
     @property
     def logged(self) -> Params:
@@ -50,18 +66,21 @@ class FaithfulStep:
     # Automatic optimisation -------------------------------------------------------------------------------------------------------
 
     def take(self, tensors: ClientTensors) -> None:
-        """Take the step by the module's ``optimizer_step``."""
-        optimizer = self._trainer.strategy._lightning_optimizers[0]
+        """Take the step by the module's ``optimizer_step``, or add to the gradients of a step that later batches end."""
+        if not self._place.last:
+            self._closure(tensors)
+            return
+        optimizer, number = self._trainer.strategy._lightning_optimizers[0], self._place.number
         with torch.enable_grad():
-            self._module.optimizer_step(self._trainer.current_epoch, self._step, optimizer, lambda: self._closure(tensors))
+            self._module.optimizer_step(self._trainer.current_epoch, number, optimizer, lambda: self._closure(tensors))
         self._trainer.global_step += 1
 
     @torch.no_grad()
     def _closure(self, tensors: ClientTensors) -> Tensor | None:
         """Compute the gradient, store it in the parameters, and return the loss."""
         program, params, buffers = self._program, self._model.params, self._model.buffers
-        contexts = program.contexts(tensors, buffers, self._step) if program.needs_context else []
-        self._zeroed, self.gradient, self.loss, self._returned = False, None, None, None
+        contexts = program.contexts(tensors, buffers, self._place.step) if program.needs_context else []
+        self._zeroed, self.gradient, self.loss, self._returned = not self._place.first, None, None, None
 
         def live(params: Params, batch: Batch) -> Gradient:
             return self._backward(params, buffers, batch, contexts)
@@ -72,18 +91,20 @@ class FaithfulStep:
             return self._backward(leaves, {name: buffer.clone() for name, buffer in buffers.items()}, batch, contexts)
 
         try:
-            gradient = program.gradient(elsewhere if program.wraps else live, params, self._batch, contexts, tensors.masks)
+            gradient = program.wrapped(elsewhere if program.wraps else live, params, self._batch, contexts)
         except NoLoss:
             self._zero_gradients()
             return None
         for name, buffer in gradient.buffers.items() if program.wraps else ():
             buffers[name].copy_(buffer)
+        # Earlier batches of the step left gradients, or the module's optimizer_zero_grad keeps them.
+        kept = {name: parameter.grad for name, parameter in params.items()} if program.wraps else {}
+        values = {name: value if (old := kept.get(name)) is None else old + value for name, value in gradient.values.items()}
+        if self._place.last:
+            values = program.corrected(values, params, contexts, tensors.masks)
         for name, parameter in params.items():
-            value = gradient.values[name]
-            if program.wraps and parameter.grad is not None:  # the module's optimizer_zero_grad keeps gradients
-                value = parameter.grad + value
             # Hooks may change gradients in place, and a method's correction may be a part of its state.
-            parameter.grad = value.clone() if program.corrections or program.wraps else value
+            parameter.grad = values[name].clone() if program.corrections or program.wraps else values[name]
         self.gradient, self.loss = gradient, gradient.loss
         return self.loss
 
@@ -100,6 +121,8 @@ class FaithfulStep:
         with torch.enable_grad():
             apply = self._program.apply(buffers, live=live)
             total, task_loss, logged = self._program.total_loss(apply, params, batch, list(contexts))
+            if self._trainer.accumulate_grad_batches > 1:
+                total = total / self._trainer.accumulate_grad_batches
         if self._returned is None and isinstance(apply, PlainApply):
             self._returned = apply.returned
         self._zero_gradients()
@@ -130,11 +153,11 @@ class FaithfulStep:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def _zero_gradients(self) -> None:
-        """Remove the last step's gradients, once in each closure."""
+        """Remove the last step's gradients, once in each step."""
         if not self._zeroed:
             optimizer = self._trainer.optimizers[0]
             self._trainer.call("on_before_zero_grad", optimizer)
-            self._module.optimizer_zero_grad(self._trainer.current_epoch, self._step, optimizer)
+            self._module.optimizer_zero_grad(self._trainer.current_epoch, self._place.number, optimizer)
             self._zeroed = True
 
     # Manual optimisation ----------------------------------------------------------------------------------------------------------
@@ -144,6 +167,6 @@ class FaithfulStep:
         losses = self._trainer.strategy.differentiated
         losses.clear()
         with torch.enable_grad(), self._model.autocast():
-            self._returned = call_step(self._module, "training_step", given, self._step)
+            self._returned = call_step(self._module, "training_step", given, self._place.number)
         loss = self._returned.get("loss") if isinstance(self._returned, Mapping) else self._returned
         self.loss = loss.detach() if isinstance(loss, Tensor) else torch.stack(losses).sum() if losses else None

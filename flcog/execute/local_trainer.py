@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
 from flcog.client.local_hooks import LocalHooks
+from flcog.client.work import ClientWork
 
 ALONE = {
     "num_nodes": 1,
@@ -105,24 +106,24 @@ class LocalTrainer:
 
     training = fitting = True
     validating = testing = predicting = sanity_checking = evaluating = False
-    accumulate_grad_batches = 1
 
     def __init__(self, hooks: LocalHooks, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
-        self.hooks = hooks
+        self.hooks, self.accumulate_grad_batches, self.estimated_stepping_batches = hooks, hooks.accumulate, 0
         self.current_epoch, self.global_step, self.num_training_batches, self.is_last_batch = 0, 0, 0, False
         self.gradient_clip_val: float | None = None
         self.gradient_clip_algorithm: str | None = None
         self.profiler = PassThroughProfiler()
         self.strategy = LocalStrategy(self, optimizers, device)
 
-    def begin(self, round: int, num_steps: int) -> None:
+    def begin(self, round: int, work: ClientWork) -> None:
         """Prepare for a client.
 
         Args:
             round: counted from 0.
-            num_steps: the client's number of local steps.
+            work: of the client. Schedulers of steps restart in each round, so that only its own steps count.
         """
-        self.current_epoch, self.global_step, self.num_training_batches = round, 0, num_steps
+        self.current_epoch, self.global_step = round, 0
+        self.num_training_batches, self.estimated_stepping_batches = work.num_batches, work.num_steps
 
     def call(self, hook: str, *arguments: Any) -> Any:
         """Call a hook of the callbacks and of the module."""
@@ -157,11 +158,6 @@ class LocalTrainer:
     @property
     def precision_plugin(self) -> Precision:
         return self.strategy.precision_plugin
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        """The number of this client's local steps, because schedulers of steps restart in each round."""
-        return self.num_training_batches
 
     @property
     def should_stop(self) -> bool:

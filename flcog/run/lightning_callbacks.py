@@ -22,7 +22,7 @@ from flcog.server.round_schedules import RoundSchedules
 REFUSED = {
     "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
     "WeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
-    "GradientAccumulationScheduler": "a larger data.batch_size gives the same steps for models without BatchNorm",
+    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches accumulates the same number of batches in all rounds",
     "BatchSizeFinder": "the batch size decides the results: choose data.batch_size",
     "LearningRateFinder": "the learning rate of clients cannot be read off one model's loss: compare a few rates with flcog compare",
     "BaseFinetuning": "clients get a new optimizer in each round: freeze layers with requires_grad_(False) before the run",

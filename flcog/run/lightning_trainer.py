@@ -57,7 +57,7 @@ class LightningTrainer:
     """
 
     sanity_checking, predicting, testing = False, False, False
-    val_check_interval, accumulate_grad_batches, max_steps = 1.0, 1, -1
+    val_check_interval, max_steps = 1.0, -1
     num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
 
     def __init__(
@@ -95,6 +95,10 @@ class LightningTrainer:
     @property
     def estimated_stepping_batches(self) -> int:
         return self._run.settings.rounds
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        return self._run.settings.accumulate_grad_batches
 
     @property
     def should_stop(self) -> bool:

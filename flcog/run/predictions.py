@@ -38,7 +38,7 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
     outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
-    return found | ({"target": samples.labels.cpu()} if inputs is None and samples.labelled else {})
+    return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})
 
 
 def _samples(federation: Federation, inputs: Tree) -> Samples:

@@ -80,6 +80,33 @@ def test_no_batches_are_no_evaluation() -> None:
     assert train(rounds=1, limit_test_batches=0).evaluate() == {}
 
 
+@pytest.mark.parametrize("limit", [1, 0.5])
+def test_limits_of_predictions(limit: int | float) -> None:
+    module, data = classifier(), TinyData(eval_batch_size=10)
+    every, some = (make_trainer(None, limit_predict_batches=some).predict(module, data) for some in (1.0, limit))
+    assert every.keys() == some.keys() and len(some["target"]) == 10
+    assert all(torch.equal(some[name], values[:10]) for name, values in every.items())
+    with one_line(ValueError, "limit_predict_batches=0 leaves no sample to predict"):
+        make_trainer(None, limit_predict_batches=0).predict(module, data)
+
+
+@pytest.mark.parametrize("inference_mode", [True, False])
+def test_inference_mode(inference_mode: bool) -> None:
+    """Without it a step may use gradients."""
+    seen: list[Any] = []
+
+    class Looks(FailsToValidate):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.enable_grad():
+                inputs = batch[0].clone().requires_grad_(not torch.is_inference_mode_enabled())
+                seen.append((torch.is_inference_mode_enabled(), self.net(inputs).sum().requires_grad))
+
+    fitted = train(module=Looks(), inference_mode=inference_mode, precision="32-true", rounds=1)  # type: ignore[arg-type]
+    fitted.evaluate()
+    fitted.train_round()
+    assert set(seen) == {(inference_mode, not inference_mode)}
+
+
 class FailsToValidate(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
