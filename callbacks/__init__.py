@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.client_dropout import ClientDropout
     from flcog.callbacks.clip_gradient import ClipGradient
     from flcog.callbacks.clip_update import ClipUpdate
+    from flcog.callbacks.codecs.encoded_broadcast import EncodedBroadcast
     from flcog.callbacks.codecs.low_precision import LowPrecision
     from flcog.callbacks.codecs.quantize import Quantize
     from flcog.callbacks.codecs.random_k import RandomK
@@ -103,6 +104,7 @@ __all__ = [
     "Ditto",
     "DiurnalAvailability",
     "EarlyStopping",
+    "EncodedBroadcast",
     "EqualWeights",
     "FFALoRA",
     "FedAdagrad",

@@ -104,10 +104,10 @@ class FederatedTrainer(RunHolder):
                 on_round_start
                 for each client of the cohort:
                     plan                                      its number of steps, or that it drops out
+                broadcast                                     server -> clients: the model, and a part of each server state
                 for each client of the cohort:
                     init_client                               once in its life: its state, and its message to the server
                 weights                                       aggregation weights of the cohort
-                broadcast                                     server -> clients: the model, and a part of each server state
                 for each client of the cohort:
                     draw                                      its randomness of this round
                 for each client (looped, vmapped in chunks, or spread over processes):

@@ -64,12 +64,14 @@ class ClientReply(NamedTuple):
         envelope: their envelopes, encoded.
         manifest: a description of each envelope.
         masked_bytes: the bytes of each client's envelope that its masks remove.
+        masked_plain_bytes: the same before encoding.
     """
 
     clients: Sequence[int]
     envelope: Envelope
     manifest: Manifest
     masked_bytes: Sequence[int]
+    masked_plain_bytes: Sequence[int]
 
 
 @message

@@ -210,15 +210,13 @@ class Program:
             {name: dict(upload.mean) for name, upload in messages.items()},
             {name: dict(upload.sum) for name, upload in messages.items()},
         )
-        plain, fields = sizes_of(envelope), None
+        plain, plain_params, fields = sizes_of(envelope), _sizes_by_name(envelope.delta, tensors.masks), None
         for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
             if stage.kind == "encode" and fields is None:
                 fields = fields_of(envelope)
             envelope, states[i] = stage.send(envelope, contexts[i])
-        params_sent = {
-            name: sizes_of(Envelope({name: envelope.delta[name]}, {}))["model"] for name in tensors.masks if envelope.delta
-        }
-        return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, fields)
+        params_sent = _sizes_by_name(envelope.delta, tensors.masks)
+        return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, plain_params, fields)
 
     def _within_masks(self, delta: Params, masks: Params) -> Params:
         """Set the entries that the client does not have to 0, because methods may have changed them."""
@@ -227,6 +225,11 @@ class Program:
             if masks
             else delta
         )
+
+
+def _sizes_by_name(delta: Params, names: Iterable[str]) -> dict[str, int]:
+    """The bytes of the changes of some parameters; empty if the client sends no change."""
+    return {name: sizes_of(Envelope({name: delta[name]}, {}))["model"] for name in names} if delta else {}
 
 
 def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensors:

@@ -275,11 +275,14 @@ class ClientRuntime:
         kept = {name: state for name, state in zip(methods, result.states, strict=True) if pytree.tree_leaves(state)}
         for k, client in enumerate(clients if kept else ()):
             self._provisional[client] = of_client(kept, k)
-        masked = [_masked_bytes(work.masks, result.manifest.params) if work.masks else 0 for work in result.works]
+        masked, masked_plain = (
+            [_masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
+            for sizes in (result.manifest.params, result.manifest.plain_params)
+        )
         envelope = result.envelope._replace(
             measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
         )
-        return ClientReply(clients, envelope, result.manifest, masked)
+        return ClientReply(clients, envelope, result.manifest, masked, masked_plain)
 
 
 def roll_call_of(federation: Federation) -> RollCall:

@@ -83,7 +83,7 @@ def _train(trainer: FederatedTrainer, client: int) -> None:
         raise ValueError(
             f"client {client} dropped out of round {server.round + 1} before it trained: choose one of {list(round.plans)}"
         )
-    received, tasks = rounds.ask(engine, server, round)
+    received, tasks = rounds.ask(server, round)
     assert isinstance(engine.clients, ClientRuntime)
     assignment = engine.clients.assign(received, [task for task in tasks if task.client == client])
     work = assignment.works[0]

@@ -3,6 +3,7 @@
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import Aggregator
 from flcog.method.availability import AvailabilityModel
+from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
 from flcog.method.context import (
     ClientData,
@@ -42,6 +43,8 @@ __all__ = [
     "Ask",
     "AvailabilityModel",
     "Batch",
+    "Broadcast",
+    "BroadcastStage",
     "Callback",
     "ChangedSetting",
     "ClientData",
@@ -76,6 +79,7 @@ __all__ = [
     "Run",
     "Selected",
     "Selection",
+    "SentBroadcast",
     "Slot",
     "Stage",
     "TrackerNote",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flcog.method.aggregator import Aggregator
 from flcog.method.availability import AvailabilityModel
+from flcog.method.broadcast_stage import BroadcastStage
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.selection import Selection
 from flcog.method.stage import Stage
@@ -26,10 +27,17 @@ def check_methods(methods: Sequence[Method]) -> None:
                 raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}. Remove one of them")
     for method in methods:
         for other in methods if not method.communicates else ():
-            if other.individual_uploads or any(map(other.overrides, SERVER_HOOKS)):
+            if other.individual_uploads or isinstance(other, BroadcastStage) or any(map(other.overrides, SERVER_HOOKS)):
                 raise ValueError(
                     f"{method.name} and {other.name} cannot be combined: with {method.name} nothing is sent to a server, where "
                     f"{other.name} acts. Remove one of them"
+                )
+    for stage in methods:
+        for other in methods if isinstance(stage, BroadcastStage) and stage.server_keeps_its_model else ():
+            if other.individual_uploads:
+                raise ValueError(
+                    f"{stage.name} and {other.name} cannot be combined: the server keeps another model than clients receive, and "
+                    f"{other.name} adds single clients' changes to the server's. Set error_feedback to false, or remove one of them"
                 )
     for hook in EXCLUSIVE_HOOKS:
         claimants = [method.name for method in methods if method.overrides(hook)]
@@ -39,6 +47,7 @@ def check_methods(methods: Sequence[Method]) -> None:
         Aggregator: "replace the mean of the clients' changes",
         Selection: "select the clients of a round",
         AvailabilityModel: "decide which clients are available",
+        BroadcastStage: "encode what the server sends",
     }
     for protocol, effect in exclusive.items():
         names = [method.name for method in methods if isinstance(method, protocol)]

@@ -136,7 +136,7 @@ class Aggregate:
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
         self.up_bytes["model"] -= sum(reply.masked_bytes)
-        self.plain_bytes += sum(reply.manifest.plain_sizes.values()) * count
+        self.plain_bytes += sum(reply.manifest.plain_sizes.values()) * count - sum(reply.masked_plain_bytes)
 
     def _uploads(self, reply: ClientReply, method: str) -> list[ClientUpload]:
         delta, buffers, means, totals, _ = reply.envelope

@@ -5,18 +5,14 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Received
-from flcog.core.types import Params
 from flcog.method import GlobalModel, Method, Stage
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
-from flcog.wire.envelope import Envelope, num_bytes
-from flcog.wire.ledger import model_bytes
+from flcog.wire.envelope import Envelope
 
 
 def receive(
@@ -128,33 +124,13 @@ def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received) -
 
 
 def account(
-    server: ServerState, methods: Sequence[Method], received: Received, asked: Sequence[ClientTask], aggregate: Aggregate
+    server: ServerState, methods: Sequence[Method], down: Mapping[str, int], asked: Sequence[ClientTask], aggregate: Aggregate
 ) -> None:
-    """Count the bytes sent down to all clients with a task, and up by the clients that were not dropped.
-
-    Every client with a task receives the whole broadcast, because clients may have missed earlier ones. A state that has not changed
-    counts again.
-    """
-    for method in methods:
-        size = sum(map(num_bytes, pytree.tree_leaves(received.server[method.name])))
-        server.ledger.add(method.name, down=len(asked) * size)
+    """Count the bytes of all clients' downloads, by sender, and of the uploads of the clients that were not dropped."""
+    for sender, size in down.items():
+        server.ledger.add(sender, down=size)
     if not all(method.communicates for method in methods):
         return
-    met = server.reported.get("model", set())
-    kept = sum(_unsent_bytes(received.params, task.masks, task.client in met) for task in asked if task.masks)
-    server.ledger.add("model", down=len(asked) * model_bytes(received.params, received.buffers) - kept)
     server.note_whole_models(task.client for task in asked if any(mask.ndim == 0 for mask in task.masks.values()))
     for sender, size in aggregate.up_bytes.items():
         server.ledger.add(sender, up=size)
-
-
-def _unsent_bytes(params: Params, masks: Mapping[str, Tensor], met: bool) -> int:
-    """The bytes of the model that a client with these masks does not receive.
-
-    Args:
-        params: the global model.
-        masks: the client's.
-        met: whether the client has trained before. At first it receives its own parameters, too, to start from them.
-    """
-    masked = {name: mask for name, mask in masks.items() if mask.ndim or met}
-    return sum(params[name].nbytes * int((~mask).sum()) // mask.numel() for name, mask in masked.items())

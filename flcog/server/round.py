@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Selected, Stage, Uploads
 from flcog.server.aggregate import Aggregate
+from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
 from flcog.server.receive import account, receive
 from flcog.server.select import charge, remember, select
@@ -37,6 +37,8 @@ class Round:
         selection: the selected clients.
         plans: the clients that take part, with their numbers of local steps.
         cohort: the same clients with their aggregation weights.
+        received: the broadcast.
+        down: the encoded bytes of all downloads by sender; None if nothing encodes the broadcast.
     """
 
     number: int
@@ -44,6 +46,8 @@ class Round:
     selection: Selected
     plans: Mapping[int, int]
     cohort: Cohort
+    received: Received
+    down: Mapping[str, int] | None = None
 
     def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
         """Plan the same round without these clients."""
@@ -98,9 +102,11 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
                 raise ValueError(f"a plan needs at least one local step; client {client} got {planned.num_steps}")
             plans[client] = planned.num_steps
     charge(engine, server, selection, plans)
+    received, down = send_down(engine, server, methods, list(plans))
     if newcomers := server.newcomers(methods, list(plans)):
-        server.meet(engine.clients.contact(_broadcast(engine, server, {}), newcomers))
-    return Round(number, methods, selection, plans, weigh(engine, server, methods, plans, selection, {"round": number + 1}))
+        server.meet(engine.clients.contact(received._replace(server={}), newcomers))
+    cohort = weigh(engine, server, methods, plans, selection, {"round": number + 1})
+    return Round(number, methods, selection, plans, cohort, received, down)
 
 
 def weigh(
@@ -153,25 +159,15 @@ def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> to
     return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
 
 
-def ask(engine: Engine, server: ServerState, round: Round) -> tuple[Received, list[ClientTask]]:
-    """Make the broadcast, and the task of each client."""
-    received = _broadcast(
-        engine, server, {method.name: method.broadcast(server.servers[method.name]) for method in round.methods}
-    )
+def ask(server: ServerState, round: Round) -> tuple[Received, list[ClientTask]]:
+    """The broadcast, and the task of each client."""
     weights = round.cohort.weights.tolist()
     masking = [method for method in round.methods if isinstance(method, ParameterMask)]
     tasks = [
         ClientTask(client, steps, weight, masks_of(masking, server.params, client) if masking else {})
         for (client, steps), weight in zip(round.plans.items(), weights, strict=True)
     ]
-    return received, tasks
-
-
-def _broadcast(engine: Engine, server: ServerState, states: Mapping[str, Any]) -> Received:
-    """The broadcast of the coming round, with the parts of the methods' server states that clients receive."""
-    round = server.round
-    rates, optimisation = engine.rates(round), engine.optimisation(round)
-    return Received(round, engine.seed, server.params, server.buffers, states, rates, optimisation)
+    return round.received, tasks
 
 
 def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> dict[str, torch.Tensor]:
@@ -190,7 +186,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     their work exactly, because random numbers depend only on their keys. The returned round has no lost clients either.
     """
     metrics = round.cohort.metrics
-    received, tasks = asked = ask(engine, server, round)
+    received, tasks = asked = ask(server, round)
     while True:
         num_asked = len(round.plans)
         round, aggregate = receive(engine, server, round, received, tasks, directions)
@@ -202,10 +198,13 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         round = round.without(engine, server, aggregate.dropped)
         if not round.plans:
             break
-        received, tasks = ask(engine, server, round)
-    account(server, round.methods, *asked, aggregate)
+        received, tasks = ask(server, round)
+    plain = plain_sizes(server, round.methods, *asked)
+    account(server, round.methods, plain if round.down is None else round.down, asked[1], aggregate)
     if any(isinstance(method, Stage) and method.kind == "encode" for method in round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
+    if round.down is not None:
+        metrics["comm/down_plain_bytes"] = sum(plain.values())
     return round, aggregate
 
 

@@ -45,13 +45,15 @@ class Manifest(NamedTuple):
     Args:
         sizes: encoded bytes by sender: ``model``, then each method.
         plain_sizes: the same before encoding.
-        params: encoded bytes of each parameter's change.
+        params: encoded bytes of the change of each parameter with a mask.
+        plain_params: the same before encoding.
         fields: the envelope before encoding, with a :class:`Field` for each tensor; None if nothing encodes.
     """
 
     sizes: dict[str, int]
     plain_sizes: dict[str, int]
     params: dict[str, int]
+    plain_params: dict[str, int]
     fields: Any = None
 
 

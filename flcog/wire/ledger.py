@@ -1,6 +1,9 @@
 """Bytes sent up (clients to server) and down, by sender: the model, or a method's messages."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from flcog.core.types import Params
 
@@ -48,3 +51,15 @@ class Ledger:
 def model_bytes(params: Params, buffers: Params) -> int:
     """The model itself, as broadcast to one client."""
     return sum(tensor.numel() * tensor.element_size() for part in (params, buffers) for tensor in part.values())
+
+
+def unsent_bytes(params: Params, masks: Mapping[str, Tensor], met: bool) -> int:
+    """The bytes of the model that a client with these masks does not receive.
+
+    Args:
+        params: the global model.
+        masks: the client's.
+        met: whether the client has trained before. At first it receives its own parameters, too, to start from them.
+    """
+    masked = {name: mask for name, mask in masks.items() if mask.ndim or met}
+    return sum(params[name].nbytes * int((~mask).sum()) // mask.numel() for name, mask in masked.items())

@@ -81,9 +81,12 @@ SELECTIONS = ("Oort", "PoissonSampling", "PowerOfChoice", "RoundRobin", "Uniform
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(SELECTIONS, 2), "both select the clients of a round")
 CODECS = ("LowPrecision", "Quantize", "RandomK", "RotatedQuantize", "SignSGD", "TopK")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(CODECS, 2), "both encode what clients send")
+EXCLUSIVE |= {("EncodedBroadcast", name): "its clients receive different parts of the model" for name in ("FedRep", "FlexLoRA")}
+EXCLUSIVE |= {("EncodedBroadcast", "PowerOfChoice"): "its candidates download the model before the broadcast is encoded"}
 AT_THE_SERVER = (
     *(
         "DENSE",
+        "EncodedBroadcast",
         "EqualWeights",
         "FedAdagrad",
         "FedAdam",

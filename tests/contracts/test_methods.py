@@ -25,7 +25,7 @@ from contracts.registry import CASES, client_states, run
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
 from flcog.execute.threads import Threads
-from flcog.method import AvailabilityModel, DataExchange, Method, ParameterMask, Params, Selection, Stage
+from flcog.method import AvailabilityModel, BroadcastStage, DataExchange, Method, ParameterMask, Params, Selection, Stage
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -178,7 +178,7 @@ def test_the_lists_of_methods_agree() -> None:
         for name, value in vars(importlib.import_module(module)).items()
         if inspect.isclass(value)
         and issubclass(value, Method)
-        and value not in (Method, AvailabilityModel, DataExchange, ParameterMask, Selection, Stage, Codec, Sparse)
+        and value not in (Method, AvailabilityModel, BroadcastStage, DataExchange, ParameterMask, Selection, Stage, Codec, Sparse)
         and not name.startswith("_")
     }
     assert found == set(METHODS)

@@ -63,7 +63,10 @@ def lose(round: int, reply: ClientReply) -> Sequence[ClientReply]:
     rows = [k for k, client in enumerate(reply.clients) if client not in LOST[round]]
     envelope = pytree.tree_map(lambda value: value[rows], reply.envelope)
     left = reply._replace(
-        clients=[reply.clients[k] for k in rows], envelope=envelope, masked_bytes=[reply.masked_bytes[k] for k in rows]
+        clients=[reply.clients[k] for k in rows],
+        envelope=envelope,
+        masked_bytes=[reply.masked_bytes[k] for k in rows],
+        masked_plain_bytes=[reply.masked_plain_bytes[k] for k in rows],
     )
     return [left] if rows else []
 

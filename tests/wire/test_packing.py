@@ -69,7 +69,8 @@ def test_messages_of_a_round_come_back() -> None:
     received = Received(3, 2**62, {"w": w}, {}, {"FedProx": {}}, [0.1], Optimisation(0.1, 0.9, 0.0))
     task = ClientTask(4, 5, 0.25, {"w": torch.tensor([[True], [False]])})
     envelope = Envelope({"w": w}, {}, {}, {"SCAFFOLD": {"delta": w}})
-    reply = ClientReply([4], envelope, Manifest({"model": 24}, {"model": 24}, {}, Envelope(Field((3,), torch.float32), {})), [0])
+    manifest = Manifest({"model": 24}, {"model": 24}, {}, {}, Envelope(Field((3,), torch.float32), {}))
+    reply = ClientReply([4], envelope, manifest, [0], [0])
     for message in (received, task, reply):
         assert type(unpack(pack(message))) is type(message)
     back = unpack(pack(reply))

@@ -1,0 +1,55 @@
+"""The broadcast of a round: made once, before new clients introduce themselves, and encoded if a method does so."""
+
+from collections.abc import Mapping, Sequence
+
+from torch.utils import _pytree as pytree
+
+from flcog.client.messages import ClientTask, Received
+from flcog.core.randomness import make_rng
+from flcog.method import Broadcast, BroadcastStage, Method
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
+from flcog.wire.envelope import num_bytes
+from flcog.wire.ledger import model_bytes, unsent_bytes
+
+
+def send_down(
+    engine: Engine, server: ServerState, methods: Sequence[Method], clients: Sequence[int]
+) -> tuple[Received, Mapping[str, int] | None]:
+    """The model and the methods' states as these clients receive them, and the encoded bytes by sender if a stage encodes them.
+
+    Args:
+        engine: everything that is fixed before round 1.
+        server: the state. The stage's own state changes.
+        methods: the active methods.
+        clients: the clients that train.
+    """
+    states = {method.name: method.broadcast(server.servers[method.name]) for method in methods}
+    broadcast, sizes = Broadcast(server.params, server.buffers, states), None
+    stage = next((method for method in methods if isinstance(method, BroadcastStage)), None)
+    if stage is not None and clients:
+        rng = make_rng(engine.seed, server.round, "broadcast", stage.name)
+        broadcast, state, sizes = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
+        server.servers[stage.name] = state
+        if not stage.server_keeps_its_model:
+            server.params, server.buffers = broadcast.params, broadcast.buffers
+    number = server.round
+    return Received(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), sizes
+
+
+def plain_sizes(
+    server: ServerState, methods: Sequence[Method], received: Received, asked: Sequence[ClientTask]
+) -> dict[str, int]:
+    """The bytes that these clients download together without encoding, by sender.
+
+    Every client with a task receives the whole broadcast, because clients may have missed earlier ones. A state that has not changed
+    counts again.
+    """
+    sizes = {
+        method.name: len(asked) * sum(map(num_bytes, pytree.tree_leaves(received.server[method.name]))) for method in methods
+    }
+    if all(method.communicates for method in methods):
+        met = server.reported.get("model", set())
+        kept = sum(unsent_bytes(received.params, task.masks, task.client in met) for task in asked if task.masks)
+        sizes["model"] = len(asked) * model_bytes(received.params, received.buffers) - kept
+    return sizes

@@ -1,0 +1,165 @@
+"""The broadcast through a codec: its bytes, the server's error feedback, and clients that have missed rounds."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from contracts.case import Case
+from contracts.test_user_methods import Median
+from engine.test_what_is_sent import selected
+from harness import BatchNormMLP, adapted, classifier, train
+from reference import codecs, encoded_broadcast
+from torch import Tensor
+
+from flcog.callbacks import (
+    DENSE,
+    SCAFFOLD,
+    EncodedBroadcast,
+    FedRep,
+    FlexLoRA,
+    Local,
+    LocalModels,
+    LowPrecision,
+    PowerOfChoice,
+    Quantize,
+    RandomK,
+    RotatedQuantize,
+    SignSGD,
+    TopK,
+)
+from flcog.callbacks.codecs.byte_strings import to_bytes
+from flcog.callbacks.codecs.codec import Codec, Noise
+from flcog.method import Broadcast, Method
+
+FRACTION = 0.3
+
+
+def top_k(v: codecs.Vector, u: None) -> codecs.Vector:
+    return codecs.top_k(v, u, round(FRACTION * len(v)))
+
+
+CASES: dict[str, Case] = {
+    "EncodedBroadcast": Case(
+        EncodedBroadcast(TopK(fraction=FRACTION)),
+        partial(encoded_broadcast.run, compress=top_k, feedback=False),
+        neutral=EncodedBroadcast(TopK(fraction=1.0)),
+    ),
+    "EncodedBroadcast with error feedback": Case(
+        EncodedBroadcast(SignSGD(error_feedback=True)),
+        partial(encoded_broadcast.run, compress=codecs.sign_sgd, feedback=True),
+        module=partial(classifier, network=BatchNormMLP),
+    ),
+}
+
+CODECS: Sequence[Codec] = (
+    Quantize(bits=4, error_feedback=True),
+    RotatedQuantize(bits=3),
+    TopK(fraction=0.1, values=Quantize(bits=4)),
+    RandomK(fraction=0.2, error_feedback=True),
+    SignSGD(),
+    LowPrecision(),
+)
+
+
+def length(codec: Codec, value: Tensor) -> int:
+    return len(to_bytes(codec, value, Noise(torch.tensor(0), 0)))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_the_ledger_counts_the_byte_strings_of_missed_rounds_or_the_whole_model(codec: Codec) -> None:
+    module, rounds = partial(classifier, network=BatchNormMLP), 6
+    trainer = train(SCAFFOLD(), EncodedBroadcast(codec), module=module(), rounds=rounds, clients_per_round=3, precision="32-true")
+    tensors = {"model": trainer.state.values(), "SCAFFOLD": trainer.servers["SCAFFOLD"]["c"].values()}
+    for sender, values in tensors.items():
+        whole, message = sum(value.nbytes for value in values), sum(length(codec, value) for value in values)
+        expected, last = 0, dict[int, int]()
+        for round in range(rounds):
+            for client in selected(trainer, round):
+                missed = [whole if number == 0 else message for number in range(last.get(client, -1) + 1, round + 1)]
+                expected += min(whole, sum(missed)) if client in last else whole
+                last[client] = round
+        assert trainer.ledger.down[sender] == expected < 3 * rounds * whole
+    assert sum(row["comm/down_bytes"] for row in trainer.rows) == trainer.ledger.total_down
+    plain = train(SCAFFOLD(), module=module(), rounds=rounds, clients_per_round=3, precision="32-true")
+    assert [row["comm/down_plain_bytes"] for row in trainer.rows] == [row["comm/down_bytes"] for row in plain.rows]
+    assert trainer.ledger.total_up == plain.ledger.total_up and "comm/down_plain_bytes" not in plain.rows[0]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_clients_see_the_decoded_model_statistics_and_states(executor: str) -> None:
+    trainer = train(SCAFFOLD(), EncodedBroadcast(SignSGD()), module=classifier(network=BatchNormMLP), rounds=2, executor=executor)
+    known = trainer.servers["EncodedBroadcast"]["known"]
+    program = trainer.recorder.assignments[-1].program
+    received = {
+        "model[0]": program.received.params,
+        "model[1]": program.received.buffers,
+        "SCAFFOLD['c']": program.broadcasts[0]["c"],
+    }
+    for prefix, tensors in received.items():
+        for name, value in tensors.items():
+            assert (f"{prefix}['{name}']" in known) == (value.numel() >= 16 and value.is_floating_point())
+            if f"{prefix}['{name}']" in known:
+                assert torch.equal(known[f"{prefix}['{name}']"], value)
+
+
+def distance_from_the_optimum(codec: Codec) -> float:
+    """Of gradient descent on 1/2 ||x - b||^2, with a large error of alternating sign in a tenth of the coordinates."""
+    method, optimum, state = EncodedBroadcast(codec), torch.ones(100, dtype=torch.float64), dict[str, Any]()
+    x, error = torch.zeros(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
+    error[:10] = 5.0
+    for round in range(400):
+        rng = torch.Generator().manual_seed(round)
+        sent = method.send_down(state, Broadcast({"x": x}, {}, {}), [0], 1, rng)
+        y, state = sent.broadcast.params["x"], sent.state
+        x = (x if method.server_keeps_its_model else y) - 0.1 * (y - optimum + error * (-1) ** round)
+    return float((x - optimum)[10:].abs().max())
+
+
+def test_with_error_feedback_the_optimum_is_found() -> None:
+    plain, fed_back = (distance_from_the_optimum(TopK(fraction=0.1, error_feedback=on)) for on in (False, True))
+    assert fed_back < 0.4 and plain > 0.8
+    for codec in (SignSGD(error_feedback=True), Quantize(bits=4, error_feedback=True)):
+        assert distance_from_the_optimum(codec) < 0.1, codec
+
+
+@pytest.mark.parametrize(
+    ("methods", "reason"),
+    [
+        ([FedRep()], r"EncodedBroadcast and FedRep cannot be combined: its clients receive different parts of the model"),
+        ([FlexLoRA()], r"EncodedBroadcast and FlexLoRA cannot be combined: its clients receive different parts of the model"),
+        ([PowerOfChoice()], r"EncodedBroadcast and PowerOfChoice cannot be combined: its candidates download the model before"),
+        ([Local()], r"Local and EncodedBroadcast cannot be combined: with Local nothing is sent to a server"),
+        (
+            [LocalModels()],
+            r"EncodedBroadcast and LocalModels cannot be combined: the server keeps another model than clients receive",
+        ),
+        (
+            [DENSE()],
+            r"EncodedBroadcast and DENSE cannot be combined: the server keeps another model .* Set error_feedback to false",
+        ),
+    ],
+    ids=lambda value: value[0].name if isinstance(value, list) else "",
+)
+def test_methods_that_cannot_have_it_are_refused(methods: list[Method], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{reason}[^\n]*$"):
+        train(EncodedBroadcast(TopK(error_feedback=True)), *methods)
+
+
+def test_a_vote_of_one_server_is_refused() -> None:
+    with pytest.raises(ValueError) as error:
+        EncodedBroadcast(SignSGD(combine="majority"))
+    assert str(error.value) == (
+        "EncodedBroadcast: SignSGD cannot vote with combine=majority, because only the server sends: use combine=mean"
+    )
+
+
+def test_it_joins_a_codec_for_uploads_and_an_aggregator() -> None:
+    trainer = train(EncodedBroadcast(LowPrecision(error_feedback=True)), TopK(fraction=0.2), Median(), rounds=2)
+    assert {"comm/up_plain_bytes", "comm/down_plain_bytes"} <= trainer.rows[-1].keys()
+
+
+def test_bytes_without_the_codec_leave_out_masked_entries() -> None:
+    plain, coded = (train(FlexLoRA(ranks=[1, 2]), *methods, module=adapted(), rounds=1) for methods in ((), (LowPrecision(),)))
+    assert coded.rows[0]["comm/up_plain_bytes"] == plain.rows[0]["comm/up_bytes"] > coded.rows[0]["comm/up_bytes"]
