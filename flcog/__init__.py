@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
     from flcog.method import (
         Aggregator,
+        Attack,
         AvailabilityModel,
         Callback,
         ClientPool,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
         Selection,
         Stage,
         Upload,
+        UploadAggregator,
+        UploadChange,
+        UploadMatrix,
     )
     from flcog.run.saved_run import SavedRun
     from flcog.trainer import FederatedTrainer
@@ -55,6 +59,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregator",
     "Apply",
+    "Attack",
     "AvailabilityModel",
     "Batch",
     "Callback",
@@ -91,6 +96,9 @@ __all__ = [
     "Splits",
     "Stage",
     "Upload",
+    "UploadAggregator",
+    "UploadChange",
+    "UploadMatrix",
     "models",
     "schedules",
     "seed_everything",

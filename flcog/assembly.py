@@ -15,8 +15,9 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
-from flcog.method import AvailabilityModel, DataExchange, Method, Note, Notes, Selection
+from flcog.method import Attack, AvailabilityModel, DataExchange, Method, Note, Notes, Selection, selection_of
 from flcog.server.engine import Engine
+from flcog.server.kept import check_uploads
 from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -52,7 +53,7 @@ class Assembly:
         self._make_states(server, federation.num_clients)
         data = HostedData.of(self.datamodule)._replace(federation=federation, exchanges=exchanges)
         clients = make_runtime(self.settings, self.methods, self.client, data, self.processes, notes)
-        return self._engine(clients, clients, exchanges, clients.roll_call(), notes), server
+        return _checked(self._engine(clients, clients, exchanges, clients.roll_call(), notes), server)
 
     def with_clients_elsewhere(self, clients: ClientsElsewhere) -> tuple[Engine, ServerState]:
         """A run whose clients are in other processes. It exchanges their data by messages, and reads only the central sets of its own.
@@ -74,7 +75,7 @@ class Assembly:
         data = HostedData.of(self.datamodule)._replace(federation=federation)
         settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)  # it evaluates and never trains
         own = make_runtime(settings, self.methods, self.client, data, self.processes, notes)
-        return self._engine(clients, own, exchanges, roll_call, notes), server
+        return _checked(self._engine(clients, own, exchanges, roll_call, notes), server)
 
     def _begin(self) -> tuple[Notes, ServerState, Federation]:
         """The notes, the server's state without the methods' states, and the data on their device, all checked."""
@@ -99,7 +100,7 @@ class Assembly:
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
                 server.servers[method.name] = method.init_server(server.params)
-            if isinstance(method, AvailabilityModel):
+            if isinstance(method, AvailabilityModel | Attack):
                 method.check_clients(num_clients)
 
     def _engine(
@@ -170,6 +171,17 @@ class Assembly:
 
     def _rng(self, method: Method) -> torch.Generator:
         return make_rng(self.settings.seed, "prepare_data", method.name)
+
+
+def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
+    """Refuse a rule over single uploads that needs more of them than a round has."""
+    numbers = sum(value.numel() for value in [*server.params.values(), *server.buffers.values()])
+    selection, count = selection_of(engine.methods), engine.cohort_size
+    if selection is not None:
+        count = selection.expected(count, engine.num_clients)
+    note = check_uploads(engine.methods, count, numbers, server.servers, engine.processes.device)
+    engine.notes.add(*([note] if note else []))
+    return engine, server
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, ModelFunction, apply_of
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
+from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.stage import ORDER
-from flcog.wire.envelope import Envelope, Manifest, fields_of, sizes_of
+from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
 Results = tuple[Params, Tensor, Params]
 """The buffers after a forward pass, the task loss, and the logged values."""
@@ -211,10 +211,12 @@ class Program:
             {name: dict(upload.sum) for name, upload in messages.items()},
         )
         plain, plain_params, fields = sizes_of(envelope), _sizes_by_name(envelope.delta, tensors.masks), None
+        attacks = [contexts[i].draws["attacks"] for i, stage in self.stages if isinstance(stage, Attack)]
         for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
             if stage.kind == "encode" and fields is None:
                 fields = fields_of(envelope)
-            envelope, states[i] = stage.send(envelope, contexts[i])
+            staged, states[i] = stage.send(envelope, contexts[i])
+            envelope = _unless(attacks, staged, envelope) if stage.kind in ("smooth", "bound") else staged
         params_sent = _sizes_by_name(envelope.delta, tensors.masks)
         return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, plain_params, fields)
 
@@ -258,6 +260,13 @@ def _collecting(function: GradientFunction, place: int, states: dict[int, Slot])
         return result._replace(state=None)
 
     return gradient
+
+
+def _unless(attacks: Sequence[Tensor], changed: Envelope, envelope: Envelope) -> Envelope:
+    """The envelope after a stage, and before it for a client that attacks."""
+    for flag in attacks:
+        changed = map_fields(lambda new, old, flag=flag: torch.where(flag, old, new), changed, envelope)
+    return changed
 
 
 def _masked(values: Params, masks: Params) -> Params:

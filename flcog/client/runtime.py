@@ -90,7 +90,7 @@ class ClientRuntime:
         """A client's view for the hooks that are plain Python."""
         offsets = self.federation.partition.offsets
         size = int(offsets[client + 1] - offsets[client])
-        return ClientView(client, size, round, self.population, self.exchanges, self.federation)
+        return ClientView(client, size, round, self.population, self.exchanges, self.federation, self.seed)
 
     def roll_call(self) -> RollCall:
         """The clients, and the sizes of their data."""

@@ -16,9 +16,21 @@ from flcog.commands.complaint import guess
 from flcog.commands.type_words import classes_in, takes_words, wanted
 from flcog.core.lightning_options import refusal_of
 from flcog.data import FederatedDataModule
-from flcog.method import Aggregator, AvailabilityModel, Callback, Method, ParameterMask, Selection, Stage
+from flcog.method import (
+    Aggregator,
+    Attack,
+    AvailabilityModel,
+    Callback,
+    Method,
+    ParameterMask,
+    Selection,
+    Stage,
+    UploadAggregator,
+    UploadChange,
+)
 
-BASES = (Callback, Method, Aggregator, AvailabilityModel, ParameterMask, Selection, Stage, FederatedDataModule, ClientModule)
+METHOD_BASES = (Method, Aggregator, Attack, AvailabilityModel, ParameterMask, Selection, Stage, UploadAggregator, UploadChange)
+BASES = (Callback, *METHOD_BASES, FederatedDataModule, ClientModule)
 """Base classes of users' classes. They do nothing by themselves."""
 
 

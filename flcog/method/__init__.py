@@ -1,7 +1,8 @@
 """For authors of methods and observers: the hooks, their arguments, and their results."""
 
 from flcog.core.types import Batch, Params, Slot
-from flcog.method.aggregator import Aggregator
+from flcog.method.aggregator import Aggregator, UploadAggregator, UploadChange, UploadMatrix
+from flcog.method.attack import Attack
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
@@ -41,6 +42,7 @@ __all__ = [
     "SERVER_HOOKS",
     "Aggregator",
     "Ask",
+    "Attack",
     "AvailabilityModel",
     "Batch",
     "Broadcast",
@@ -86,6 +88,9 @@ __all__ = [
     "Trackers",
     "Unbiased",
     "Upload",
+    "UploadAggregator",
+    "UploadChange",
+    "UploadMatrix",
     "Uploads",
     "WarningNote",
     "check_methods",

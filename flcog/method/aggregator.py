@@ -1,11 +1,14 @@
-"""An aggregator: a method that replaces the weighted mean of the clients' changes."""
+"""Aggregators replace the weighted mean of the clients' uploads, and changes of uploads act before them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from flcog.core.sums import weighted_sum
+from flcog.core.types import Slot
+from flcog.method.context import Cohort
 from flcog.method.method import Method
 
 
@@ -31,4 +34,76 @@ class Aggregator(Method, protocol=True):
 
     def finish(self, state: Any) -> Any:
         """The combined change, in the shape and type of one client's values."""
+        raise NotImplementedError
+
+
+class UploadMatrix(NamedTuple):
+    """The uploads of a round as the rows of a matrix, in the order of the cohort.
+
+    A row contains all floating-point numbers of an envelope: the changes of the parameters and of the shared buffers, and the messages
+    of all methods. A tensor that appears twice in the envelope appears once.
+
+    Args:
+        values: [n, d].
+        weights: of the rows in a mean, float64 [n]; they sum to 1.
+        clients: the client of each row; empty once a row stands for several clients.
+    """
+
+    values: Tensor
+    weights: Tensor
+    clients: Sequence[int] = ()
+
+    def mean(self) -> Tensor:
+        """The weighted mean of the rows, [d]."""
+        return weighted_sum(self.weights.to(self.values.dtype), self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadAggregator(Aggregator, protocol=True):
+    """An aggregator that compares the uploads of a round: the engine keeps all of them, and calls ``combine`` once.
+
+    Whole numbers in an envelope, such as BatchNorm's counters, do not belong to the matrix. Their median replaces their mean.
+    """
+
+    individual_uploads: ClassVar[bool] = True
+
+    @property
+    def least(self) -> int:
+        """The smallest number of uploads that the rule can combine."""
+        return 1
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        """The vector [d] that replaces the mean of the rows, and the method's new state at the server. *Exclusive; plain Python.*"""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadChange(Method, protocol=True):
+    """Changes the uploads of a round at the server, before they are combined: attackers that know all uploads, or a pre-aggregation.
+
+    Attacks act first, and then the other methods in the order of the list.
+    """
+
+    individual_uploads: ClassVar[bool] = True
+
+    @property
+    def least(self) -> int:
+        """The smallest number of uploads that the method can change."""
+        return 1
+
+    def rows_left(self, count: int) -> int:
+        """The number of rows after the change of ``count`` rows."""
+        return count
+
+    def change(
+        self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
+    ) -> tuple[UploadMatrix, Slot]:
+        """The changed uploads, and the method's new state at the server. *Chain; plain Python.*
+
+        Args:
+            uploads: the uploads after earlier changes.
+            server: the method's state at the server.
+            cohort: the clients of the round.
+            combine: the later changes and the aggregator as a function, for attackers that know them. It changes no state.
+        """
         raise NotImplementedError

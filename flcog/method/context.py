@@ -203,6 +203,7 @@ class ClientView:
         round: the round, counted from 0.
         population: facts about all clients.
         exchanges: the results of exchanges before round 1, by method.
+        seed: the run's, for choices that are the same in all rounds.
     """
 
     id: int
@@ -211,6 +212,7 @@ class ClientView:
     population: Population
     exchanges: Mapping[str, Exchange] = field(default_factory=dict)
     _data: Federation | None = field(default=None, repr=False, compare=False)
+    seed: int = 0
 
     @classmethod
     def of(cls, federation: Federation, client: int, round: int) -> "ClientView":

@@ -8,9 +8,9 @@ from flcog.method.context import Context, GlobalModel
 from flcog.method.method import Method
 from flcog.wire.envelope import Envelope
 
-Kind = Literal["alter", "bound", "encode"]
-ORDER: tuple[Kind, ...] = ("alter", "bound", "encode")
-"""The order of stages, independent of the list of methods. Between *alter* and *bound*, the engine applies the masks."""
+Kind = Literal["alter", "smooth", "bound", "encode"]
+ORDER: tuple[Kind, ...] = ("alter", "smooth", "bound", "encode")
+"""The order of stages, independent of the list of methods. Attackers skip *smooth* and *bound*."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ class Stage(Method, protocol=True):
     """
 
     kind: ClassVar[Kind]
-    """The purpose of the stage, which fixes its place: *alter* (attacks), *bound* (clipping) or *encode* (fewer bytes)."""
+    """The purpose of the stage, which fixes its place: *alter* (attacks), *smooth* (momentum over rounds), *bound* (clipping) or
+    *encode* (fewer bytes)."""
 
     @property
     def keeps_residual(self) -> bool:

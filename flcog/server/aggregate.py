@@ -10,8 +10,10 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import ClientReply
 from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
-from flcog.core.types import Params
-from flcog.method import Aggregator, ClientUpload, Method, selection_of
+from flcog.core.sums import weighted_sum
+from flcog.core.types import Params, Slot
+from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, selection_of
+from flcog.server.kept import KeptUploads
 from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import STATE_RANGE, is_sound, of_client, suspects
@@ -73,7 +75,12 @@ class Aggregate:
         self.sums: Sums | None = None
         """None before the first client."""
         self._dtypes: Sums | None = None
-        self.individual: dict[str, list[ClientUpload]] = {method.name: [] for method in methods if method.individual_uploads}
+        in_matrix = [method for method in methods if isinstance(method, UploadAggregator | UploadChange)]
+        self._kept = KeptUploads(methods, device) if in_matrix else None
+        self._combined: dict[str, Any] | None = None
+        self.individual: dict[str, list[ClientUpload]] = {
+            method.name: [] for method in methods if method.individual_uploads and method not in in_matrix
+        }
         selection = selection_of(methods)
         self._reads_losses = selection is not None and selection.reads_losses
         self.losses: dict[int, float] = {}
@@ -83,7 +90,9 @@ class Aggregate:
         """Bytes that the clients sent, by sender."""
         self.plain_bytes = 0
         """The total bytes without any encoding."""
-        self._rule: Aggregator | None = next((method for method in methods if isinstance(method, Aggregator)), None)
+        self._rule: Aggregator | None = next(
+            (method for method in methods if isinstance(method, Aggregator) and method not in in_matrix), None
+        )
         self._values: Any = None
         """The values of the aggregation rule that replaces the weighted mean, if there is one."""
         self._logged: dict[str, list[tuple[float, Tensor]]] = {}
@@ -110,12 +119,13 @@ class Aggregate:
         home = float64_device(self._device)
         weights = torch.tensor([self._weights[client] for client in reply.clients], dtype=torch.float64, device=home)
         changes = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
+        added, kept = self._rule is None and self._kept is None, self._kept is not None
         terms = Sums(
-            delta=envelope.delta if self._rule is None else {},
-            buffers=changes if self._rule is None else {},
-            means=envelope.mean,
-            totals=envelope.sum,
-            directions=envelope.delta if self._directions and self._rule is None else {},
+            delta=envelope.delta if added else {},
+            buffers=changes if added else {},
+            means={} if kept else envelope.mean,
+            totals={} if kept else envelope.sum,
+            directions=envelope.delta if self._directions and added else {},
             weight=torch.ones_like(weights),
             loss=loss,
             clients=torch.ones_like(weights),
@@ -123,6 +133,10 @@ class Aggregate:
         )
         terms = pytree.tree_map(lambda term: term.to(home), terms)  # methods may send numbers on the CPU
         self._accumulate(terms, weights, 1 / terms.norm.double().clamp(min=1e-30))
+        if self._kept is not None:
+            self._kept.add(
+                reply.clients, {"delta": envelope.delta, "buffers": changes, "mean": envelope.mean, "sum": envelope.sum}
+            )
         if self._rule is not None:
             values = {"delta": envelope.delta, "buffers": changes}
             state = self._rule.init(pytree.tree_map(lambda value: value[0], values)) if self._values is None else self._values
@@ -185,6 +199,8 @@ class Aggregate:
             gathered_logs = processes.gather({name: [(w, v.cpu()) for w, v in rows] for name, rows in self._logged.items()})
             names = dict.fromkeys(name for part in gathered_logs for name in part)
             self._logged = {name: [row for part in gathered_logs for row in part.get(name, [])] for name in names}
+        if self._kept is not None:
+            self._kept.gather(processes)
         if self._rule is not None:
             self._values = self._rule.merge([values for values in processes.gather(self._values) if values is not None])
         if self._reads_losses:
@@ -202,6 +218,21 @@ class Aggregate:
             zeros = [torch.zeros(shape, dtype=torch.float64, device=float64_device(self._device)) for shape in leaves]
             self.sums, self._dtypes = pytree.tree_unflatten(zeros, spec), known[1]
 
+    def combine(self, servers: dict[str, Slot], cohort: Cohort) -> bool:
+        """Let methods that compare the uploads combine them, and put their new states into ``servers``.
+
+        Returns:
+            False if the model must stay as it is, because there are too few uploads.
+        """
+        if self._kept is None:
+            return True
+        combined = self._kept.combine(servers, cohort)
+        if combined is None:
+            return False
+        self._combined, new = combined
+        servers.update(new)
+        return True
+
     @property
     def weight(self) -> float:
         """The sum of the weights of all clients that were not dropped."""
@@ -217,12 +248,17 @@ class Aggregate:
 
     def messages(self, method: str) -> tuple[Any, Any]:
         """The weighted mean, and the sum, of the messages to a method."""
+        if self._combined is not None:
+            return self._combined["mean"].get(method, {}), self._combined["sum"].get(method, {})
         if self.sums is None or self._dtypes is None or method not in self.sums.means:
             return {}, {}
         mean = self._as_sent(self.sums.means[method], self._dtypes.means[method], self.sums.weight)
         return mean, self._as_sent(self.sums.totals[method], self._dtypes.totals[method])
 
     def _mean(self, field: Literal["delta", "buffers"]) -> Params:
+        if self._combined is not None:
+            combined: Params = self._combined[field]
+            return combined
         if self._rule is not None and self._values is not None:
             values: Params = self._rule.finish(self._values)[field]
             return values
@@ -276,18 +312,7 @@ def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
         else:
             # Weights are shares: as integers they would be 0, and as bfloat16 they would have errors of 0.4%.
             value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
-            total.add_(_weighted(factors.to(value.dtype), value))
-
-
-def _weighted(factors: Tensor, values: Tensor) -> Tensor:
-    """The sum of values [K, ...], each times its factor [K].
-
-    On accelerators this is not a product of matrices, because GPUs may round the factors of a product to 11 binary digits if the user
-    allows that for training (``torch.set_float32_matmul_precision``).
-    """
-    if values.device.type == "cpu":
-        return torch.tensordot(factors, values, 1)
-    return (factors.view(-1, *[1] * (values.ndim - 1)) * values).sum(0, dtype=torch.float64)
+            total.add_(weighted_sum(factors.to(value.dtype), value))
 
 
 def _is_shape(value: Any) -> bool:

@@ -107,7 +107,7 @@ class Engine:
 
     def view(self, client: int, round: int) -> ClientView:
         """A client's view for ``plan``: its number and the size of its training set."""
-        return ClientView(client, self.size(client), round, self.population)
+        return ClientView(client, self.size(client), round, self.population, seed=self.seed)
 
     def size(self, client: int) -> int:
         """The size of a client's training set."""

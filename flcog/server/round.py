@@ -10,7 +10,19 @@ from flcog.apply import apply_of
 from flcog.client.messages import ClientTask, Received
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
-from flcog.method import OBSERVER_HOOKS, Cohort, Messages, Method, ParameterMask, Plan, Selected, Stage, Uploads
+from flcog.method import (
+    OBSERVER_HOOKS,
+    Cohort,
+    Messages,
+    Method,
+    ParameterMask,
+    Plan,
+    Selected,
+    Stage,
+    UploadAggregator,
+    UploadChange,
+    Uploads,
+)
 from flcog.server.aggregate import Aggregate
 from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
@@ -22,6 +34,8 @@ from flcog.wire.ledger import Ledger
 
 TakeStep = Callable[..., tuple[Params, Slot, Params]]
 """Takes one method's server step, with the arguments of :func:`take_server_step`."""
+
+CHANGES = UploadAggregator | UploadChange
 
 OnSelected = Callable[[Sequence[int]], None]
 """Called with the clients of a round once they are selected."""
@@ -221,6 +235,8 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     if aggregate.weight == 0:
         warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)
         return
+    if not aggregate.combine(server.servers, round.cohort):
+        return
     received, buffers = server.buffers, dict(server.buffers)
     for name, change in aggregate.buffers().items():
         value = received[name] + change
@@ -242,7 +258,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
             server.uploads[method.name] = Uploads(server.params, received, uploads)
         delta, server.servers[method.name], buffers = take(method, round.methods, server, delta, messages, cohort, list(mean))
     params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
-    stepping = [method.name for method in round.methods if method.overrides("server_step")]
+    stepping = [method.name for method in round.methods if method.overrides("server_step") or isinstance(method, CHANGES)]
     if stepping:
         # Every process computes the server's step. If the step trains on an accelerator, kernels may differ in the last digits, and
         # the processes would diverge.

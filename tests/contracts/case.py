@@ -28,6 +28,7 @@ class Case:
         no_reference: why no whole run can be compared, where the method's file compares piece by piece.
         random: whether it draws randomness of its own, so that clients with equal data differ.
         rtol: tolerance against the reference in float64.
+        beside: methods that always run beside it, before it in the list.
     """
 
     method: Method
@@ -41,6 +42,7 @@ class Case:
     no_reference: str = ""
     random: bool = False
     rtol: float = 1e-9
+    beside: tuple[Method, ...] = ()
 
 
 Refusals = dict[type, list[tuple[dict[str, Any], str]]]

@@ -38,7 +38,9 @@ REFUSED: Refusals = collected("REFUSED")
 
 def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrainer:
     """The case's setting with these callbacks in the place of its method."""
-    return train(*callbacks, **({"module": case.module(case.optimizer), "data": case.data()} | case.options | options))
+    return train(
+        *case.beside, *callbacks, **({"module": case.module(case.optimizer), "data": case.data()} | case.options | options)
+    )
 
 
 def client_states(trainer: RecordingTrainer) -> Params:

@@ -56,7 +56,7 @@ def before_it_starts(case: Case) -> RecordingTrainer:
 
 def fedavg_of(case: Case) -> Params:
     """FedAvg in the case's setting, run once for all cases that share it."""
-    setting = repr((case.module, case.optimizer, case.data, case.options))
+    setting = repr((case.module, case.optimizer, case.data, case.options, case.beside))
     if setting not in _plain:
         _plain[setting] = run(case).state
     return _plain[setting]
@@ -112,7 +112,7 @@ def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
 def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     """Whether it is written, evaluated or resumed changes no bit of a run's rounds."""
     whole, _ = as_listed(case)
-    setting = partial(fit, tmp_path, case.method, **case.options)
+    setting = partial(fit, tmp_path, *case.beside, case.method, **case.options)
     half = setting(module=case.module(case.optimizer), data=case.data(), rounds=2)
     resumed = setting(module=case.module(case.optimizer), data=case.data(), rounds=3, ckpt_path=str(half.run_dir))
     assert [len(trainer.recorded) for trainer in (whole, half, resumed)] == [3, 2, 1]

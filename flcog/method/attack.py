@@ -1,0 +1,73 @@
+"""Attacks: some clients, the same in all rounds, that send other envelopes than they should."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Generator
+
+from flcog.core.randomness import fold, sample_without_replacement
+from flcog.core.types import Slot
+from flcog.method.context import ClientView, Context
+from flcog.method.stage import Kind, Stage
+from flcog.wire.envelope import Envelope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Stage, protocol=True):
+    """Makes some clients attackers, which skip all stages but encodings: nobody can make them clip their updates.
+
+    All attacks of a run have the same attackers, as far as their number is the same.
+
+    Args:
+        fraction: the share of all clients that attack, in [0, 1].
+        count: their number, in the place of ``fraction``.
+        clients: the numbers of the attackers, in the place of both.
+    """
+
+    fraction: float = 0.1
+    count: int | None = None
+    clients: Sequence[int] | None = None
+
+    kind: ClassVar[Kind] = "alter"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"{self.name}: fraction must lie in [0, 1]; got {self.fraction}")
+        if self.count is not None and (self.count < 0 or self.clients is not None):
+            fault = f"be at least 0; got {self.count}" if self.count < 0 else "be null beside clients: set one of them"
+            raise ValueError(f"{self.name}: count must {fault}")
+
+    def check_clients(self, num_clients: int) -> None:
+        """Refuse attackers that do not exist."""
+        wrong = [client for client in self.clients or () if not 0 <= client < num_clients]
+        if wrong:
+            raise ValueError(f"{self.name}: clients must lie in [0, {num_clients - 1}]; got {wrong[0]}")
+        if self.count is not None and self.count > num_clients:
+            raise ValueError(f"{self.name}: count must be at most the {num_clients} clients of the run; got {self.count}")
+
+    def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
+        """The attackers of a run.
+
+        Args:
+            seed: the run's.
+            num_clients: the number of all clients.
+        """
+        if self.clients is not None:
+            return frozenset(self.clients)
+        return _drawn(seed, num_clients, round(self.fraction * num_clients) if self.count is None else self.count)
+
+    def draw(self, rng: Generator, client: ClientView) -> Slot:
+        """Whether the client attacks."""
+        return {"attacks": torch.tensor(client.id in self.attackers(client.seed, client.population.num_clients))}
+
+    def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
+        return envelope, ctx.state
+
+
+@lru_cache(maxsize=8)
+def _drawn(seed: int, num_clients: int, count: int) -> frozenset[int]:
+    return frozenset(sample_without_replacement(num_clients, count, fold(seed, "attackers")))

@@ -1,0 +1,219 @@
+"""Uploads that the server keeps until the last has arrived, for methods that compare them."""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.core.precision import float64_device, number_dtype
+from flcog.core.processes import Processes
+from flcog.core.sums import weighted_sum
+from flcog.core.types import Slot
+from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix
+
+TIMED_NUMBERS = 100_000
+"""The numbers of an upload with which a rule's time is estimated before round 1."""
+
+
+class Place(NamedTuple):
+    """The place of a tensor in a row.
+
+    Args:
+        shape: of one client's tensor.
+        dtype: of its mean.
+        start: its first column; for whole numbers, which are kept beside the matrix, their position.
+        size: the number of its columns; None for whole numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    size: int | None
+
+
+class KeptUploads:
+    """The uploads of a round as the rows of a matrix, and the methods that change and combine them.
+
+    Args:
+        methods: the active methods of the round.
+        device: the clients' device.
+    """
+
+    def __init__(self, methods: Sequence[Method], device: torch.device) -> None:
+        self.changes, self.rule = upload_methods(methods)
+        self.home, self._device = float64_device(device), device
+        self._places: list[Place] = []
+        self._spec: Any = None
+        self._parts: list[tuple[Sequence[int], Tensor, list[Tensor]]] = []
+
+    def add(self, clients: Sequence[int], values: Mapping[str, Any]) -> None:
+        """Keep some clients' values, whose tensors have a leading client axis."""
+        leaves, spec = pytree.tree_flatten(dict(values))
+        if self._spec is None:
+            self._spec, self._places = spec, _places(leaves)
+        rows = torch.empty(len(clients), _width(self._places), dtype=_matrix_dtype(leaves), device=self.home)
+        whole: dict[int, Tensor] = {}
+        for leaf, place in zip(leaves, self._places, strict=True):
+            if place.size is None:
+                whole[place.start] = leaf.to(self.home)
+            else:
+                rows[:, place.start : place.start + place.size] = leaf.reshape(len(clients), place.size)
+        self._parts.append((clients, rows, list(whole.values())))
+
+    def gather(self, processes: Processes) -> None:
+        """Exchange the uploads of all processes."""
+        gathered = processes.gather((self._spec, self._places, self._parts))
+        self._spec, self._places = next(((spec, places) for spec, places, _ in gathered if spec is not None), (None, []))
+        self._parts = [part for *_, parts in gathered for part in parts]
+
+    def combine(self, servers: Mapping[str, Slot], cohort: Cohort) -> tuple[dict[str, Any], dict[str, Slot]] | None:
+        """The combined values in the shape of one client's, and the methods' new states; None if the rule lacks uploads.
+
+        Args:
+            servers: the methods' states at the server.
+            cohort: the clients of the round.
+        """
+        uploads, whole = self._rows(cohort)
+        new: dict[str, Slot] = {}
+        lacking = _lacking(self.changes, self.rule, len(uploads.values))
+        if lacking is not None:
+            warnings.warn(f"round {cohort.round + 1}: {lacking}; the model stays as it was", stacklevel=2)
+            return None
+        for i, method in enumerate(self.changes):
+            rest = partial(self._rest, self.changes[i + 1 :], servers, cohort)
+            uploads, new[method.name] = method.change(uploads, servers[method.name], cohort, rest)
+        if self.rule is None:
+            vector, equal = uploads.mean(), uploads.values.mean(0)
+        else:
+            vector, new[self.rule.name] = self.rule.combine(uploads, servers[self.rule.name])
+            equal = vector
+        combined = self._tree(vector, whole, cohort.weights.to(self.home))
+        sums = self._tree(equal, whole, torch.full_like(cohort.weights, 1 / len(cohort.clients)).to(self.home))
+        total = pytree.tree_map(lambda value: len(cohort.clients) * value, sums["sum"])
+        return combined | {"sum": total}, new
+
+    def _rest(
+        self, changes: Sequence[UploadChange], servers: Mapping[str, Slot], cohort: Cohort, uploads: UploadMatrix
+    ) -> Tensor:
+        """The vector that later changes and the rule make of other uploads."""
+        for i, method in enumerate(changes):
+            rest = partial(self._rest, changes[i + 1 :], servers, cohort)
+            uploads, _ = method.change(uploads, servers[method.name], cohort, rest)
+        return uploads.mean() if self.rule is None else self.rule.combine(uploads, servers[self.rule.name])[0]
+
+    def _rows(self, cohort: Cohort) -> tuple[UploadMatrix, list[Tensor]]:
+        """The matrix and the whole numbers in the order of the cohort. The parts are freed on the way."""
+        rows = {client: i for i, client in enumerate(cohort.clients)}
+        _, first, whole_numbers = self._parts[0]
+        matrix = torch.empty(len(rows), first.shape[1], dtype=first.dtype, device=self.home)
+        whole = [torch.empty(len(rows), *value.shape[1:], dtype=value.dtype, device=self.home) for value in whole_numbers]
+        while self._parts:
+            clients, values, numbers = self._parts.pop()
+            places = torch.tensor([rows[client] for client in clients], device=self.home)
+            for total, part in zip([matrix, *whole], [values, *numbers], strict=True):
+                total[places] = part
+        return UploadMatrix(matrix, cohort.weights.to(self.home), cohort.clients), whole
+
+    def _tree(self, vector: Tensor, whole: Sequence[Tensor], weights: Tensor) -> dict[str, Any]:
+        """A vector in the shape of one client's values."""
+
+        def value(place: Place) -> Tensor:
+            if place.size is not None:
+                found = vector[place.start : place.start + place.size]
+            elif self.rule is None:
+                found = weighted_sum(weights, whole[place.start].double())
+            else:
+                found = whole[place.start].double().quantile(0.5, dim=0)
+            return found.view(place.shape).to(place.dtype).to(self._device)
+
+        tree: dict[str, Any] = pytree.tree_unflatten([value(place) for place in self._places], self._spec)
+        return tree
+
+
+def upload_methods(methods: Sequence[Method]) -> tuple[list[UploadChange], UploadAggregator | None]:
+    """The methods that change uploads, in the order in which they act, and the rule that combines them."""
+    changes = [method for method in methods if isinstance(method, UploadChange)]
+    rule = next((method for method in methods if isinstance(method, UploadAggregator)), None)
+    return sorted(changes, key=lambda method: not isinstance(method, Attack)), rule
+
+
+def check_uploads(
+    methods: Sequence[Method], count: int, num_numbers: int, servers: Mapping[str, Slot], device: torch.device
+) -> MemoryNote | None:
+    """Refuse a rule for which the cohort is too small, and note the memory and the time of a round.
+
+    Args:
+        methods: of the run.
+        count: the expected number of clients in a round.
+        num_numbers: the numbers in the model.
+        servers: the methods' states at the server.
+        device: the clients' device.
+    """
+    changes, rule = upload_methods(methods)
+    lacking = _lacking(changes, rule, count)
+    if lacking is not None:
+        raise ValueError(f"{lacking}, because a round has {count} clients: lower f, or raise trainer.clients_per_round")
+    if rule is None:
+        return None
+    left = count
+    for method in changes:
+        left = method.rows_left(left)
+    width = max(1, min(num_numbers, TIMED_NUMBERS))
+    home = float64_device(device)
+    values = torch.arange(left * width, device=home).to(number_dtype()).sin().view(left, width)
+    begin = time.perf_counter()
+    rule.combine(UploadMatrix(values, torch.full((left,), 1 / left, dtype=torch.float64, device=home)), servers[rule.name])[
+        0
+    ].cpu()
+    seconds = (time.perf_counter() - begin) * num_numbers / width
+    megabytes = 2 * count * num_numbers * values.element_size() / 1e6
+    return MemoryNote(
+        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB, and combines them in about "
+        f"{seconds:.2g} s; messages of methods add to both"
+    )
+
+
+def _lacking(changes: Sequence[UploadChange], rule: UploadAggregator | None, count: int) -> str | None:
+    """The first method that gets too few of ``count`` uploads."""
+    after = ""
+    acting: list[UploadChange | UploadAggregator] = [*changes, *([rule] if rule else [])]
+    for method in acting:
+        if count < method.least:
+            return f"{method.name} needs at least {method.least} uploads and gets {count}{after}"
+        if isinstance(method, UploadChange) and method.rows_left(count) < count:
+            count, after = method.rows_left(count), f" from {method.name}"
+    return None
+
+
+def _places(leaves: Sequence[Tensor]) -> list[Place]:
+    """The places of one client's tensors. A tensor that appears twice has one place."""
+    known: dict[int, Place] = {}
+    width = whole = 0
+    for leaf in leaves:
+        shape = tuple(leaf.shape[1:])
+        if id(leaf) in known:
+            continue
+        if leaf.is_floating_point():
+            size = leaf[0].numel()
+            known[id(leaf)] = Place(shape, torch.promote_types(leaf.dtype, torch.get_default_dtype()), width, size)
+            width += size
+        else:
+            known[id(leaf)] = Place(shape, number_dtype(), whole, None)
+            whole += 1
+    return [known[id(leaf)] for leaf in leaves]
+
+
+def _width(places: Sequence[Place]) -> int:
+    return max((place.start + place.size for place in places if place.size is not None), default=0)
+
+
+def _matrix_dtype(leaves: Sequence[Tensor]) -> torch.dtype:
+    dtype = number_dtype()
+    for leaf in leaves:
+        dtype = torch.promote_types(dtype, leaf.dtype) if leaf.is_floating_point() else dtype
+    return dtype
