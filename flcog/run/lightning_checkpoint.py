@@ -10,6 +10,9 @@ from torch import Tensor
 from flcog.core.masking import masked
 from flcog.core.types import Params
 
+LIGHTNINGS = ("pytorch-lightning_version", "state_dict", "hparams_name", "hyper_parameters")
+"""Entries that Lightning writes, too, and that a module's ``on_save_checkpoint`` may change."""
+
 PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -33,24 +36,52 @@ def lightning_entries(module: L.LightningModule, weights: Params, config: Mappin
 
 
 def entries_of_module(module: L.LightningModule, taken: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that the module's ``on_save_checkpoint`` adds to a checkpoint.
+    """The entries that the module's ``on_save_checkpoint`` adds to a checkpoint, and Lightning's own entries that it changes.
 
     Args:
         module: the client module.
         taken: the entries that the checkpoint already has.
     """
     name = f"{type(module).__name__}.on_save_checkpoint"
-    checkpoint = dict(taken)
+    checkpoint = {key: dict(value) if isinstance(value, Mapping) else value for key, value in taken.items()}
     module.on_save_checkpoint(checkpoint)
-    added = {key: value for key, value in checkpoint.items() if value is not taken.get(key)}
+    added = {key: value for key, value in checkpoint.items() if key not in taken or not _same(value, taken[key])}
+    lost: list[str] = []
     for key, value in added.items():
-        if key in taken:
+        if key in taken and key not in LIGHTNINGS:
             raise ValueError(f"{name} changes {key!r}, which flcog writes: add entries of other names")
-        if not _is_plain(value, Tensor):
+        if not isinstance(value, Mapping) and not _is_plain(value, Tensor):
             raise ValueError(
                 f"{name} adds {key!r}, which must contain tensors, numbers and text alone; got {type(value).__name__}"
             )
-    return {key: _plain(value) for key, value in added.items()}
+        added[key] = _storable(value, key, lost)
+    if lost:
+        warnings.warn(
+            f"checkpoints do not store {', '.join(lost)} of {name}, which are no tensors, numbers or text: its on_load_checkpoint gets "
+            "the other entries",
+            stacklevel=2,
+        )
+    return added
+
+
+def _same(value: Any, before: Any) -> bool:
+    """Whether a hook has left an entry as it was."""
+    if isinstance(value, Mapping) and isinstance(before, Mapping):
+        return value.keys() == before.keys() and all(value[key] is before[key] for key in value)
+    return value is before
+
+
+def _storable(value: Any, name: str, lost: list[str]) -> Any:
+    """The value without the entries of dicts that a checkpoint cannot hold, whose names are added to ``lost``."""
+    if not isinstance(value, Mapping):
+        return _plain(value)
+    kept = {}
+    for key, inner in value.items():
+        if isinstance(key, str | int) and (isinstance(inner, Mapping) or _is_plain(inner, Tensor)):
+            kept[key] = _storable(inner, f"{name}.{key}", lost)
+        else:
+            lost.append(f"{name}.{key}")
+    return kept
 
 
 def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], list[str]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, DemoModel
+from lightning.pytorch.demos.mnist_datamodule import MNISTDataModule
 from lightning.pytorch.demos.transformer import LightningTransformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -68,6 +69,11 @@ def trained(model: Any, data: Any, folder: Path, **options: Any) -> dict[str, fl
     losses = [row["train/loss"] for row in trainer.history]
     assert np.isfinite(losses).all() and losses[0] != losses[1]
     return trainer.history[-1]
+
+
+def needs(package: str) -> Any:
+    """The package, or a skip of the test."""
+    return pytest.importorskip(package, reason=f"{package} is of the group foreign: uv sync --group foreign")
 
 
 def few(data: Any, **options: Any) -> LightningData:
@@ -160,18 +166,20 @@ def test_lightnings_transformer(tmp_path: Path) -> None:
     trained(Transformer(), few(Sentences()), tmp_path)
 
 
-def test_an_image_classifier_of_lightnings_examples(tmp_path: Path) -> None:
-    from torchvision import transforms
+def write_mnist(folder: Path, counts: dict[str, int]) -> None:
+    """Write files of MNIST's format, with made images."""
+    folder.mkdir(parents=True)
+    for part, count in counts.items():
+        labels = np.arange(count, dtype=np.uint8) % 10
+        pixels = np.random.default_rng(0).integers(0, 255, (count, 28, 28), dtype=np.uint8)
+        for kind, values in (("labels-idx1", labels), ("images-idx3", pixels)):
+            header = np.array([2048 + values.ndim, *values.shape], ">i4").tobytes()
+            (folder / f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
 
-    class Digits(Dataset):
-        def __init__(self) -> None:
-            self.transform = transforms.ToTensor()
 
-        def __len__(self) -> int:
-            return 40
-
-        def __getitem__(self, index: int) -> Any:
-            return torch.rand(1, 28, 28, generator=rng(index)), index % 10
+def test_lightnings_mnist_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the data module looks for its files
+    write_mnist(tmp_path / "data" / "MNIST" / "raw", {"train": 48, "t10k": 12})
 
     class LitClassifier(L.LightningModule):
         """As in Lightning's example of an image classifier."""
@@ -195,7 +203,13 @@ def test_an_image_classifier_of_lightnings_examples(tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters(), lr=0.001)
 
-    assert "val/valid_loss" in trained(LitClassifier(), few(Digits(), partitioner=Dirichlet(1.0)), tmp_path)
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            x, y = batch
+            self.log("test_loss", nn.functional.cross_entropy(self(x), y))
+
+    data = MNISTDataModule(val_split=8, num_workers=0, batch_size=4)
+    row = trained(LitClassifier(), few(data, partitioner=Dirichlet(1.0)), tmp_path)
+    assert "val/valid_loss" in row and "test/loss" in row
 
 
 def image_and_label(index: int) -> dict[str, Any]:
@@ -205,14 +219,14 @@ def image_and_label(index: int) -> dict[str, Any]:
 def test_a_classification_task_of_torchgeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GDAL_CURL_CA_BUNDLE", "PROJ_CURL_CA_BUNDLE"):  # which torchgeo's import would leave behind
         monkeypatch.setenv(name, "")
-    trainers = pytest.importorskip("torchgeo.trainers")
+    trainers = needs("torchgeo.trainers")
     task = trainers.ClassificationTask(model="resnet18", in_channels=3, num_classes=3)
     row = trained(task, few(Made(image_and_label, 12), target="label", partitioner=Dirichlet(5.0)), tmp_path, local_steps=1)
     assert any(name.startswith("val/") for name in row) and any(name.startswith("train/") for name in row)
 
 
 def test_a_model_of_pytorch_forecasting(tmp_path: Path) -> None:
-    forecasting = pytest.importorskip("pytorch_forecasting")
+    forecasting = needs("pytorch_forecasting")
     import pandas as pd
 
     times, groups = np.tile(np.arange(30), 4), np.repeat(list("abcd"), 30)
@@ -227,8 +241,10 @@ def test_a_model_of_pytorch_forecasting(tmp_path: Path) -> None:
         time_varying_unknown_reals=["value"],
         time_varying_known_reals=["time"],
     )
-    model = forecasting.TemporalFusionTransformer.from_dataset(
-        series, learning_rate=0.01, hidden_size=4, attention_head_size=1, hidden_continuous_size=2, optimizer="adam"
+    small = {"hidden_size": 4, "attention_head_size": 1, "hidden_continuous_size": 2}
+    model, second = (
+        forecasting.TemporalFusionTransformer.from_dataset(series, learning_rate=0.01, optimizer="adam", **small)
+        for _ in range(2)
     )
 
     class Series(L.LightningDataModule):
@@ -238,13 +254,16 @@ def test_a_model_of_pytorch_forecasting(tmp_path: Path) -> None:
         def val_dataloader(self) -> Any:
             return series.to_dataloader(train=False, batch_size=8, num_workers=0)
 
-    # Its on_save_checkpoint stores encoders of the data set, which are neither tensors nor primitives.
-    row = trained(model, few(Series()), tmp_path, enable_checkpointing=False)
+    row = trained(model, few(Series()), tmp_path)
     assert any(name.startswith("val/") for name in row)
+    (last,) = tmp_path.rglob("last.ckpt")
+    again = flcog.FederatedTrainer(rounds=3, local_steps=2, logger=False, accelerator="cpu", enable_progress_bar=False)
+    again.fit(second, few(Series()), ckpt_path=str(last))
+    assert len(again.history) == 3
 
 
 def test_simclr_of_lightly(tmp_path: Path) -> None:
-    loss = pytest.importorskip("lightly.loss")
+    loss = needs("lightly.loss")
     from lightly.models.modules import SimCLRProjectionHead
     from lightly.transforms import SimCLRTransform
     from PIL import Image
@@ -281,8 +300,8 @@ def test_simclr_of_lightly(tmp_path: Path) -> None:
 
 
 def test_optuna_prunes_a_run(tmp_path: Path) -> None:
-    optuna = pytest.importorskip("optuna")
-    integration = pytest.importorskip("optuna_integration")
+    optuna = needs("optuna")
+    integration = needs("optuna_integration")
 
     class Always(optuna.pruners.BasePruner):  # type: ignore[misc,name-defined]
         def prune(self, study: Any, trial: Any) -> bool:

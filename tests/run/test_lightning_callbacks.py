@@ -224,3 +224,24 @@ def test_bad_entries_of_a_checkpoint(tmp_path: Path) -> None:
     Storing.entry = {"round": 7}
     with one_line(ValueError, "Storing.on_save_checkpoint changes 'round', which flcog writes"):
         fit(tmp_path, module=Storing(), **OPTIONS)
+
+
+def test_entries_of_lightnings_that_a_module_changes(tmp_path: Path) -> None:
+    """Their values that a checkpoint cannot hold are left out, with a warning."""
+
+    class Storing(Hooked):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"]["teacher"] = torch.ones(2)
+            checkpoint["hparams_name"] = "kwargs"
+            checkpoint["mine"] = {"name": "text", "deep": {"coder": object(), "size": 3}}
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.kept = checkpoint["mine"]
+
+    with pytest.warns(UserWarning, match="checkpoints do not store mine.deep.coder of Storing.on_save_checkpoint"):
+        run = fit(tmp_path, module=Storing(), **OPTIONS | {"rounds": 1}).run_dir
+    stored = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert stored["hparams_name"] == "kwargs" and stored["state_dict"].keys() - stored["params"].keys() == {"teacher"}
+    with pytest.warns(UserWarning, match="do not store"):
+        fit(tmp_path, module=(again := Storing()), ckpt_path=str(run), **OPTIONS)
+    assert again.kept == {"name": "text", "deep": {"size": 3}}
