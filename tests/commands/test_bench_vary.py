@@ -30,7 +30,7 @@ def test_every_combination_is_timed_in_turn(capsys: pytest.CaptureFixture[str]) 
     bench(trainer, classifier(), TinyData(), repeats=2, seconds=0, vary=vary)
     printed = capsys.readouterr().out
     header, _, *rows, bare = table(printed)
-    assert header == ["executor", "chunk_size", "tf32", "ran as", "a round", "of bare", "first round"]
+    assert header == ["executor", "chunk_size", "tf32", "ran as", "a round", "of bare", "of the first", "first round"]
     clients = {"1": "1 client at a time", "2": "2 clients at a time"}
     for executor in ("loop", "vmap"):
         for chunk_size in ("1", "2"):
@@ -96,13 +96,27 @@ def test_ratios_and_memory_are_each_ones_own(monkeypatch: pytest.MonkeyPatch, ca
         contestant.round()
     print_table([one, other], ["bare", "pfl"], [[1.0, 2.0, 4.0, 8.0]] * 2)
     header, _, *rows = table(capsys.readouterr().out)
-    assert header == ["chunk_size", "ran as", "a round", "of bare", "of pfl", "first round", "memory"]
-    assert [(row[2], row[3], row[4], row[6]) for row in rows[:2]] == [
-        ("1.00 s", "0.250 +- 0.000", "0.125 +- 0.000", "2.0 GiB"),
-        ("2.00 s", "0.500 +- 0.000", "0.250 +- 0.000", "512.0 MiB"),
+    assert header == ["chunk_size", "ran as", "a round", "of bare", "of pfl", "of the first", "first round", "memory"]
+    assert [(*row[2:6], row[7]) for row in rows[:2]] == [
+        ("1.00 s", "0.250 +- 0.000", "0.125 +- 0.000", "1.000 +- 0.000", "2.0 GiB"),
+        ("2.00 s", "0.500 +- 0.000", "0.250 +- 0.000", "2.000 +- 0.000", "512.0 MiB"),
     ]
     assert rows[0][1] == "vmap, 1 client at a time, CUDA graphs"
-    assert [row[:3] for row in rows[2:]] == [["bare", "", "4.00 s"], ["pfl", "", "8.00 s"]] and {len(row) for row in rows} == {7}
+    assert [row[:3] for row in rows[2:]] == [["bare", "", "4.00 s"], ["pfl", "", "8.00 s"]] and {len(row) for row in rows} == {8}
+
+
+def test_methods_are_timed_against_none(capsys: pytest.CaptureFixture[str]) -> None:
+    clip = {"class_path": "flcog.callbacks.ClipUpdate", "init_args": {"norm": 0.5}}
+    trainer = make_trainer(None, FedProx(mu=0.1))
+    bench(trainer, classifier(), TinyData(), repeats=1, seconds=0, vary={"callbacks": ["none", "Quantize", clip]})
+    _, _, *rows = table(capsys.readouterr().out)
+    assert [row[0] for row in rows] == ["none", "Quantize", "ClipUpdate(norm=0.5)", "bare"] and rows[0][4] == "1.000"
+    contestants = variations.variations(trainer, {"callbacks": ["none", "Quantize", clip]})
+    assert [[m.name for m in each.trainer.methods] for each in contestants] == [
+        ["FedProx"],
+        ["FedProx", "Quantize"],
+        ["FedProx", "ClipUpdate"],
+    ]
 
 
 @pytest.mark.usefixtures("command_line")
@@ -132,6 +146,9 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"chunk_size": ["a"]}, "chunk_size must be a whole number; got 'a'"),
         ({"chunk_size": [True]}, "chunk_size must be a whole number; got True"),
         ({}, "vary has nothing to vary"),
+        ({"callbacks": "TopK"}, r"vary\.callbacks is a list of values, as in --vary\.callbacks '\[none, Quantize, ClipUpdate\]'"),
+        ({"callbacks": ["none", "Quantise"]}, "vary.callbacks lists none, names of methods such as Quantize, .*; got 'Quantise': "),
+        ({"callbacks": [{"class_path": "flcog.callbacks.TopK", "init_args": {"fraction": 2.0}}]}, "TopK: fraction must lie in"),
     ],
 )  # fmt: skip
 def test_bad_words(vary: Any, message: str) -> None:

@@ -58,7 +58,8 @@ def bench(
             many samples in batches of 512, at the device's maximum speed.
         vary: lists of values of the trainer's executor, chunk_size, compile, precision or tf32, as in ``--vary.executor "[loop, vmap]"
             --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
-            bare loop of the config as it is.
+            bare loop of the config as it is, and to the first combination. ``--vary.callbacks "[none, Quantize, ClipUpdate]"`` times single
+            methods beside the config's own.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")

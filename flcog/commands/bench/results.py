@@ -1,5 +1,6 @@
 """Prints the times of ``flcog bench``: ratios with their uncertainty, in lines or as a table."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -40,7 +41,9 @@ def _ratios(rounds: Sequence[Sequence[float]], ours: int = 0, count: int = 1) ->
 
 def settled(rounds: Sequence[Sequence[float]], count: int) -> bool:
     """Whether the median of each ratio is known well enough. The first ``count`` times are ours."""
-    return all(uncertainty(ratios) <= STABLE for ours in range(count) for ratios in _ratios(rounds, ours, count))
+    rivals = [_ratios(rounds, ours, count) for ours in range(count)]
+    first = [[times[ours] / times[0] for times in rounds] for ours in range(1, count)]
+    return all(uncertainty(ratios) <= STABLE for ratios in itertools.chain(first, *rivals))
 
 
 def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
@@ -51,6 +54,7 @@ def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds:
     rows = []
     for place, contestant in enumerate(contestants):
         ratios = _ratios(rounds, place, count)
+        ratios += [[times[place] / times[0] for times in rounds]] if count > 1 else []
         doubt = max([doubt, *map(uncertainty, ratios)])
         rows.append(
             [
@@ -63,8 +67,10 @@ def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds:
             ]
         )
     for name, median in zip(names, medians[count:], strict=True):
-        rows.append([name, *[""] * (len(contestants[0].values) - 1), "", seconds(median), *[""] * (len(names) + 1 + on_gpu)])
-    header = [*contestants[0].values, "ran as", "a round", *(f"of {name}" for name in names), "first round", *["memory"] * on_gpu]
+        empty = [""] * (len(names) + (count > 1) + 1 + on_gpu)
+        rows.append([name, *[""] * (len(contestants[0].values) - 1), "", seconds(median), *empty])
+    others = [f"of {name}" for name in names] + ["of the first"] * (count > 1)
+    header = [*contestants[0].values, "ran as", "a round", *others, "first round", *["memory"] * on_gpu]
     print(
         f"{first.run.engine.processes.count} process(es), {torch.get_num_threads()} thread(s) each, {len(rounds)} rounds in turn"
     )

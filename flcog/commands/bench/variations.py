@@ -7,12 +7,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jsonargparse
 import torch
 
+import flcog.callbacks
 from flcog.client.executor import Choice
 from flcog.commands.bench.waiting import synchronise
 from flcog.core.output import say
 from flcog.core.text import first_line
+from flcog.method import Method, check_methods
+
+CALLBACKS = "callbacks"
+"""The name under which single methods vary, each of which runs beside the config's own methods."""
 
 MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
 """Arguments of the trainer that change how a round is computed, but not its result."""
@@ -76,9 +82,9 @@ def variations(trainer: Any, vary: Mapping[str, Any]) -> list[Contestant]:
     if not vary:
         raise ValueError(f"vary has nothing to vary; give a list of values of {', '.join(MAY_VARY)}")
     for name, values in vary.items():
-        if name not in MAY_VARY:
+        if name not in (*MAY_VARY, CALLBACKS):
             raise ValueError(
-                f"vary: {name} cannot be varied; give only options that do not change a round's result: {', '.join(MAY_VARY)}"
+                f"vary: {name} cannot be varied; give only options that do not change a round's result: {', '.join(MAY_VARY)}; or callbacks"
             )
         if not isinstance(values, list) or not values:
             raise ValueError(f"vary.{name} is a list of values, as in --vary.{name} '[{EXAMPLES[name]}]'; got {values!r}")
@@ -91,14 +97,32 @@ EXAMPLES = {
     "compile": "false, true",
     "precision": "32-true, bf16-mixed",
     "tf32": "false, true",
+    CALLBACKS: "none, Quantize, ClipUpdate",
 }
 
 
 def _varied(trainer: Any, values: Mapping[str, Any]) -> Contestant:
-    other = copy.copy(trainer)
-    other.settings = dataclasses.replace(trainer.settings, **values)
-    other.methods = copy.deepcopy(trainer.methods)
+    other, settings = copy.copy(trainer), {name: value for name, value in values.items() if name != CALLBACKS}
+    other.settings = dataclasses.replace(trainer.settings, **settings)
+    other.methods = [*copy.deepcopy(trainer.methods), *_method(values.get(CALLBACKS))]
+    check_methods(other.methods)
     return Contestant(other, values)
+
+
+def _method(value: Any) -> list[Method]:
+    """A method by its name, or by its class path and arguments as in configs; no method for ``none``."""
+    if value in (None, "none"):
+        return []
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--method", type=Method)
+    try:
+        path = f"flcog.callbacks.{value}" if value in flcog.callbacks.__all__ else value
+        return [parser.instantiate(parser.parse_object({"method": path})).method]
+    except (jsonargparse.ArgumentError, TypeError) as error:
+        raise ValueError(
+            f"vary.callbacks lists none, names of methods such as Quantize, and mappings with class_path and init_args; got {value!r}: "
+            f"{str(error).splitlines()[-1].strip()}"
+        ) from error
 
 
 def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) -> list[Contestant]:
@@ -129,5 +153,8 @@ def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) ->
 
 
 def as_yaml(value: Any) -> str:
-    """Format a value as in configs."""
+    """Format a value as in configs; a method with its arguments by its name and these."""
+    if isinstance(value, dict):
+        arguments = ", ".join(f"{name}={as_yaml(each)}" for name, each in value.get("init_args", {}).items())
+        return f"{value['class_path'].rpartition('.')[2]}({arguments})"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
