@@ -97,7 +97,7 @@ EXAMPLES = {
     "compile": "false, true",
     "precision": "32-true, bf16-mixed",
     "tf32": "false, true",
-    CALLBACKS: "none, Quantize, ClipUpdate",
+    CALLBACKS: "none, NAME",
 }
 
 
@@ -120,7 +120,7 @@ def _method(value: Any) -> list[Method]:
         return [parser.instantiate(parser.parse_object({"method": path})).method]
     except (jsonargparse.ArgumentError, TypeError) as error:
         raise ValueError(
-            f"vary.callbacks lists none, names of methods such as Quantize, and mappings with class_path and init_args; got {value!r}: "
+            f"vary.callbacks lists none, names of methods, and mappings with class_path and init_args; got {value!r}: "
             f"{str(error).splitlines()[-1].strip()}"
         ) from error
 
