@@ -60,6 +60,17 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.training_scores import TrainingScores
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
+    from flcog.callbacks.robust.adaptive_robust_clipping import AdaptiveRobustClipping
+    from flcog.callbacks.robust.bucketing import Bucketing
+    from flcog.callbacks.robust.bulyan import Bulyan
+    from flcog.callbacks.robust.centered_clipping import CenteredClipping
+    from flcog.callbacks.robust.coordinate_median import CoordinateMedian
+    from flcog.callbacks.robust.geometric_median import GeometricMedian
+    from flcog.callbacks.robust.krum import Krum, MultiKrum
+    from flcog.callbacks.robust.nearest_neighbour_mixing import NearestNeighbourMixing
+    from flcog.callbacks.robust.norm_bound import NormBound
+    from flcog.callbacks.robust.static_clipping import StaticClipping
+    from flcog.callbacks.robust.trimmed_mean import TrimmedMean
     from flcog.callbacks.scaffold import SCAFFOLD, SCAFFOLDInFedDisco
     from flcog.callbacks.selection.availability import Availability
     from flcog.callbacks.selection.diurnal_availability import DiurnalAvailability
@@ -91,8 +102,12 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "VHL",
+    "AdaptiveRobustClipping",
     "Availability",
     "BetaVAE",
+    "Bucketing",
+    "Bulyan",
+    "CenteredClipping",
     "Centralized",
     "Checkpoint",
     "ClassAccuracy",
@@ -101,6 +116,7 @@ __all__ = [
     "ClipGradient",
     "ClipUpdate",
     "ConditionalGAN",
+    "CoordinateMedian",
     "Ditto",
     "DiurnalAvailability",
     "EarlyStopping",
@@ -136,12 +152,17 @@ __all__ = [
     "FlexLoRA",
     "GeneratedImages",
     "GenerationTime",
+    "GeometricMedian",
     "GradientHeterogeneity",
     "GradientNoise",
+    "Krum",
     "LeashPretraining",
     "Local",
     "LocalModels",
     "LowPrecision",
+    "MultiKrum",
+    "NearestNeighbourMixing",
+    "NormBound",
     "Oort",
     "PoissonSampling",
     "PowerOfChoice",
@@ -154,10 +175,12 @@ __all__ = [
     "RoundsToTarget",
     "SCAFFOLDInFedDisco",
     "SignSGD",
+    "StaticClipping",
     "Stragglers",
     "Summary",
     "TopK",
     "TrainingScores",
+    "TrimmedMean",
     "UniformSelection",
     "WeightedSelection",
 ]

@@ -14,7 +14,7 @@ from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, 
 from flcog.core.commands import parser_of
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
-from flcog.method import Method
+from flcog.method import Method, UploadAggregator, UploadChange
 from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 
@@ -58,8 +58,8 @@ class MethodRow(NamedTuple):
 class Probe(FederatedDataModule):
     """Random images for counting a method's bytes."""
 
-    def __init__(self, task: Any = "classification") -> None:
-        super().__init__(num_clients=2, batch_size=8)
+    def __init__(self, task: Any = "classification", num_clients: int = 2) -> None:
+        super().__init__(num_clients=num_clients, batch_size=8)
         self.task, self.num_classes = task, 10
 
     def load(self) -> Splits:
@@ -86,12 +86,12 @@ class Traffic(NamedTuple):
     """Whether clients keep state between rounds."""
 
 
-def bytes_of_a_round(*methods: Method, adapters: bool = False) -> Traffic:
+def bytes_of_a_round(*methods: Method, adapters: bool = False, num_clients: int = 2) -> Traffic:
     """Measure the bytes up and down in one round of SimpleCNN or its LoRA adapters, without bytes that are sent only once."""
     adapters = adapters or any(method.needs_adapters for method in methods)
     acting: list[Any] = [dataclasses.replace(method, start_round=0) for method in methods]
     trainer = FederatedTrainer(rounds=10**6, local_steps=1, callbacks=acting, logger=False, accelerator="cpu", executor="loop")
-    trainer.prepare(_client("classification", adapters), Probe())
+    trainer.prepare(_client("classification", adapters), Probe(num_clients=num_clients))
     trainer.train_round()
     again, total = trainer.collect()[1], trainer.run.ledger
     once = (total.total_up - again.total_up, total.total_down - again.total_down)
@@ -109,8 +109,9 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
     """Make one row for each method with its default options."""
     rows = []
     for method in methods:
-        plain = _plain_bytes(method.needs_adapters)
-        traffic = bytes_of_a_round(_brief(method))
+        clients = max(2, method.least) if isinstance(method, UploadAggregator | UploadChange) else 2
+        plain = _plain_bytes(method.needs_adapters, clients)
+        traffic = bytes_of_a_round(_brief(method), num_clients=clients)
         documentation = " ".join((type(method).__doc__ or "").split())
         year = re.search(r"\b((?:19|20)\d\d)\b(?:(?!https?:).)*https?://", documentation)
         rows.append(
@@ -133,9 +134,9 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
 
 
 @functools.cache
-def _plain_bytes(adapters: bool) -> Traffic:
+def _plain_bytes(adapters: bool, num_clients: int) -> Traffic:
     """FedAvg's bytes on the same model."""
-    return bytes_of_a_round(adapters=adapters)
+    return bytes_of_a_round(adapters=adapters, num_clients=num_clients)
 
 
 def _relative(bytes_: int, once: int, plain: int) -> str:

@@ -46,7 +46,7 @@ class UploadMatrix(NamedTuple):
     Args:
         values: [n, d].
         weights: of the rows in a mean, float64 [n]; they sum to 1.
-        clients: the client of each row; empty once a row stands for several clients.
+        clients: the client of each row; empty after a row became the mean of several clients.
     """
 
     values: Tensor

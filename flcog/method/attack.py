@@ -17,7 +17,7 @@ from flcog.wire.envelope import Envelope
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Stage, protocol=True):
-    """Makes some clients attackers, which skip all stages but encodings: nobody can make them clip their updates.
+    """Makes some clients attackers, which skip all stages but encodings: they do not clip their updates.
 
     All attacks of a run have the same attackers, as far as their number is the same.
 
@@ -38,7 +38,7 @@ class Attack(Stage, protocol=True):
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"{self.name}: fraction must lie in [0, 1]; got {self.fraction}")
         if self.count is not None and (self.count < 0 or self.clients is not None):
-            fault = f"be at least 0; got {self.count}" if self.count < 0 else "be null beside clients: set one of them"
+            fault = f"be at least 0; got {self.count}" if self.count < 0 else "be null beside clients: remove count or clients"
             raise ValueError(f"{self.name}: count must {fault}")
 
     def check_clients(self, num_clients: int) -> None:

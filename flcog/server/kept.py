@@ -17,7 +17,7 @@ from flcog.core.types import Slot
 from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix
 
 TIMED_NUMBERS = 100_000
-"""The numbers of an upload with which a rule's time is estimated before round 1."""
+"""The length of the uploads that measure a rule's time before round 1."""
 
 
 class Place(NamedTuple):
@@ -136,7 +136,7 @@ class KeptUploads:
 
 
 def upload_methods(methods: Sequence[Method]) -> tuple[list[UploadChange], UploadAggregator | None]:
-    """The methods that change uploads, in the order in which they act, and the rule that combines them."""
+    """The methods that change uploads, in the order of their actions, and the rule that combines the uploads."""
     changes = [method for method in methods if isinstance(method, UploadChange)]
     rule = next((method for method in methods if isinstance(method, UploadAggregator)), None)
     return sorted(changes, key=lambda method: not isinstance(method, Attack)), rule
@@ -145,7 +145,7 @@ def upload_methods(methods: Sequence[Method]) -> tuple[list[UploadChange], Uploa
 def check_uploads(
     methods: Sequence[Method], count: int, num_numbers: int, servers: Mapping[str, Slot], device: torch.device
 ) -> MemoryNote | None:
-    """Refuse a rule for which the cohort is too small, and note the memory and the time of a round.
+    """Refuse a rule that needs larger cohorts, and note the memory and the time of a round.
 
     Args:
         methods: of the run.

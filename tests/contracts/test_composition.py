@@ -25,6 +25,8 @@ from flcog.callbacks import (
     MOON,
     SCAFFOLD,
     Availability,
+    Bucketing,
+    Bulyan,
     FedAvgMInFedDisco,
     FedDC,
     FedDCInFedDisco,
@@ -34,6 +36,8 @@ from flcog.callbacks import (
     FedNova,
     FedNovaInFedDisco,
     FedProx,
+    Krum,
+    MultiKrum,
     PowerOfChoice,
     SCAFFOLDInFedDisco,
     UniformSelection,
@@ -48,6 +52,7 @@ for _case in CASES.values():
 # Forms that fit any number of clients, and that leave the weights to other methods.
 for _method in (Availability(), PowerOfChoice(), UniformSelection(), WeightedSelection()):
     FORMS[_method.name] = _method
+FORMS |= {method.name: method for method in (Bucketing(s=1), Bulyan(f=0), Krum(f=0), MultiKrum(f=0))}
 FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # changes the model, as MOON without a projection does not
 
 NAMES = sorted(FORMS, key=str.lower)
@@ -83,7 +88,12 @@ CODECS = ("LowPrecision", "Quantize", "RandomK", "RotatedQuantize", "SignSGD", "
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(CODECS, 2), "both encode what clients send")
 EXCLUSIVE |= {("EncodedBroadcast", name): "its clients receive different parts of the model" for name in ("FedRep", "FlexLoRA")}
 EXCLUSIVE |= {("EncodedBroadcast", "PowerOfChoice"): "its candidates download the model before the broadcast is encoded"}
+RULES = ("Bulyan", "CenteredClipping", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "NormBound", "TrimmedMean")
+EXCLUSIVE |= dict.fromkeys(itertools.combinations(RULES, 2), "both replace the mean of the clients' changes")
+PRE_AGGREGATIONS = ("AdaptiveRobustClipping", "Bucketing", "NearestNeighbourMixing", "StaticClipping")
 AT_THE_SERVER = (
+    *RULES,
+    *PRE_AGGREGATIONS,
     *(
         "DENSE",
         "EncodedBroadcast",

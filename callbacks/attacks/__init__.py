@@ -1,0 +1,1 @@
+"""Attacks: clients that harm the global model on purpose."""

@@ -1,0 +1,1 @@
+"""Robust rules, which combine uploads although some clients attack, and pre-aggregations, which act before them."""

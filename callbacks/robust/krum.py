@@ -1,0 +1,101 @@
+"""Krum and MultiKrum: the uploads that have the nearest neighbours."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flcog.callbacks.robust.parts import ToleratesAttackers, distances
+from flcog.core.checks import at_least
+from flcog.core.types import Slot
+from flcog.method import UploadMatrix
+
+
+@dataclass(frozen=True)
+class Krum(ToleratesAttackers):
+    """Takes the upload with the smallest sum of squared distances to its n - f - 2 nearest neighbours.
+
+    ::
+
+        score(i) = sum_{j near i} ||u_i - u_j||^power,   u = u_i with the smallest score
+
+    The global model follows one client, so a client with unusual data hardly ever counts.
+
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017,
+    https://arxiv.org/abs/1703.02757. The program of Karimireddy et al. 2022, https://arxiv.org/abs/2006.09365, squares the squares:
+    ``power=4``.
+
+    Args:
+        f: the largest number of attackers in a round, at least 0. A round, or the buckets of a round, must have 2 f + 3 uploads.
+        power: of the distances, at least 1; 2 in the paper.
+
+    Example:
+        >>> rows = UploadMatrix(torch.tensor([[1.0], [1.1], [1.15], [1.4], [90.0]]), torch.full((5,), 0.2))
+        >>> Krum(f=1).combine(rows, {})[0]
+        tensor([1.1000])
+    """
+
+    power: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "power")
+
+    @property
+    def least(self) -> int:
+        return 2 * self.f + 3
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        return uploads.values[scores(distances(uploads.values), self.f, self.power).argmin()], server
+
+
+@dataclass(frozen=True)
+class MultiKrum(ToleratesAttackers):
+    """Takes the weighted mean of the uploads with the smallest scores of :class:`Krum`.
+
+    ::
+
+        u = sum_k p_k u_k / sum_k p_k      over the n - f clients with the smallest scores
+
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017,
+    https://arxiv.org/abs/1703.02757. The paper weighs all clients equally, which ``EqualWeights`` does.
+
+    Args:
+        f: the largest number of attackers in a round, at least 0. A round, or the buckets of a round, must have 2 f + 3 uploads.
+        keep: the number of uploads in the mean, at least 1; None keeps all but f.
+
+    Example:
+        >>> rows = UploadMatrix(torch.tensor([[1.0], [1.1], [1.15], [1.4], [90.0]]), torch.full((5,), 0.2))
+        >>> MultiKrum(f=1).combine(rows, {})[0]
+        tensor([1.1625])
+    """
+
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "keep")
+
+    @property
+    def least(self) -> int:
+        return max(2 * self.f + 3, self.keep or 0)
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        order = scores(distances(uploads.values), self.f).argsort(stable=True)
+        kept = order[: self.keep or len(order) - self.f]
+        weights = uploads.weights[kept]
+        return UploadMatrix(uploads.values[kept], weights / weights.sum()).mean(), server
+
+
+def scores(distances: Tensor, f: int, power: int = 2) -> Tensor:
+    """Krum's score of each row, [n].
+
+    Args:
+        distances: between all rows, [n, n].
+        f: the number of attackers.
+        power: of the distances in the score.
+    """
+    neighbours = max(1, len(distances) - f - 2)
+    own = torch.eye(len(distances), dtype=torch.bool, device=distances.device)
+    nearest = distances.masked_fill(own, torch.inf).sort(dim=1).values[:, :neighbours]
+    return nearest.double().pow(power).sum(1)

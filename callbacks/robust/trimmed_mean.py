@@ -1,0 +1,45 @@
+"""TrimmedMean: the mean of each number without its smallest and largest values."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns
+from flcog.core.types import Slot
+from flcog.method import UploadMatrix
+
+
+@dataclass(frozen=True)
+class TrimmedMean(ToleratesAttackers):
+    """Leaves out the f smallest and the f largest values of each number, and takes the weighted mean of the others.
+
+    ::
+
+        u[j] = sum_k p_k u_k[j] / sum_k p_k      over the n - 2 f clients in the middle of the order of u_k[j]
+
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, https://arxiv.org/abs/1803.01498.
+    The paper weighs all clients equally, which ``EqualWeights`` does.
+
+    Args:
+        f: the largest number of attackers in a round, at least 0 and below half of the uploads.
+
+    Example:
+        >>> import torch
+        >>> rows = UploadMatrix(torch.tensor([[1.0], [2.0], [90.0]]), torch.full((3,), 1 / 3))
+        >>> TrimmedMean(f=1).combine(rows, {})[0]
+        tensor([2.])
+    """
+
+    @property
+    def least(self) -> int:
+        return 2 * self.f + 1
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        kept = slice(self.f, len(uploads.values) - self.f)
+
+        def mean(part: Tensor) -> Tensor:
+            values, order = part.sort(dim=0)
+            weights = uploads.weights[order[kept]]
+            return ((weights * values[kept]).sum(0) / weights.sum(0)).to(part.dtype)
+
+        return by_columns(mean, uploads.values), server

@@ -1,0 +1,99 @@
+"""Changes of uploads before a robust rule, against numpy."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import distance, train
+from reference import robust
+
+from flcog.callbacks import (
+    AdaptiveRobustClipping,
+    Bucketing,
+    CoordinateMedian,
+    Krum,
+    NearestNeighbourMixing,
+    NormBound,
+    StaticClipping,
+)
+from flcog.core.randomness import make_rng
+from flcog.method import Method
+
+
+def in_buckets(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
+    """The harness's seed is 0."""
+    order = torch.randperm(len(rows), generator=make_rng(0, round, "server", "Bucketing")).numpy()
+    return robust.bucketing(rows, weights, order)
+
+
+def mixed(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
+    return robust.mixing(rows, weights)
+
+
+def shortened(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
+    return robust.static_clipping(rows, weights, 0.2)
+
+
+def adapted(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
+    return robust.adaptive_clipping(rows, weights)
+
+
+# Buckets are random, and one client is too few for f = 1.
+before_median = partial(Case, random=True, beside=(CoordinateMedian(),))
+CASES: dict[str, Case] = {
+    "Bucketing": before_median(
+        Bucketing(s=2), partial(robust.run, rule=robust.median, before=in_buckets), neutral=Bucketing(s=1)
+    ),
+    "NearestNeighbourMixing": before_median(
+        NearestNeighbourMixing(f=1), partial(robust.run, rule=robust.median, before=mixed), rtol=1e-8
+    ),
+    "NearestNeighbourMixing alone": Case(
+        NearestNeighbourMixing(f=1), partial(robust.run, before=mixed), random=True, neutral=NearestNeighbourMixing(f=0)
+    ),
+    "StaticClipping": before_median(
+        StaticClipping(norm=0.2), partial(robust.run, rule=robust.median, before=shortened), neutral=StaticClipping(norm=1e9)
+    ),
+    "AdaptiveRobustClipping": before_median(
+        AdaptiveRobustClipping(f=1),
+        partial(robust.run, rule=robust.median, before=adapted),
+        neutral=AdaptiveRobustClipping(f=0),
+    ),
+}
+REFUSED: Refusals = {
+    Bucketing: [({"s": 0}, "s must be at least 1; got 0")],
+    NearestNeighbourMixing: [({"f": -1}, "f must be at least 0; got -1")],
+    StaticClipping: [({"norm": 0.0}, "norm must be positive; got 0.0")],
+    AdaptiveRobustClipping: [({"f": -1}, "f must be at least 0; got -1")],
+}
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ([Bucketing(s=2), Krum(f=1)], "Krum needs at least 5 uploads and gets 3 from Bucketing, because a round has 5 clients"),
+        ([NearestNeighbourMixing(f=3)], "NearestNeighbourMixing needs at least 7 uploads and gets 5"),
+        ([AdaptiveRobustClipping(f=3)], "AdaptiveRobustClipping needs at least 7 uploads and gets 5"),
+        (
+            [Bucketing(s=2), NearestNeighbourMixing(f=2)],
+            "NearestNeighbourMixing needs at least 5 uploads and gets 3 from Bucketing",
+        ),
+    ],
+)
+def test_f_counts_after_bucketing(methods: list[Method], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        train(*methods, rounds=1)
+
+
+def test_they_act_in_the_order_of_the_list_and_before_the_rule() -> None:
+    clip, mix, rule = StaticClipping(norm=0.2), NearestNeighbourMixing(f=1), CoordinateMedian()
+    ends = [train(*methods, rounds=1).state for methods in ((clip, mix, rule), (rule, clip, mix), (mix, clip, rule))]
+    assert distance(ends[0], ends[1]) == 0 and distance(ends[0], ends[2]) > 1e-6
+
+
+def test_without_a_rule_buckets_keep_the_mean() -> None:
+    plain, bucketed = (train(*methods).state for methods in ((), (Bucketing(s=2),)))
+    assert distance(plain, bucketed) < 1e-12
+    norm = 0.2
+    assert distance(train(StaticClipping(norm=norm)).state, train(NormBound(norm=norm)).state) < 1e-12

@@ -1,0 +1,216 @@
+"""Robust rules: against numpy from their papers, over the whole envelope, and with too few uploads."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import SGD, BatchNormMLP, assert_close, classifier, distance, problem_of, train
+from reference import robust
+from torch import Tensor
+
+from flcog.callbacks import (
+    SCAFFOLD,
+    Bulyan,
+    CenteredClipping,
+    CoordinateMedian,
+    EqualWeights,
+    FedDisco,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormBound,
+    PoissonSampling,
+    TrimmedMean,
+)
+from flcog.core.types import Slot
+from flcog.method import Method, UploadAggregator, UploadMatrix
+
+# One client, or three, are too few for f = 1, and the contracts of equal clients have no more.
+few = partial(Case, random=True)
+CASES: dict[str, Case] = {
+    "CoordinateMedian": Case(CoordinateMedian(), partial(robust.run, rule=robust.median)),
+    "CoordinateMedian with statistics": Case(
+        CoordinateMedian(), partial(robust.run, rule=robust.median), module=partial(classifier, network=BatchNormMLP)
+    ),
+    "TrimmedMean": few(TrimmedMean(f=1), partial(robust.run, rule=robust.trimmed_mean), neutral=TrimmedMean(f=0)),
+    "Krum": few(Krum(f=1), partial(robust.run, rule=robust.krum)),
+    "MultiKrum": few(MultiKrum(f=1), partial(robust.run, rule=robust.multi_krum), neutral=MultiKrum(f=0)),
+    "Bulyan": few(Bulyan(f=1), partial(robust.run, rule=robust.bulyan), options={"clients_per_round": 7}, neutral=Bulyan(f=0)),
+    "GeometricMedian": Case(
+        GeometricMedian(), partial(robust.run, rule=robust.geometric_median), neutral=GeometricMedian(nu=1e9)
+    ),
+    "CenteredClipping": Case(
+        CenteredClipping(radius=0.2),
+        partial(robust.run, rule=robust.centered_clipping, radius=0.2),
+        neutral=CenteredClipping(radius=1e9),
+    ),
+    "NormBound": Case(NormBound(norm=0.2), partial(robust.run, rule=robust.norm_bound, norm=0.2), neutral=NormBound(norm=1e9)),
+}
+REFUSED: Refusals = {
+    TrimmedMean: [({"f": -1}, "f must be at least 0; got -1")],
+    Krum: [({"f": -1}, "f must be at least 0; got -1"), ({"power": 0}, "power must be at least 1; got 0")],
+    MultiKrum: [({"f": -1}, "f must be at least 0; got -1"), ({"keep": 0}, "keep must be at least 1, or null; got 0")],
+    Bulyan: [({"f": -1}, "f must be at least 0; got -1")],
+    GeometricMedian: [({"steps": 0}, "steps must be at least 1; got 0"), ({"nu": 0.0}, "nu must be positive; got 0.0")],
+    CenteredClipping: [
+        ({"radius": 0.0}, "radius must be positive; got 0.0"),
+        ({"steps": 0}, "steps must be at least 1; got 0"),
+    ],
+    NormBound: [({"norm": 0.0}, "norm must be positive; got 0.0")],
+}
+
+RULES: list[tuple[UploadAggregator, Callable[..., Any]]] = [
+    (CoordinateMedian(), robust.median),
+    (TrimmedMean(f=3), partial(robust.trimmed_mean, f=3)),
+    (Krum(f=4), partial(robust.krum, f=4)),
+    (Krum(f=4, power=4), partial(robust.krum, f=4, power=4)),
+    (MultiKrum(f=4), partial(robust.multi_krum, f=4)),
+    (MultiKrum(f=4, keep=2), partial(robust.multi_krum, f=4, keep=2)),
+    (Bulyan(f=2), partial(robust.bulyan, f=2)),
+    (GeometricMedian(), robust.geometric_median),
+    (GeometricMedian(steps=40, nu=1e-3), partial(robust.geometric_median, steps=40, nu=1e-3)),
+    (NormBound(norm=2.0), partial(robust.norm_bound, norm=2.0)),
+]
+
+
+def rows(count: int, equal: bool, seed: int = 0) -> UploadMatrix:
+    """Uploads whose first three are far away. Two are equal."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(count, 9)) + 30 * (np.arange(count) < 3)[:, None]
+    values[5] = values[6]
+    weights = np.full(count, 1 / count) if equal else rng.dirichlet(np.full(count, 3.0))
+    return UploadMatrix(torch.from_numpy(values), torch.from_numpy(weights), list(range(count)))
+
+
+@pytest.mark.parametrize(("rule", "reference"), RULES, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("count", [11, 12])
+def test_rules_against_numpy(rule: UploadAggregator, reference: Callable[..., Any], equal: bool, count: int) -> None:
+    uploads = rows(count, equal)
+    found, _ = rule.combine(uploads, {})
+    torch.testing.assert_close(found.numpy(), reference(uploads.values.numpy(), uploads.weights.numpy()), rtol=1e-12, atol=1e-12)
+
+
+def test_centered_clipping_starts_from_its_last_aggregate() -> None:
+    rule, state, last = CenteredClipping(radius=1.5, steps=2), {}, None
+    for seed in range(3):
+        uploads = rows(11, equal=False, seed=seed)
+        found, state = rule.combine(uploads, state)
+        last = robust.centered_clipping(uploads.values.numpy(), uploads.weights.numpy(), last, radius=1.5, steps=2)
+        torch.testing.assert_close(found.numpy(), last, rtol=1e-12, atol=1e-12)
+    shorter = UploadMatrix(uploads.values[:, :4], uploads.weights)
+    torch.testing.assert_close(rule.combine(shorter, state)[0], rule.combine(shorter, {})[0])
+
+
+def test_fourth_powers_choose_another_upload() -> None:
+    """Neighbours at 1, 1, 1, 1.9 against 1.4 four times: squares prefer the first, and fourth powers the second."""
+    squares, fourths = (robust.krum_scores(np.array([[0.0], [1.0], [1.0], [1.0], [1.9], [9.0]]), 0, power) for power in (2, 4))
+    values = torch.tensor([[0.0], [1.0], [1.0], [1.0], [1.9], [9.0]], dtype=torch.float64)
+    uploads = UploadMatrix(values, torch.full((6,), 1 / 6, dtype=torch.float64))
+    for power, expected in ((2, squares), (4, fourths)):
+        assert float(Krum(f=0, power=power).combine(uploads, {})[0]) == values[int(np.argmin(expected)), 0]
+
+
+@dataclass(frozen=True)
+class First(UploadAggregator):
+    """The first client's upload."""
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        return uploads.values[0], server
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_messages_and_buffers_are_combined_like_the_model(executor: str) -> None:
+    """As if every client had sent what the first one did: SCAFFOLD's c moves by 5 / 8 of its change."""
+    module = partial(classifier, SGD, BatchNormMLP)
+    trainer = train(SCAFFOLD(), First(), module=module(), rounds=1, executor=executor)
+    problem = problem_of(trainer, module(), SGD)
+    chosen = min(problem.rounds[0], key=lambda client: client.id)
+    alone = robust.train(problem, problem.model, chosen).state_dict()
+    assert_close(trainer.state, alone)
+    start, travelled = problem.model.state_dict(), 0.1 * len(chosen.batches)
+    for name, value in trainer.servers["SCAFFOLD"]["c"].items():
+        key = name.removeprefix("model.")
+        torch.testing.assert_close(value, 5 / 8 * (start[key] - alone[key]) / travelled, rtol=1e-9, atol=1e-12)
+
+
+def test_rules_use_the_weights_of_other_methods() -> None:
+    for rule in (CoordinateMedian(), GeometricMedian(), MultiKrum(f=1)):
+        plain, disco, equal = (train(*methods, rule, rounds=1).state for methods in ((), (FedDisco(a=0.9),), (EqualWeights(),)))
+        assert distance(plain, disco) > 1e-6 < distance(plain, equal), rule.name
+
+
+def test_its_place_in_the_list_does_not_matter() -> None:
+    one, other = (train(*methods, rounds=2).state for methods in ((Krum(f=1), SCAFFOLD()), (SCAFFOLD(), Krum(f=1))))
+    assert distance(one, other) == 0
+
+
+def test_one_attacker_moves_a_mean_and_no_rule() -> None:
+    @dataclass(frozen=True)
+    class Far(First):
+        """The mean, or a rule, of the uploads with a far one in the place of the first."""
+
+        rule: Method | None = None
+
+        def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+            uploads.values[0] = 1e6
+            if not isinstance(self.rule, UploadAggregator):
+                return uploads.mean(), server
+            return self.rule.combine(uploads, {})[0], server
+
+    start = classifier().double().model.state_dict()
+    for rule, _ in [
+        *RULES[:1],
+        (TrimmedMean(f=1), 0),
+        (Krum(f=1), 0),
+        (MultiKrum(f=1), 0),
+        *RULES[7:8],
+        (CenteredClipping(1.0), 0),
+    ]:
+        assert distance(train(Far(rule), rounds=1).state, start) < 5, rule.name
+    assert distance(train(Far(), rounds=1).state, start) > 1e4
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ([Krum(f=2)], "Krum needs at least 7 uploads and gets 5, because a round has 5 clients: lower f, or raise"),
+        ([Bulyan(f=1)], "Bulyan needs at least 7 uploads and gets 5"),
+        ([TrimmedMean(f=3)], "TrimmedMean needs at least 7 uploads and gets 5"),
+        ([MultiKrum(f=1, keep=6)], "MultiKrum needs at least 6 uploads and gets 5"),
+        ([CoordinateMedian(), GeometricMedian()], "CoordinateMedian and GeometricMedian both replace the mean"),
+    ],
+)
+def test_runs_that_cannot_be(methods: list[Method], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        train(*methods, rounds=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_round_with_too_few_uploads_leaves_the_model() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer = train(Krum(f=1), PoissonSampling(rate=0.65, at_most=None), rounds=6)
+    counts = [row["clients/participating"] for row in trainer.rows]
+    expected = [
+        f"round {i + 1}: Krum needs at least 5 uploads and gets {int(n)}; the model stays as it was"
+        for i, n in enumerate(counts)
+        if 0 < n < 5
+    ]
+    assert expected and [str(one.message) for one in said if "Krum" in str(one.message)] == expected
+    assert len(expected) < 6
+
+
+def test_the_summary_names_memory_and_time() -> None:
+    notes = train(CoordinateMedian(), rounds=1).notes
+    numbers = sum(value.numel() for value in classifier().parameters())
+    text = next(note for note in notes if "CoordinateMedian" in note)
+    assert (
+        f"keeps 5 uploads until the last has arrived, in {2 * 5 * numbers * 8 / 1e6:.3g} MB, and combines them in about " in text
+    )
