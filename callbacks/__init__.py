@@ -6,6 +6,14 @@ from flcog.core.commands import Command, TrainerCommand
 from flcog.core.lazy import lazily
 
 if TYPE_CHECKING:
+    from flcog.callbacks.attacks.a_little_is_enough import ALittleIsEnough
+    from flcog.callbacks.attacks.backdoor import Backdoor
+    from flcog.callbacks.attacks.gaussian_attack import GaussianAttack
+    from flcog.callbacks.attacks.inner_product_manipulation import InnerProductManipulation
+    from flcog.callbacks.attacks.label_flip import LabelFlip
+    from flcog.callbacks.attacks.mimic import Mimic
+    from flcog.callbacks.attacks.min_max import MinMax
+    from flcog.callbacks.attacks.sign_flip import SignFlip
     from flcog.callbacks.centralized import Centralized
     from flcog.callbacks.client_dropout import ClientDropout
     from flcog.callbacks.clip_gradient import ClipGradient
@@ -82,6 +90,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.selection.weighted_selection import WeightedSelection
     from flcog.callbacks.stragglers import Stragglers
     from flcog.callbacks.vhl import VHL
+    from flcog.callbacks.worker_momentum import WorkerMomentum
     from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
 else:
     __getattr__, __dir__ = lazily(__name__)
@@ -102,8 +111,10 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "VHL",
+    "ALittleIsEnough",
     "AdaptiveRobustClipping",
     "Availability",
+    "Backdoor",
     "BetaVAE",
     "Bucketing",
     "Bulyan",
@@ -150,16 +161,21 @@ __all__ = [
     "Fedssyn",
     "FineTune",
     "FlexLoRA",
+    "GaussianAttack",
     "GeneratedImages",
     "GenerationTime",
     "GeometricMedian",
     "GradientHeterogeneity",
     "GradientNoise",
+    "InnerProductManipulation",
     "Krum",
+    "LabelFlip",
     "LeashPretraining",
     "Local",
     "LocalModels",
     "LowPrecision",
+    "Mimic",
+    "MinMax",
     "MultiKrum",
     "NearestNeighbourMixing",
     "NormBound",
@@ -174,6 +190,7 @@ __all__ = [
     "RoundRobin",
     "RoundsToTarget",
     "SCAFFOLDInFedDisco",
+    "SignFlip",
     "SignSGD",
     "StaticClipping",
     "Stragglers",
@@ -183,4 +200,5 @@ __all__ = [
     "TrimmedMean",
     "UniformSelection",
     "WeightedSelection",
+    "WorkerMomentum",
 ]

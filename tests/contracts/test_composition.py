@@ -9,6 +9,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ from flcog.callbacks import (
     UniformSelection,
     WeightedSelection,
 )
-from flcog.method import Method, Params, check_methods
+from flcog.method import Attack, Method, Params, check_methods
 
 FORMS: dict[str, Method] = {}
 """Every method once, with the settings of its first case: what a tiny model and a few steps can carry."""
@@ -53,6 +54,7 @@ for _case in CASES.values():
 for _method in (Availability(), PowerOfChoice(), UniformSelection(), WeightedSelection()):
     FORMS[_method.name] = _method
 FORMS |= {method.name: method for method in (Bucketing(s=1), Bulyan(f=0), Krum(f=0), MultiKrum(f=0))}
+FORMS |= {name: replace(method, clients=(1,)) for name, method in FORMS.items() if isinstance(method, Attack)}
 FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # changes the model, as MOON without a projection does not
 
 NAMES = sorted(FORMS, key=str.lower)
@@ -90,10 +92,12 @@ EXCLUSIVE |= {("EncodedBroadcast", name): "its clients receive different parts o
 EXCLUSIVE |= {("EncodedBroadcast", "PowerOfChoice"): "its candidates download the model before the broadcast is encoded"}
 RULES = ("Bulyan", "CenteredClipping", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "NormBound", "TrimmedMean")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(RULES, 2), "both replace the mean of the clients' changes")
+ATTACKS_AT_THE_SERVER = ("ALittleIsEnough", "InnerProductManipulation", "Mimic", "MinMax")
 PRE_AGGREGATIONS = ("AdaptiveRobustClipping", "Bucketing", "NearestNeighbourMixing", "StaticClipping")
 AT_THE_SERVER = (
     *RULES,
     *PRE_AGGREGATIONS,
+    *ATTACKS_AT_THE_SERVER,
     *(
         "DENSE",
         "EncodedBroadcast",

@@ -22,6 +22,7 @@ import flcog.callbacks
 import flcog.datamodules
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
+from flcog.callbacks.attacks.parts import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
 from flcog.callbacks.robust.parts import ToleratesAttackers
@@ -172,7 +173,7 @@ BASES = (
         UploadAggregator,
         UploadChange,
     ),
-    *(Codec, Sparse, ToleratesAttackers),
+    *(Codec, Sparse, ToleratesAttackers, OmniscientAttack),
 )
 
 MODULES = [info.name for info in pkgutil.walk_packages(flcog.callbacks.__path__, "flcog.callbacks.") if not info.ispkg]
@@ -210,7 +211,7 @@ def test_the_lists_of_methods_agree() -> None:
     assert found == set(METHODS)
     configured = set(re.findall(r"class_path: flcog\.callbacks\.(\w+)", "".join(path.read_text() for path in CONFIGS)))
     assert set(METHODS) <= configured <= set(flcog.callbacks.__all__)
-    assert len([case for case in CASES.values() if case.no_reference]) == 3
+    assert len([case for case in CASES.values() if case.no_reference]) == 4
 
 
 NOT_ON_TINY_DATA = {

@@ -1,10 +1,11 @@
-"""Robust rules and pre-aggregations in numpy, from their papers, and FedAvg with a rule in the place of the mean.
+"""Robust rules, pre-aggregations and attacks in numpy, from their papers, and FedAvg with all of them and momentum at the clients.
 
 A rule takes the clients' changes as rows, their weights, and the last aggregate. A pre-aggregation takes and returns rows and weights.
 """
 
 import copy
 from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -114,15 +115,76 @@ def adaptive_clipping(rows, weights, f=1):
     return static_clipping(rows, weights, bound)
 
 
-def run(problem: Problem, rule=mean, before=None, **arguments) -> State:
-    """FedAvg with the rule. ``before(rows, weights, round)`` is a pre-aggregation."""
-    model, rule, last = copy.deepcopy(problem.model), partial(rule, **arguments), None
+def little(honest, count, z=None, **state):
+    n = len(honest) + count
+    s = n // 2 + 1 - count
+    z = NormalDist().inv_cdf((n - count - s) / (n - count)) if z is None else z
+    return honest.mean(0) - z * honest.std(0, ddof=1)
+
+
+def inner_product(honest, count, epsilon=0.1, **state):
+    return -epsilon * honest.mean(0)
+
+
+def min_max(honest, count, direction="std", **state):
+    """By bisection, as in the paper."""
+    mean = honest.mean(0)
+    p = {"std": -honest.std(0, ddof=1), "unit": -mean / np.linalg.norm(mean), "sign": -np.sign(mean)}[direction]
+    most = max(np.linalg.norm(a - b) for a in honest for b in honest)
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        fits = max(np.linalg.norm(mean + middle * p - row) for row in honest) <= most
+        low, high = (middle, high) if fits else (low, middle)
+    return mean + low * p
+
+
+def mimic(honest, count, ids, round, memory, warmup, start):
+    """As the authors' program: z and mu in the first rounds, and then a fixed client."""
+    mean = honest.mean(0)
+    if round == 0:
+        memory.update(z=start(round, len(mean)), mu=mean)
+    else:
+        memory["mu"] = round / (1 + round) * memory["mu"] + mean / (1 + round)
+    if round < warmup:
+        step = sum((row - memory["mu"]) * np.dot(row - memory["mu"], memory["z"]) for row in honest)
+        step = step / np.linalg.norm(step)
+        memory["z"] = step if round == 0 else round / (1 + round) * memory["z"] + step / (1 + round)
+        memory["z"] = memory["z"] / np.linalg.norm(memory["z"])
+    farthest = int(np.argmax(honest @ memory["z"]))
+    if round < warmup:
+        memory["target"] = ids[farthest]
+    return honest[ids.index(memory["target"]) if memory["target"] in ids else farthest]
+
+
+def run(
+    problem: Problem, rule=mean, before=None, attackers=(), poison=None, send=None, forge=None, beta=0.0, **arguments
+) -> State:
+    """FedAvg with the rule.
+
+    ``before(rows, weights, round)`` is a pre-aggregation. Attackers train on ``poison(inputs, targets)``, and send ``send(row)`` or,
+    knowing the honest rows, ``forge``. The others send momentum.
+    """
+    model, rule, last, momenta, memory = copy.deepcopy(problem.model), partial(rule, **arguments), None, {}, {}
     for round, clients in enumerate(problem.rounds):
         start = copy.deepcopy(model.state_dict())
         floats = [name for name, value in start.items() if value.is_floating_point()]
-        ends = [train(problem, model, client).state_dict() for client in clients]
+        evil = [client.id in attackers for client in clients]
+        poisoned = [
+            client._replace(batches=[poison(*batch) for batch in client.batches]) if bad and poison else client
+            for client, bad in zip(clients, evil, strict=True)
+        ]
+        ends = [train(problem, model, client).state_dict() for client in poisoned]
         rows = np.stack([np.concatenate([(end[n] - start[n]).numpy().ravel() for n in floats]) for end in ends])
         weights = np.array([float(share) for share in shares(clients)])
+        for k, (client, bad) in enumerate(zip(clients, evil, strict=True)):
+            if bad and send:
+                rows[k] = send(rows[k])
+            elif not bad:
+                momenta[client.id] = rows[k] = beta * momenta.get(client.id, 0) + rows[k]
+        if forge and any(evil):
+            honest, ids = rows[~np.array(evil)], [client.id for client, bad in zip(clients, evil, strict=True) if not bad]
+            rows[np.array(evil)] = forge(honest, sum(evil), ids=ids, round=round, memory=memory)
         if before is not None:
             rows, weights = before(rows, weights, round)
         last = rule(rows, weights, last)

@@ -1,0 +1,101 @@
+"""Backdoor: attackers teach the model to recognise a trigger."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flcog.apply import forward
+from flcog.callbacks.attacks.parts import altered
+from flcog.core.checks import at_least, positive, within
+from flcog.core.types import Batch, Params, Slot
+from flcog.method import Attack, Context, Envelope, Gradient, GradientFunction, Run
+
+ROWS = 256
+"""Test samples in a forward pass."""
+
+
+@dataclass(frozen=True)
+class Backdoor(Attack):
+    """Lets attackers train part of each batch with a trigger in the input and the attackers' class as the label.
+
+    ::
+
+        (x, y) <- (trigger(x), target)      for the first ``share`` of a batch
+        u_k <- boost u_k
+
+    The trigger sets the last ``size`` columns of the last ``size`` rows of an image, or the last ``size`` features of a row of a table, to
+    ``value``. Each evaluation adds the column ``test/backdoor_success``: the share of test samples of other classes that the global model
+    takes for the target class when they have the trigger.
+
+    Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020, https://arxiv.org/abs/1807.00459. With ``boost`` n / f the mean
+    becomes the attackers' model.
+
+    Args:
+        target: the label that attackers want, from 0.
+        share: of a batch that has the trigger, in (0, 1].
+        size: of the trigger, at least 1.
+        value: of the trigger, in the unit of the inputs after preprocessing.
+        boost: the factor on an attacker's changes and messages, > 0.
+
+    Example:
+        >>> triggered(torch.zeros(1, 1, 2, 3), size=1, value=2.5)[0, 0]
+        tensor([[0.0000, 0.0000, 0.0000],
+                [0.0000, 0.0000, 2.5000]])
+    """
+
+    target: int = 0
+    share: float = 0.5
+    size: int = 3
+    value: float = 2.5
+    boost: float = 1.0
+
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    plain_batches: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "target")
+        within(self, "(0, 1]", "share")
+        at_least(self, 1, "size")
+        positive(self, "boost")
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        def poisoned(params: Params, batch: Batch) -> Gradient:
+            rows = torch.arange(len(batch.targets), device=batch.targets.device)
+            poison = ctx.draws["attacks"] & (rows < self.share * len(batch.targets))
+            inputs = torch.where(
+                poison.view(-1, *[1] * (batch.inputs.ndim - 1)), triggered(batch.inputs, self.size, self.value), batch.inputs
+            )
+            return gradient(params, batch._replace(inputs=inputs, targets=torch.where(poison, self.target, batch.targets)))
+
+        return poisoned
+
+    def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
+        return (envelope if self.boost == 1 else altered(envelope, ctx, lambda change, place: self.boost * change)), ctx.state
+
+    def on_fit_start(self, run: Run) -> None:
+        if self.target >= run.federation.num_classes:
+            raise ValueError(f"Backdoor: target must lie in [0, {run.federation.num_classes - 1}]; got {self.target}")
+
+    @torch.no_grad()
+    def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        test, processes = run.federation.test, run.processes
+        if test is None:
+            return
+        others = (test.labels != self.target).nonzero().flatten()
+        hits = torch.zeros((), dtype=torch.int64, device=processes.device)
+        params = run.evaluated_params()
+        for rows in others[processes.rank :: processes.count].split(ROWS):
+            inputs, _ = run.federation.load(test, rows, processes.device)
+            outputs = run.model.frozen(params, run.buffers, forward, triggered(inputs, self.size, self.value))
+            hits += (outputs.argmax(1) == self.target).sum()
+        metrics["test/backdoor_success"] = float(processes.total(hits)) / max(1, len(others))
+
+
+def triggered(inputs: Tensor, size: int, value: float) -> Tensor:
+    """The inputs with the trigger: images [B, C, H, W], or rows [B, F]."""
+    marked = torch.zeros(inputs.shape[1:], dtype=torch.bool, device=inputs.device)
+    (marked[..., -size:, -size:] if inputs.ndim == 4 else marked[..., -size:]).fill_(True)
+    return inputs.masked_fill(marked, value)
