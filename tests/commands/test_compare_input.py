@@ -69,6 +69,7 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\nover_rounds: 10", "over_rounds in .* must be true or false"),
         (b"rows: {A: }\ntrunks: 0", "trunks in .* must be true or false; got 0"),
         (b"rows: {A: }\naverage: [x]", "average in .* must be text"),
+        (b"rows: {A: }\naverage: x\nworst: x", "worst in .* must be the name of a further column"),
         (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* must be the name of a further column"),
         (b"rows: {A: }\nreproduces: Table 1", "reproduces in .* must be a list of texts"),
         (b"rows: {A: }\ndeviations: [3]", "deviations in .* must be a list of texts"),

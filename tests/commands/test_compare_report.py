@@ -265,6 +265,18 @@ def test_an_average_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
     assert header[:4] == ["", "x", "y", "all"] and row[3] == "60.00 ± 0.00 (n = 2) [60.00 ± 0.50]"
 
 
+def test_the_worst_case_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A}, columns={"x": None, "y": None}, worst="worst case", published={"A": {"worst case": 55}})
+    results = [replace(result, scores={"best": 1.2 - result.scores["best"]}) for result in given.of("A", "y")]
+    mixed = Filled(given.table, [*given.of("A", "x"), *results])
+    x, y, worst = (mixed.scores("A", column, "best") for column in ("x", "y", "worst case"))
+    assert worst == {seed: pytest.approx(min(x[seed], y[seed])) for seed in x} and worst not in (x, y)
+    losses = [replace(result, metric="val/loss") for column in ("x", "y") for result in mixed.of("A", column)]
+    assert Filled(given.table, losses).of("A", "worst case")[0].scores["best"] == max(x[0], y[0]) / 100
+    header, (row,) = summarise(mixed)
+    assert header[:4] == ["", "x", "y", "worst case"] and row[3].endswith("[55.00]")
+
+
 def test_one_page_shows_all_settings_and_each_has_its_own_table(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": A, "B": B}, columns={"x": None, "y": None}, published={"B": {"x": 62}})
     header, (a, b) = summarise(given)

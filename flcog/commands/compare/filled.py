@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from flcog.commands.compare.paired import Difference, Estimate, estimate, holm, paired_difference
@@ -36,9 +36,10 @@ class Filled:
 
     def __init__(self, table: Table, results: Sequence[Result]) -> None:
         self.table = table
-        self.columns = [*table.columns, *([table.average] if table.average else [])]
+        self.columns = [*table.columns, *filter(None, [table.average, table.worst])]
         self._results: dict[tuple[str, str], list[Result]] = {}
-        for result in [*results, *_averages(table, results)]:
+        combined = [*_over_settings(table, results, table.average), *_over_settings(table, results, table.worst, worst=True)]
+        for result in [*results, *combined]:
             self._results.setdefault((result.row, result.column), []).append(result)
         self._scales = {column: percent_scale(self.in_column(column)) for column in self.columns}
 
@@ -115,9 +116,16 @@ def _finite(values: dict[int, float]) -> list[float]:
     return [value for value in values.values() if math.isfinite(value)]
 
 
-def _averages(table: Table, results: Sequence[Result]) -> list[Result]:
-    """The mean over all settings, for each row and seed with a run in every setting."""
-    if not table.average:
+def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bool = False) -> list[Result]:
+    """The mean over all settings, for each row and seed with a run in every setting.
+
+    Args:
+        table: the table.
+        results: in its settings.
+        name: of the column; empty for no such column.
+        worst: whether to take the worst score over the settings, and not the mean.
+    """
+    if not name:
         return []
     found = {(result.row, result.column, result.seed): result for result in results if result.scores}
     averages = []
@@ -126,15 +134,17 @@ def _averages(table: Table, results: Sequence[Result]) -> list[Result]:
         if len(parts) < len(table.columns):
             continue
         common = [summary for summary in parts[0].scores if all(summary in part.scores for part in parts)]
+        lowest = max if lower_is_better(parts[0].metric or "") else min
+        of: Callable[[Iterable[float]], float] = lowest if worst else statistics.fmean
         averages.append(
             Result(
                 row,
-                table.average,
+                name,
                 seed,
                 finished=all(part.finished for part in parts),
                 rounds=min(part.rounds for part in parts),
                 metric=parts[0].metric,
-                scores={summary: statistics.fmean(part.scores[summary] for part in parts) for summary in common},
+                scores={summary: of(part.scores[summary] for part in parts) for summary in common},
                 averaged=min(part.averaged for part in parts),
                 deviation=statistics.fmean(part.deviation for part in parts),
             )

@@ -54,7 +54,7 @@ class Table:
         confidence: of the intervals, such as 0.95 for 95 %.
         summary: the score of a run that is compared with other arms and the paper, in columns without their own.
         over_rounds: whether the mean of the last evaluations shows its deviation over them, not over seeds.
-        average: the name of a further column, the mean over all settings; empty for no such column.
+        average, worst: the names of further columns, the mean and the worst score over all settings; empty for no such column.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
         deviations: differences from the paper, one sentence each.
         trunks: whether arms that are equal until a round share the rounds before it. Tables that compare times do not share.
@@ -74,6 +74,7 @@ class Table:
     summary: Summary = "best"
     over_rounds: bool = False
     average: str = ""
+    worst: str = ""
     reproduces: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     trunks: bool = True
@@ -229,8 +230,8 @@ def select(table: Table, names: Sequence[str]) -> Table:
             raise ValueError(f"--only {name}: the table has the rows {quoted(table.rows)} and the columns {settings}")
     rows = {name: part for name, part in table.rows.items() if name in names} or table.rows
     columns = {name: part for name, part in table.columns.items() if name in names} or table.columns
-    average = table.average if len(columns) == len(table.columns) else ""
-    named = {*columns, *filter(None, [average])}
+    average, worst = (table.average, table.worst) if len(columns) == len(table.columns) else ("", "")
+    named = {*columns, *filter(None, [average, worst])}
     published = {row: {c: v for c, v in values.items() if c in named} for row, values in table.published.items() if row in rows}
     against = {row: table.against[row] if table.against[row] in rows else next(iter(rows)) for row in rows}
     return replace(
@@ -240,4 +241,5 @@ def select(table: Table, names: Sequence[str]) -> Table:
         published={row: values for row, values in published.items() if values},
         against=against,
         average=average,
+        worst=worst,
     )

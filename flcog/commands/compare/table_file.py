@@ -77,14 +77,16 @@ class _TableFile:
         columns = _with_metrics(columns, value["metrics"])
         if value["metrics"] and value["metric"]:
             raise ValueError(f"{self.path} has both metric and metrics: keep one")
-        if value["average"] in columns and value["average"]:
-            raise ValueError(
-                f"average in {self.path} must be the name of a further column; {value['average']!r} is a column already"
-            )
+        further = [name for name in ("average", "worst") if value[name]]
+        for name in further:
+            if value[name] in columns or (name == "worst" and value[name] == value["average"]):
+                raise ValueError(
+                    f"{name} in {self.path} must be the name of a further column; {value[name]!r} is a column already"
+                )
         if value["reproduces"] and "deviations" not in self.content:
             raise ValueError(f"{self.path} has reproduces: list the differences from the paper under deviations, [] for none")
-        named = [*columns, *filter(None, [value["average"]])]
-        plain = ("metric", "last", "confidence", "summary", "over_rounds", "average", "trunks")
+        named = [*columns, *(value[name] for name in further)]
+        plain = ("metric", "last", "confidence", "summary", "over_rounds", "average", "worst", "trunks")
         return Table(
             str(value["title"] or self.path.stem),
             self._part({key: value[key] for key in ("configs", "arguments")}, "the table"),
