@@ -28,7 +28,8 @@ LATE = 1
 
 SMALL = {
     **dict.fromkeys(("epochs", "steps", "num_steps", "server_steps", "server_epochs", "generator_steps", "guided_steps"), 1),
-    **dict.fromkeys(("min_steps", "images_per_class"), 1),
+    **dict.fromkeys(("min_steps", "images_per_class", "s", "uniform_clients"), 1),
+    "f": 0,
     **dict.fromkeys(("max_steps", "sampling_steps", "blocks", "samples_per_class", "latent"), 2),
     **dict.fromkeys(("num_samples", "diffusion_steps", "generation_batch_size", "channels", "head_dim"), 4),
     **dict.fromkeys(("width", "hidden", "samples_per_client"), 8),
@@ -104,7 +105,7 @@ def cut(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         return {name: cut(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
-        return [cut(inner) for inner in value]
+        return [0] if key == "clients" else [cut(inner) for inner in value]
     if key == "weights":
         return None
     if key == "start_round":
@@ -120,7 +121,11 @@ def smaller(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     trainer, data = config["trainer"], config["data"]["init_args"]
     starts = [(part.get("init_args") or {}).get("start_round", 0) for part in trainer.get("callbacks") or ()]
     trainer |= {"rounds": 1 + max(starts, default=0), "local_epochs": None, "local_steps": 1, "eval_every": 1, "logger": False}
-    trainer |= {"accelerator": "cpu", "clients_per_round": 2, "default_root_dir": str(folder)}
+    trainer |= {
+        "accelerator": "cpu",
+        "clients_per_round": 3 if "Krum" in str(trainer) or "Bulyan" in str(trainer) else 2,
+        "default_root_dir": str(folder),
+    }
     data["batch_size"] = 4
     if data.get("num_clients"):
         data["num_clients"] = min(data["num_clients"], NUM_CLIENTS)
