@@ -14,6 +14,7 @@ from flcog.client.messages import RollCall
 from flcog.client.model import ClientModel, make_client_model
 from flcog.client.output_check import check_outputs
 from flcog.client.runtime import ClientRuntime, roll_call_of
+from flcog.client.store import ClientStore
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
@@ -69,6 +70,9 @@ class HostedClients:
         build: makes a runtime for the data after all exchanges.
     """
 
+    states: ClientStore | None = None
+    """The place of the clients' states between rounds, if another one than the memory of the process."""
+
     def __init__(
         self,
         methods: Sequence[Method],
@@ -101,6 +105,8 @@ class HostedClients:
     def set_up(self, population: Population, constants: Params) -> None:
         exchanges = {method: host.result() for method, host in self._hosts.items()}
         self._runtime = self._build(self._federation, exchanges)
+        if self.states is not None:
+            self._runtime.store = self.states
         self._runtime.set_up(population, constants)
 
     def __getattr__(self, name: str) -> Any:

@@ -129,6 +129,10 @@ class Clients(Protocol):
         """The :class:`flcog.client.runtime.ClientRuntime`, if the clients run in this process; else None."""
 
     @property
+    def may_be_lost(self) -> bool:
+        """Whether a round continues without clients that send no reply, as if a method allowed lost replies."""
+
+    @property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client, so that a client must stay where its state is."""
 

@@ -1,5 +1,6 @@
 """Clients in other processes: the server's side and the hosts' side of every message. The transport of messages is the user's."""
 
+import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,10 @@ CALLS = (
 """The requests that a server sends to hosts."""
 
 
+class NoAnswer(Exception):
+    """A host has not answered a request in time."""
+
+
 class Host(Protocol):
     """A process that hosts clients, as the server reaches it. ``flcog.wire.packing`` turns requests and answers into bytes."""
 
@@ -26,7 +31,10 @@ class Host(Protocol):
         """Send a request, without waiting for its answer."""
 
     def answer(self) -> Any:
-        """Wait for the answer to the earliest request without one. An error at the host is raised here."""
+        """Wait for the answer to the earliest request without one. An error at the host is raised here.
+
+        If this raises :class:`NoAnswer`, the host's clients drop out of a round, or of an evaluation.
+        """
 
 
 def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
@@ -60,6 +68,7 @@ class RemoteClients:
     """
 
     here = None
+    may_be_lost = False
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts, self.executor = hosts, RemoteExecutor()
@@ -68,12 +77,13 @@ class RemoteClients:
         self._home: dict[int, int] = {}
 
     def begin(self) -> RollCall:
-        self._calls = self._all("begin")
+        self._calls, self._exchanged = self._all("begin"), False
         self._home = {client: k for k, call in enumerate(self._calls) for client in call.sizes.nonzero().flatten().tolist()}
         return self.roll_call()
 
     def roll_call(self) -> RollCall:
-        self._calls = self._all("roll_call")
+        if self._exchanged:
+            self._calls, self._exchanged = self._all("roll_call"), False
         first = self._calls[0]
         sizes, val, test = (
             None if getattr(first, name) is None else torch.stack([getattr(call, name) for call in self._calls]).sum(0)
@@ -83,8 +93,9 @@ class RemoteClients:
         return RollCall(sizes, val, test, *first[3:])
 
     def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
+        self._exchanged = True
         parts = self._each("exchange", messages, lambda mine: (method, step, {client: messages[client] for client in mine}))
-        return dict(sorted((client, answer) for part in parts for client, answer in part.items()))
+        return dict(sorted((client, answer) for _, part in parts for client, answer in part.items()))
 
     def set_up(self, population: Population, constants: Params) -> None:
         self._all("set_up", population, constants)
@@ -100,26 +111,33 @@ class RemoteClients:
         def arguments(mine: Sequence[int]) -> tuple[Any, ...]:
             return received, {name: [client for client in clients if client in mine] for name, clients in newcomers.items()}
 
-        for part in self._each("contact", everybody, arguments):
+        for _, part in self._each("contact", everybody, arguments, optional=True):
             for name, messages in part.items():
                 found.setdefault(name, {}).update(messages)
         return found
 
     def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         by_client = {task.client: task for task in tasks}
-        for part in self._each("train", by_client, lambda mine: (received, [by_client[client] for client in mine])):
+        arguments = lambda mine: (received, [by_client[client] for client in mine])  # noqa: E731
+        for _, part in self._each("train", by_client, arguments, optional=True):
             yield from part
 
     def commit(self, clients: Sequence[int]) -> None:
         list(self._each("commit", clients, lambda mine: (mine,)))
 
     def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
-        parts: list[Scores] = self._all("evaluate", params, buffers, split, figures, classes)
-        counts = [call.val if split == "val" else call.test for call in self._calls]
-        sizes = [0 if count is None else int(count.sum()) for count in counts]
-        totals = {name: sum(n * part.figures[name] for n, part in zip(sizes, parts, strict=True)) for name in parts[0].figures}
-        scores = torch.stack([part.clients for part in parts]).nanmean(0)
-        return Scores(scores, {name: total / sum(sizes) for name, total in totals.items()})
+        arguments = (params, buffers, split, figures, classes)
+        parts: dict[int, Scores] = dict(
+            self._answers("evaluate", dict.fromkeys(range(len(self.hosts)), arguments), optional=True)
+        )
+        if not parts:
+            raise NoAnswer("no host has answered the request to evaluate the model")
+        counts = {k: self._calls[k].val if split == "val" else self._calls[k].test for k in parts}
+        sizes = {k: 0 if count is None else int(count.sum()) for k, count in counts.items()}
+        names = next(iter(parts.values())).figures
+        totals = {name: sum(sizes[k] * part.figures[name] for k, part in parts.items()) for name in names}
+        scores = torch.stack([part.clients for part in parts.values()]).nanmean(0)
+        return Scores(scores, {name: total / sum(sizes.values()) for name, total in totals.items()})
 
     def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
         return self._numbers("losses", clients, lambda mine: (received, mine))
@@ -127,7 +145,7 @@ class RemoteClients:
     def personal_scores(
         self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
-        return self._numbers("personal_scores", clients, lambda mine: (received, method, mine, first, split))
+        return self._numbers("personal_scores", clients, lambda mine: (received, method, mine, first, split), optional=True)
 
     def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
         host = self.hosts[self._home[client]]
@@ -139,35 +157,49 @@ class RemoteClients:
         return {client: states for part in self._all("snapshot") for client, states in part.items()}
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
-        list(self._each("restore", states, lambda mine: ({client: states[client] for client in mine},)))
+        mine = {k: ({client: states[client] for client in self._of(k, states)},) for k in range(len(self.hosts))}
+        list(self._answers("restore", mine))
 
     def _all(self, name: str, *arguments: Any) -> list[Any]:
         """The answers of all hosts to the same request."""
-        for host in self.hosts:
-            host.send(name, *arguments)
-        answers, errors = [], []
-        for host in self.hosts:  # an answer that nobody reads would be taken for that to the next request
+        return [answer for _, answer in self._answers(name, dict.fromkeys(range(len(self.hosts)), arguments))]
+
+    def _each(
+        self, name: str, clients: Iterable[int], arguments: Any, optional: bool = False
+    ) -> Generator[tuple[int, Any], None, None]:
+        """The answers to a request with ``arguments(its clients)``, for each host of some of these clients."""
+        hosted = {k: mine for k in range(len(self.hosts)) if (mine := self._of(k, clients))}
+        return self._answers(name, {k: arguments(mine) for k, mine in hosted.items()}, optional)
+
+    def _answers(
+        self, name: str, arguments: Mapping[int, tuple[Any, ...]], optional: bool = False
+    ) -> Generator[tuple[int, Any], None, None]:
+        """The number of each host, and its answer to a request.
+
+        Args:
+            name: of the request.
+            arguments: of the request, by the host's number.
+            optional: whether hosts without an answer are left out.
+        """
+        for k, given in arguments.items():
+            self.hosts[k].send(name, *given)
+        errors: list[Exception] = []
+        for k in arguments:  # an answer that nobody reads would be taken for that to the next request
             try:
-                answers.append(host.answer())
+                answer = self.hosts[k].answer()
             except Exception as error:
-                errors.append(error)
+                errors += [error] * (not optional or not isinstance(error, NoAnswer))
+            else:
+                yield k, answer
         if errors:
             raise errors[0]
-        return answers
 
-    def _each(self, name: str, clients: Iterable[int], arguments: Any) -> Generator[Any, None, None]:
-        """The answers of all hosts to a request about the clients that each hosts, with ``arguments(its clients)``."""
-        for k, host in enumerate(self.hosts):
-            host.send(name, *arguments(self._of(k, clients)))
-        for host in self.hosts:
-            yield host.answer()
-
-    def _numbers(self, name: str, clients: Sequence[int], arguments: Any) -> list[float]:
-        """A number for each client, from the answers of all hosts."""
+    def _numbers(self, name: str, clients: Sequence[int], arguments: Any, optional: bool = False) -> list[float]:
+        """A number for each client, from the answers of all hosts; NaN for clients of a host without an answer."""
         found: dict[int, float] = {}
-        for k, numbers in enumerate(list(self._each(name, clients, arguments))):
+        for k, numbers in self._each(name, clients, arguments, optional):
             found.update(zip(self._of(k, clients), numbers, strict=True))
-        return [found[client] for client in clients]
+        return [found.get(client, math.nan) for client in clients]
 
     def _of(self, k: int, clients: Iterable[int]) -> list[int]:
         return [client for client in clients if self._home[client] == k]

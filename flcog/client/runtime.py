@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class ClientRuntime:
     evaluator: Evaluator
     loop: Placement
     store: ClientStore = field(default_factory=StatesInMemory)
+
+    may_be_lost: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.population = self.roll_call().population

@@ -36,7 +36,7 @@ def receive(
     """
     processes, shares = engine.processes, share_out(engine, round.plans)
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
-    may_be_lost = any(method.allows_lost_replies for method in round.methods)
+    may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     with closing(engine.clients.train(received, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:

@@ -117,9 +117,13 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
             plans[client] = planned.num_steps
     charge(engine, server, selection, plans)
     received, down = send_down(engine, server, methods, list(plans))
+    metrics: dict[str, float] = {"round": number + 1}
     if newcomers := server.newcomers(methods, list(plans)):
         server.meet(engine.clients.contact(received._replace(server={}), newcomers))
-    cohort = weigh(engine, server, methods, plans, selection, {"round": number + 1})
+        if silent := {client for clients in server.newcomers(methods, list(plans)).values() for client in clients}:
+            plans = {client: steps for client, steps in plans.items() if client not in silent}
+            metrics["clients/lost"] = len(silent)
+    cohort = weigh(engine, server, methods, plans, selection, metrics)
     return Round(number, methods, selection, plans, cohort, received, down)
 
 
