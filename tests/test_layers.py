@@ -42,6 +42,7 @@ LAYERS = (
     ("flcog",),
     ("flcog.callbacks",),
     ("flcog.commands", "flcog.__main__"),
+    ("flcog.deploy",),
 )
 """From the ground up: a module imports its own floor and those below it. What a floor may not use of those below stands in ``CLOSED``."""
 

@@ -29,6 +29,7 @@ ALL = (
     Command("replay", "flcog.commands.replay:replay"),
     Command("report", "flcog.commands.report.command:report"),
     Command("compare", "flcog.commands.compare.command:compare"),
+    Command("deploy", "flcog.deploy.command:deploy"),
     Command("methods", "flcog.commands.methods:methods"),
     Command("cite", "flcog.commands.cite:cite"),
     Command("new", "flcog.commands.new.command:new"),

@@ -84,8 +84,9 @@ class Parser(LightningArgumentParser):
         return list(self.add_class_arguments(classes[0], nested_key, fail_untyped=False, sub_configs=True))
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        complain(explain(self, message))
-        raise SystemExit(2)
+        reason = explain(self, message)
+        complain(reason)
+        raise SystemExit(2) from ValueError(reason)
 
 
 class FederatedCLI(LightningCLI):

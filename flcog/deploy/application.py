@@ -1,0 +1,81 @@
+"""Writes a Flower app from a configuration."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flcog.core.files import write_yaml
+from flcog.core.masking import masked
+from flcog.deploy.objects import CONFIG, SERVER
+
+PACKAGE = "flcog_app"
+"""The app's package, which Flower sends to all nodes. Users' own modules that the config names belong beside its files."""
+
+NODE = "node.yaml"
+"""An example of the file that each node keeps for itself."""
+
+PROJECT = """# flwr run . NAME, where NAME is a SuperLink in Flower's config.toml
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "flcog-app"
+version = "1.0.0"
+description = "A federation of flcog"
+dependencies = ["flwr>=1.41"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "flcog"
+fab-exclude = ["/{node}"]
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+clients = {clients} # of the whole federation
+nodes = {nodes} # the run begins when so many nodes are connected
+timeout = 600.0 # seconds after which a node counts as missing
+min_clients = 1 # the run stops if fewer clients of a round reply
+poll = 0.2 # seconds between two looks for replies
+ckpt_path = "" # a checkpoint to continue from, or last
+root = "" # the folder of the runs' directories; by default that of the config, from the SuperLink's working directory
+"""
+
+MODULE = '''"""The {side}'s part of the app."""
+
+from pathlib import Path
+
+from flcog.deploy.{side}_app import {side}_app
+
+app = {side}_app(Path(__file__).resolve().parent)
+'''
+
+
+def write_app(folder: Path, config: Mapping[str, Any], clients: int, nodes: int) -> None:
+    """Write an app.
+
+    Args:
+        folder: of the app.
+        config: the full configuration of ``flcog fit``.
+        clients: the number of clients.
+        nodes: the number of nodes that the run waits for.
+    """
+    if masked(config) != config:
+        raise ValueError("the configuration contains a password or a key, and Flower sends the app to all nodes: remove it")
+    if (folder / "pyproject.toml").exists():
+        raise ValueError(f"{folder} contains a pyproject.toml already: choose another folder with --out, or remove it")
+    package = folder / PACKAGE
+    package.mkdir(parents=True, exist_ok=True)
+    names = {"package": PACKAGE, "node": NODE, "clients": clients, "nodes": nodes}
+    (folder / "pyproject.toml").write_text(PROJECT.format(**names))
+    (package / "__init__.py").write_text("")
+    for side in ("server", "client"):
+        (package / f"{side}_app.py").write_text(MODULE.format(side=side))
+    write_yaml(package / CONFIG, {name: value for name, value in config.items() if name != "data"})
+    write_yaml(package / SERVER, {"data": config["data"]})
+    write_yaml(folder / NODE, {"data": config["data"]})

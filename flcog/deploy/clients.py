@@ -1,0 +1,219 @@
+"""The clients of a deployment, as the server reaches them: a host for each node, drop-outs, and the rounds that were accepted."""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+
+from flcog.client.messages import ClientReply, ClientTask, Received, RollCall
+from flcog.client.remote import NoAnswer, RemoteClients
+from flcog.deploy.arrays import from_record
+from flcog.deploy.message_types import ANSWER, ERROR, TYPES
+from flcog.deploy.node import SETTING_UP
+from flcog.deploy.post import Post
+from flcog.method import Callback, Run
+from flcog.wire.packing import PackingError, pack, unpack
+
+RETRY_SECONDS = 2.0
+"""Seconds before a node that has failed is asked again."""
+
+Requests = Sequence[tuple[str, tuple[Any, ...]]]
+"""Requests of one message: names and arguments."""
+
+
+class Progress(Callback):
+    """Knows the rounds that the server has accepted from each client. It is part of the run's checkpoints.
+
+    Args:
+        post: measures bytes and times, which become columns of ``metrics.csv``.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self.run, self.round = secrets.token_hex(8), 0
+        self.accepted: dict[int, int] = {}
+
+    def on_round_metrics(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        metrics.update(self._post.take_figures())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"run": self.run, "accepted": dict(self.accepted)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self.run, self.accepted = state["run"], dict(state["accepted"])
+
+
+@dataclass
+class Letter:
+    """A message on its way.
+
+    Args:
+        requests: the answer to the last one counts.
+        done: the number of requests before round 1 that the node has answered before.
+        deadline: when the node counts as missing.
+        identifier: of Flower's message.
+    """
+
+    requests: Requests
+    done: int
+    deadline: float
+    identifier: str = ""
+
+
+class FlowerNode:
+    """A node, for :class:`flcog.client.remote.RemoteClients`.
+
+    Args:
+        post: delivers messages.
+        number: Flower's number of the node.
+        progress: the accepted rounds.
+        facts: in which server and nodes must agree.
+    """
+
+    def __init__(self, post: Post, number: int, progress: Progress, facts: dict[str, Any]) -> None:
+        self.number, self.clients = number, list[int]()
+        self._post, self._progress, self._facts = post, progress, facts
+        self._journal: list[tuple[str, tuple[Any, ...]]] = []
+        """The requests before round 1, which a restarted node gets again."""
+        self._unsent: list[tuple[str, tuple[Any, ...]]] = []
+        self._letters: deque[Letter | None] = deque()
+
+    def __str__(self) -> str:
+        numbers = ", ".join(map(str, self.clients[:5])) + ", ..." * (len(self.clients) > 5)
+        return f"the node of client{'s' * (len(self.clients) > 1)} {numbers}" if self.clients else f"node {self.number}"
+
+    def send(self, name: str, *arguments: Any) -> None:
+        request = (name, arguments)
+        if name == "begin":
+            self._journal, self._unsent = [], []
+        if name in SETTING_UP:
+            self._journal.append(request)
+        self._unsent.append(request)
+        if name == "set_up":  # needs no answer of its own: it goes with the next request
+            self._letters.append(None)
+            return
+        requests, self._unsent = self._unsent, []
+        done = len(self._journal) - sum(each in SETTING_UP for each, _ in requests)
+        self._letters.append(self._sent(Letter(requests, done, time.monotonic() + self._post.timeout)))
+
+    def answer(self) -> Any:
+        letter = self._letters.popleft()
+        if letter is None:
+            return None
+        while True:
+            reply = self._post.wait_for(letter.identifier, letter.deadline)
+            if reply is None:
+                raise NoAnswer(
+                    f"{self} has not answered the request {letter.requests[-1][0]} within {self._post.timeout:g} s: start the node, or "
+                    "raise timeout"
+                )
+            kind, value = self._read(reply)
+            if kind == "result":
+                return value
+            if kind == "behind":
+                begun = [each for each in self._journal if not any(each is request for request in letter.requests)]
+                letter = Letter([*begun, *letter.requests], 0, letter.deadline)
+            else:
+                time.sleep(RETRY_SECONDS)
+            letter = self._sent(letter)
+
+    def end(self) -> str:
+        """Ask the node's worker to end. Returns the identifier of the message."""
+        return self._post.push(self.number, TYPES["end"], {}, "end")
+
+    def _sent(self, letter: Letter) -> Letter:
+        progress = self._progress
+        head = {
+            "run": progress.run,
+            "accepted": {client: progress.accepted[client] for client in self.clients if client in progress.accepted},
+            "round": progress.round,
+            "done": letter.done,
+            "facts": self._facts,
+            "requests": [[name, len(arguments)] for name, arguments in letter.requests],
+        }
+        parts = {"head": pack(head)}
+        for i, (_, arguments) in enumerate(letter.requests):
+            parts |= {f"{i}.{k}": pack(argument) for k, argument in enumerate(arguments)}
+        letter.identifier = self._post.push(self.number, TYPES[letter.requests[-1][0]], parts, str(progress.round + 1))
+        return letter
+
+    def _read(self, reply: Message) -> tuple[str, Any]:
+        """The kind of a reply and its value: result, behind, or failed if the node must be asked again."""
+        if reply.has_error():
+            if reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.INVALID_FAB):
+                raise ValueError(
+                    f"{self} cannot load the app ({reply.error.reason}): install flcog[flower] in the environment of its SuperNode, and "
+                    "look into its log"
+                )
+            return "failed", reply.error.reason
+        if ERROR in reply.content:
+            raise ValueError(f"{self}: {reply.content[ERROR]['text']}")
+        try:
+            kind, value = unpack(from_record(reply.content.get(ANSWER))["answer"])
+        except (PackingError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self} has sent a reply that is no message of flcog: {error}") from None
+        if kind == "error":
+            raise ValueError(f"{self}: {value}")
+        return kind, value
+
+
+class DeployedClients(RemoteClients):
+    """The clients of all nodes. Their states stay on the nodes, which learn with each request which rounds were accepted.
+
+    Args:
+        nodes: the nodes.
+        progress: the accepted rounds.
+        num_clients: the number of clients that must have a node.
+        min_clients: the number of clients whose replies a round needs, if its cohort has as many.
+    """
+
+    may_be_lost = True
+
+    def __init__(self, nodes: Sequence[FlowerNode], progress: Progress, num_clients: int, min_clients: int) -> None:
+        super().__init__(nodes)
+        self.nodes, self._progress, self._num_clients, self._min_clients = nodes, progress, num_clients, min_clients
+
+    def begin(self) -> RollCall:
+        super().begin()
+        hosted: dict[int, list[FlowerNode]] = {client: [] for client in range(self._num_clients)}
+        for node, call in zip(self.nodes, self._calls, strict=True):
+            node.clients = call.sizes.nonzero().flatten().tolist()
+            for client in node.clients:
+                hosted[client].append(node)
+        for client, nodes in hosted.items():
+            if len(nodes) != 1:
+                fault = f"{len(nodes)} nodes host client {client}" if nodes else f"no connected node hosts client {client}"
+                raise ValueError(
+                    f"{fault}: give each client to one node (clients in --node-config), and start all nodes before the run"
+                )
+        self.hosts = self.nodes = sorted(self.nodes, key=lambda node: node.clients)  # figures do not depend on the nodes' numbers
+        self._calls.sort(key=lambda call: call.sizes.nonzero().flatten().tolist())
+        self._home = {client: k for k, node in enumerate(self.nodes) for client in node.clients}
+        return self.roll_call()
+
+    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+        self._progress.round, replied = received.round, 0
+        for reply in super().train(received, tasks):
+            replied += len(reply.clients)
+            yield reply
+        if replied < min(self._min_clients, len(tasks)):
+            raise NoAnswer(
+                f"{replied} of {len(tasks)} clients have replied in round {received.round + 1}, and min_clients is {self._min_clients}: "
+                "start the missing nodes, and continue from the checkpoint (ckpt_path)"
+            )
+
+    def commit(self, clients: Sequence[int]) -> None:
+        self._progress.accepted.update(dict.fromkeys(clients, self._progress.round))
+
+    def snapshot(self) -> dict[int, dict[str, Any]]:
+        """Empty, because states stay on the nodes."""
+        return {}
+
+    def restore(self, states: Any) -> None:
+        """Do nothing: the nodes have the states of the accepted rounds on their disks."""

@@ -1,0 +1,66 @@
+"""Makes the trainer, the model and the data of an app from its YAML files, on the server and on each node."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flcog.commands.command_cli import CommandCLI
+from flcog.commands.refusals import refusal
+from flcog.method import Callback
+
+CONFIG = "config.yaml"
+"""The app's file with trainer, model and methods, which server and nodes share."""
+
+SERVER = "server.yaml"
+"""The app's file with the server's own data: validation and test sets."""
+
+ONE_PROCESS = ("--trainer.devices", "1", "--trainer.num_nodes", "1", "--trainer.strategy", "auto")
+
+
+class _Objects(CommandCLI):
+    """Makes the objects of an app. Class paths may name modules in the app's folder.
+
+    Args:
+        app: the folder.
+        observers: are added to the trainer's callbacks.
+        options: words of the command line.
+    """
+
+    def __init__(self, app: Path, observers: Sequence[Callback], options: Sequence[str]) -> None:
+        self._app, self._observers = str(app), list(observers)
+        super().__init__(list(options))
+
+    def find_modules(self) -> None:  # type: ignore[override]
+        if self._app not in sys.path:
+            sys.path.append(self._app)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        self.trainer_defaults = {"callbacks": self._observers}
+        return super().instantiate_trainer(**kwargs)
+
+
+def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: Sequence[Callback] = ()) -> CommandCLI:
+    """The trainer, model and data of an app. Any mistake raises a ValueError in one line.
+
+    Args:
+        app: the folder with ``config.yaml``.
+        configs: further YAML files, which are read after it.
+        options: further options of ``flcog fit``.
+        observers: are added to the trainer's callbacks.
+    """
+    missing = next((path for path in (app / CONFIG, *configs) if not path.is_file()), None)
+    if missing is not None:
+        raise ValueError(f"there is no file {missing}: give the path of a YAML file on this machine")
+    files = [word for path in (app / CONFIG, *configs) for word in ("--config", str(path))]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "LightningCLI's args parameter")
+            return _Objects(app, observers, [*files, *ONE_PROCESS, *options])
+    except SystemExit as error:
+        raise ValueError(str(error.__cause__)) from None
+    except Exception as error:
+        if (reason := refusal(error)) is not None:
+            raise ValueError(reason) from None
+        raise
