@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DAYS = 30
-"""The days for which a certificate is valid."""
+"""Certificates are valid for this number of days."""
 
 
 def make_certificates(folder: Path) -> None:

@@ -13,8 +13,8 @@ def hosted(datamodule: FederatedDataModule, clients: Sequence[int], of: int) -> 
     """The data of a node.
 
     Args:
-        datamodule: the node's data module. It has either the data of all clients, of which the node takes its own, or as many clients as
-            the node hosts, which receive their numbers in order.
+        datamodule: the node's data module. If it has the data of all clients, the node takes its own. Otherwise it has as many clients as
+            the node hosts, and they receive these numbers in order.
         clients: the numbers of the node's clients.
         of: the number of all clients.
     """

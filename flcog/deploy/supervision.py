@@ -107,7 +107,7 @@ def _start(worker: Worker) -> subprocess.Popen[Any]:
 
 
 def start_of(process: int) -> str:
-    """The time at which a process started, in ticks since the machine's start; empty on systems without ``/proc``."""
+    """The start of a process, in ticks since the machine's start; empty on systems without ``/proc``."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
