@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from flcog.callbacks import (
     Mimic,
     MinMax,
     SignFlip,
+    StaticClipping,
     TopK,
     WorkerMomentum,
 )
-from flcog.callbacks.attacks.parts import STRENGTHS
+from flcog.callbacks.attacks.parts import STRENGTHS, Attacked
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.method import Attack, Method, UploadAggregator, UploadMatrix
@@ -204,6 +206,29 @@ def test_the_optimised_strength_moves_the_result_farthest(attack: Method) -> Non
     trainer = train(attack, CoordinateMedian(), rounds=1, clients_per_round=8)
     moved = np.concatenate([(trainer.state[n] - v).numpy().ravel() for n, v in start.items()])
     np.testing.assert_allclose(moved, best, rtol=1e-9, atol=1e-12)
+
+
+def test_attacks_act_before_a_pre_aggregation() -> None:
+    clip, attack = StaticClipping(norm=0.01), InnerProductManipulation(clients=EVIL, epsilon=100.0)
+    ends = [train(*methods, rounds=1).state for methods in ((clip, attack), (attack, clip))]
+    moved = [(value - ends[0][name]).norm() for name, value in classifier().double().model.state_dict().items()]
+    assert distance(*ends) == 0 and float(torch.stack(moved).norm()) <= 0.01
+
+
+def test_mimic_chooses_in_its_first_rounds_and_then_copies() -> None:
+    """Other clients take part in each round, and in some the copied one does not."""
+    rng, state, memory, attack, copied = np.random.default_rng(0), {}, {}, Mimic(warmup=3), set()
+    everybody = 5 * rng.normal(size=(9, 4))
+    for round in range(12):
+        ids = sorted(rng.choice(9, 6, replace=False).tolist())
+        honest = everybody[ids] + rng.normal(size=(6, 4))
+        cohort = SimpleNamespace(rng=lambda name, round=round: make_rng(0, round, "server", name))
+        view = Attacked(torch.from_numpy(honest), ids, 2, cohort, torch.mean)  # type: ignore[arg-type]
+        found, state = attack.forge(view, state)
+        expected = robust.mimic(honest, 2, ids, round, memory, warmup=3, start=first_direction)
+        np.testing.assert_allclose(found.numpy(), expected)
+        copied.add(memory["target"] in ids)
+    assert copied == {True, False}
 
 
 def test_a_round_without_attackers_or_without_honest_clients_is_honest() -> None:

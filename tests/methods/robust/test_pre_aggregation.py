@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
@@ -19,7 +20,7 @@ from flcog.callbacks import (
     StaticClipping,
 )
 from flcog.core.randomness import make_rng
-from flcog.method import Method
+from flcog.method import Method, UploadChange, UploadMatrix
 
 
 def in_buckets(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
@@ -84,6 +85,23 @@ REFUSED: Refusals = {
 def test_f_counts_after_bucketing(methods: list[Method], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         train(*methods, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reference"),
+    [
+        (AdaptiveRobustClipping(f=3), partial(robust.adaptive_clipping, f=3)),
+        (NearestNeighbourMixing(f=3), partial(robust.mixing, f=3)),
+        (StaticClipping(norm=2.0), partial(robust.static_clipping, norm=2.0)),
+    ],
+    ids=["AdaptiveRobustClipping", "NearestNeighbourMixing", "StaticClipping"],
+)
+def test_changes_against_numpy(change: UploadChange, reference: Any) -> None:
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(11, 9)), rng.dirichlet(np.full(11, 3.0))
+    uploads = UploadMatrix(torch.from_numpy(values), torch.from_numpy(weights))
+    found, _ = change.change(uploads, {}, None, UploadMatrix.mean)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.values.numpy(), reference(values, weights)[0], rtol=1e-12)
 
 
 def test_they_act_in_the_order_of_the_list_and_before_the_rule() -> None:

@@ -74,6 +74,7 @@ RULES: list[tuple[UploadAggregator, Callable[..., Any]]] = [
     (MultiKrum(f=4, keep=2), partial(robust.multi_krum, f=4, keep=2)),
     (Bulyan(f=2), partial(robust.bulyan, f=2)),
     (GeometricMedian(), robust.geometric_median),
+    (GeometricMedian(nu=5.0), partial(robust.geometric_median, nu=5.0)),
     (GeometricMedian(steps=40, nu=1e-3), partial(robust.geometric_median, steps=40, nu=1e-3)),
     (NormBound(norm=2.0), partial(robust.norm_bound, norm=2.0)),
 ]
@@ -109,12 +110,10 @@ def test_centered_clipping_starts_from_its_last_aggregate() -> None:
 
 
 def test_fourth_powers_choose_another_upload() -> None:
-    """Neighbours at 1, 1, 1, 1.9 against 1.4 four times: squares prefer the first, and fourth powers the second."""
-    squares, fourths = (robust.krum_scores(np.array([[0.0], [1.0], [1.0], [1.0], [1.9], [9.0]]), 0, power) for power in (2, 4))
-    values = torch.tensor([[0.0], [1.0], [1.0], [1.0], [1.9], [9.0]], dtype=torch.float64)
-    uploads = UploadMatrix(values, torch.full((6,), 1 / 6, dtype=torch.float64))
-    for power, expected in ((2, squares), (4, fourths)):
-        assert float(Krum(f=0, power=power).combine(uploads, {})[0]) == values[int(np.argmin(expected)), 0]
+    """Of 1, 2, 3, 5, 7 and 8: the sums over four neighbours are 25 for 3 and 26 for 5, and of fourth powers 289 and 194."""
+    values = torch.tensor([[3.0], [7.0], [8.0], [2.0], [1.0], [5.0]])
+    uploads = UploadMatrix(values, torch.full((6,), 1 / 6))
+    assert [float(Krum(f=0, power=power).combine(uploads, {})[0]) for power in (2, 4)] == [3, 5]
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def test_one_attacker_moves_a_mean_and_no_rule() -> None:
         (TrimmedMean(f=1), 0),
         (Krum(f=1), 0),
         (MultiKrum(f=1), 0),
-        *RULES[7:8],
+        (GeometricMedian(), 0),
         (CenteredClipping(1.0), 0),
     ]:
         assert distance(train(Far(rule), rounds=1).state, start) < 5, rule.name
