@@ -8,6 +8,7 @@ from flcog.commands.command_cli import CommandCLI
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import NODE, write_app
+from flcog.deploy.numbering import shares
 
 FLOWER = ("flwr", "flcog deploy", "flower")
 
@@ -44,7 +45,7 @@ def deploy(arguments: list[str]) -> None:
 
 def _try(app: Path, folder: Path, clients: int, nodes: int) -> None:
     """Train on this machine, and print the server's output."""
-    from flcog.deploy.loopback import Loopback, shares
+    from flcog.deploy.loopback import Loopback  # needs Flower's packages
 
     hosted = shares(clients, nodes)
     with Loopback(folder) as loopback:

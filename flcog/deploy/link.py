@@ -1,13 +1,12 @@
 """Messages over a local socket, between Flower's process for one message and the node's worker. Loads no torch."""
 
 import json
+import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-
-LONGEST_PATH = 100
-"""Characters of a socket's path. Linux allows 107."""
 
 Parts = Mapping[str, bytes]
 """The parts of a message by name: each is a packed value."""
@@ -31,7 +30,8 @@ def connect(path: Path) -> socket.socket | None:
     """A connection to the worker that listens there; None if there is no worker."""
     link = socket.socket(socket.AF_UNIX)
     try:
-        link.connect(str(path))
+        with _address(path) as address:
+            link.connect(address)
     except OSError:
         link.close()
         return None
@@ -42,10 +42,21 @@ def listen(path: Path) -> socket.socket:
     """Listen for connections there, and replace the socket of a worker that was killed."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
+    with _address(path) as address:
+        listener.bind(address)
     path.chmod(0o600)
     listener.listen()
     return listener
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """The address of a socket, which has at most 107 characters. So the folder is opened and named by its descriptor."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _exactly(link: socket.socket, length: int) -> bytes:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -196,13 +196,6 @@ def reason_in(log: str) -> str:
     text = re.sub(r"\x1b\[\d+m", "", log)
     found = re.search(r"Exit Code: .*?(?=\n\s*\n|For more|$)", text, re.S)
     return " ".join(found[0].split()) if found else next(filter(None, reversed(text.split("\n"))), "its log is empty")
-
-
-def shares(clients: int, nodes: int) -> list[Sequence[int]]:
-    """The clients of each node: client k lives on node k modulo their number."""
-    if nodes > clients:
-        raise ValueError(f"--try {nodes} starts {nodes} nodes, and the federation has {clients} clients: give at most {clients}")
-    return [range(node, clients, nodes) for node in range(nodes)]
 
 
 def free_port() -> int:

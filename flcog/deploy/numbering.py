@@ -41,6 +41,13 @@ def hosted(datamodule: FederatedDataModule, clients: Sequence[int], of: int) -> 
     return own
 
 
+def shares(clients: int, nodes: int) -> list[Sequence[int]]:
+    """The clients of each node: client k lives on node k modulo their number."""
+    if nodes > clients:
+        raise ValueError(f"--try {nodes} starts {nodes} nodes, and the federation has {clients} clients: give at most {clients}")
+    return [range(node, clients, nodes) for node in range(nodes)]
+
+
 def _numbered(partition: Partition, clients: Sequence[int], of: int) -> Partition:
     """The partition with its clients at these numbers, and no samples for all others."""
     parts = {number: partition.client(k) for k, number in enumerate(clients)}

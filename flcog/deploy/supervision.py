@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flcog.deploy.link import LONGEST_PATH, connect, send
+from flcog.deploy.link import connect, send
 
 START_SECONDS = 60.0
 """A worker listens within these seconds of its start."""
@@ -65,11 +65,6 @@ class Worker:
 
 def reach(worker: Worker) -> socket.socket:
     """A connection to the worker, which is started if there is none."""
-    if len(str(worker.socket)) > LONGEST_PATH:
-        raise ValueError(
-            f"the node's state folder is too long for a socket in it ({len(str(worker.socket))} characters, at most {LONGEST_PATH}): "
-            f"choose another one than {worker.state}"
-        )
     process: subprocess.Popen[Any] | None = None
     deadline = time.monotonic() + START_SECONDS
     while (link := connect(worker.socket)) is None:
