@@ -72,7 +72,7 @@ def simulated(folder: Path, content: dict[str, Any]) -> list[dict[str, str]]:
 
 def history(root: Path) -> list[dict[str, str]]:
     """The rows of the only run under a folder, without times and the bytes on the wire."""
-    (path,) = root.glob("*/metrics.csv")
+    (_,) = root.glob("*/metrics.csv")
     return [{name: value for name, value in row.items() if not name.startswith(("time/", "comm/wire"))} for row in rows(root)]
 
 

@@ -102,7 +102,7 @@ def test_every_kind_of_process_may_be_killed(loopback: Loopback, tmp_path: Path)
     run = loopback.run(app, {"root": str(root), "ckpt_path": "last"})
     until(180, lambda: len(rows(root)) >= 5)
     loopback.kill("superlink")
-    for name in [name for name in loopback.processes]:
+    for name in list(loopback.processes):
         loopback.kill(name)
     loopback.start_superlink()
     for k in range(NODES):

@@ -171,7 +171,7 @@ def test_states_are_two_rounds_deep(tmp_path: Path) -> None:
     assert len(list((tmp_path / "a1").iterdir())) == 2
     states.turn_to("a1", {3: 0}, 1)
     with pytest.raises(
-        ValueError, match="the state of client 3 after round 1 is not in .*: start the node with the state folder"
+        ValueError, match=r"the state of client 3 after round 1 is not in .*: start the node with the state folder"
     ):
         states.get(3)
 
