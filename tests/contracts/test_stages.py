@@ -17,7 +17,18 @@ from harness import TESTS, RecordingTrainer, assert_close, distance, fit, make_t
 import flcog
 from contracts.registry import CASES, client_states, run
 from contracts.test_user_methods import Median
-from flcog.callbacks import ClipUpdate, EncodedBroadcast, LowPrecision, Quantize, RotatedQuantize, TopK
+from flcog.callbacks import (
+    ALittleIsEnough,
+    Bucketing,
+    CenteredClipping,
+    ClipUpdate,
+    EncodedBroadcast,
+    LowPrecision,
+    Quantize,
+    RotatedQuantize,
+    SignFlip,
+    TopK,
+)
 from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -84,6 +95,7 @@ def on_processes(name: str, devices: int, path: str) -> None:
         *([coded] if type(CASES[name].method).__name__ == "SCAFFOLD" else []),
         ("stages", [*stages(), CASES[name].method], {}),
         ("median", [Median()], {"clients_per_round": 5}),
+        ("robust", [*ROBUST, CASES[name].method], {"clients_per_round": 8}),
         ("dropped", [Median(), Spoils()], {"clients_per_round": 8, "on_bad_update": "drop"}),
     ):
         trainer = make_trainer(None, *methods, devices=devices, **(CASES[name].options | PRECISION | options))
@@ -99,6 +111,9 @@ CODECS = (
     TopK(fraction=0.3, values=Quantize(bits=4), error_feedback=True),
     EncodedBroadcast(RotatedQuantize(bits=4, error_feedback=True)),
 )
+
+
+ROBUST = (Bucketing(s=2), CenteredClipping(radius=0.2), ALittleIsEnough(clients=(1, 4)), SignFlip(clients=(6,)))
 
 
 class Spoils(Method):
