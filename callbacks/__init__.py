@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from flcog.callbacks.client_dropout import ClientDropout
     from flcog.callbacks.clip_gradient import ClipGradient
     from flcog.callbacks.clip_update import ClipUpdate
+    from flcog.callbacks.clock.deadline import Deadline
+    from flcog.callbacks.clock.over_select import OverSelect
+    from flcog.callbacks.clock.system_model import SystemModel
     from flcog.callbacks.codecs.encoded_broadcast import EncodedBroadcast
     from flcog.callbacks.codecs.low_precision import LowPrecision
     from flcog.callbacks.codecs.quantize import Quantize
@@ -128,6 +131,7 @@ __all__ = [
     "ClipUpdate",
     "ConditionalGAN",
     "CoordinateMedian",
+    "Deadline",
     "Ditto",
     "DiurnalAvailability",
     "EarlyStopping",
@@ -180,6 +184,7 @@ __all__ = [
     "NearestNeighbourMixing",
     "NormBound",
     "Oort",
+    "OverSelect",
     "PoissonSampling",
     "PowerOfChoice",
     "PrivateTraining",
@@ -195,6 +200,7 @@ __all__ = [
     "StaticClipping",
     "Stragglers",
     "Summary",
+    "SystemModel",
     "TopK",
     "TrainingScores",
     "TrimmedMean",

@@ -15,7 +15,7 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
-from flcog.method import Attack, AvailabilityModel, DataExchange, Method, Note, Notes, Selection, selection_of
+from flcog.method import Attack, AvailabilityModel, Clock, DataExchange, Method, Note, Notes, Selection, selection_of
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.round_schedules import RoundSchedules
@@ -100,7 +100,7 @@ class Assembly:
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
                 server.servers[method.name] = method.init_server(server.params)
-            if isinstance(method, AvailabilityModel | Attack):
+            if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
 
     def _engine(

@@ -29,7 +29,7 @@ from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
-from flcog.method import DataExchange, DataHost, Method, Notes, selection_of
+from flcog.method import DataExchange, DataHost, Method, Notes, expected_cohort, selection_of
 from flcog.reading import Reader
 from flcog.settings import Settings
 from flcog.wire.population import Population
@@ -206,7 +206,7 @@ def make_runtime(
     reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
     batching = _batching(settings, data)
     _check_accumulation(batching, methods, reader)
-    cohort = settings.cohort_size(federation.split.num_clients, federation.num_clients)
+    cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
     if (selection := selection_of(methods)) is not None:
         cohort = selection.expected(cohort, federation.num_clients)
     job = Job(

@@ -20,7 +20,7 @@ class Availability(AvailabilityModel):
 
     ::
 
-        client k is available at t if a row (k, from, until) has from <= t mod period < until,   t = round * seconds_per_round
+        client k is available at t if a row (k, from, until) has from <= t mod period < until
 
     The file has the header ``client,from,until`` and rows with a client's number and the begin and end of an interval in seconds. Each
     client needs a row, and intervals of a client must not overlap. It takes 12 bytes of memory for each row. The mean change is biased
@@ -29,21 +29,20 @@ class Availability(AvailabilityModel):
 
     Args:
         trace: the path of the file. None makes all clients available at all times.
-        seconds_per_round: the time from the start of a round to the start of the next one, > 0.
+        seconds_per_round: the time from the start of a round to the start of the next one, > 0. With ``SystemModel``, t is its time.
         period: the trace is repeated after this number of seconds, > 0. None takes the last ``until`` of the file.
 
     Example:
-        >>> Availability().available(np.array([3, 7]), round=0, seed=0)
+        >>> Availability().available(np.array([3, 7]), seconds=0, seed=0)
         array([ True,  True])
     """
 
     trace: str | None = None
-    seconds_per_round: float = 600.0
     period: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive_and_finite(self, "seconds_per_round", "period")
+        positive_and_finite(self, "period")
 
     def check_clients(self, num_clients: int) -> None:
         if self.trace is None:
@@ -57,12 +56,12 @@ class Availability(AvailabilityModel):
             first = int(np.flatnonzero(~np.isin(np.arange(num_clients), known))[0])
             raise ValueError(f"{self.trace} has no row of client {first}: give each of the {num_clients} clients an interval")
 
-    def available(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
+    def available(self, clients: np.ndarray, seconds: float, seed: int) -> np.ndarray:
         present = np.ones(len(clients), bool)
         if self.trace is None:
             return present
         trace = _trace(self.trace)
-        moment = (round * self.seconds_per_round) % (trace.end if self.period is None else self.period)
+        moment = seconds % (trace.end if self.period is None else self.period)
         first, after = (np.searchsorted(trace.clients, clients, side) for side in ("left", "right"))
         present[:] = False
         for row in range(int((after - first).max(initial=0))):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flcog.core.checks import at_least, positive_and_finite, within
+from flcog.core.checks import at_least, within
 from flcog.core.randomness import fold, fold_each, uniform
 from flcog.method import AvailabilityModel
 
@@ -27,28 +27,26 @@ class DiurnalAvailability(AvailabilityModel):
         hours: the length of the window, in (0, 24].
         night: the mean of the windows' middles, in hours after the start of the run, in [0, 24).
         spread: their standard deviation in hours, at least 0.
-        seconds_per_round: the time from the start of a round to the start of the next one, > 0.
+        seconds_per_round: the time from the start of a round to the start of the next one, > 0. With ``SystemModel``, its time counts.
 
     Example:
-        >>> DiurnalAvailability(hours=24).available(np.array([3, 7]), round=5, seed=0)
+        >>> DiurnalAvailability(hours=24).available(np.array([3, 7]), seconds=3000, seed=0)
         array([ True,  True])
     """
 
     hours: float = 8.0
     night: float = 2.0
     spread: float = 3.0
-    seconds_per_round: float = 600.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, "(0, 24]", "hours")
         within(self, "[0, 24)", "night")
         at_least(self, 0, "spread")
-        positive_and_finite(self, "seconds_per_round")
 
-    def available(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
+    def available(self, clients: np.ndarray, seconds: float, seed: int) -> np.ndarray:
         draws = uniform(fold_each(fold(seed, "availability"), clients))
         middles = self.night + self.spread * torch.special.ndtri(torch.from_numpy(draws)).clamp(-6, 6).numpy()
-        hour = round * self.seconds_per_round / 3600
+        hour = seconds / 3600
         present: np.ndarray = (hour - middles + self.hours / 2) % 24 < self.hours
         return present

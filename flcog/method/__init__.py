@@ -6,6 +6,7 @@ from flcog.method.attack import Attack
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
+from flcog.method.clock import Clock, Closed, Cutoff, Work, clock_of, expected_cohort
 from flcog.method.context import (
     ClientData,
     ClientUpload,
@@ -53,8 +54,11 @@ __all__ = [
     "ClientPool",
     "ClientUpload",
     "ClientView",
+    "Clock",
+    "Closed",
     "Cohort",
     "Context",
+    "Cutoff",
     "DataExchange",
     "DataHost",
     "Envelope",
@@ -93,7 +97,10 @@ __all__ = [
     "UploadMatrix",
     "Uploads",
     "WarningNote",
+    "Work",
     "check_methods",
+    "clock_of",
+    "expected_cohort",
     "first_contact",
     "methods_until",
     "selection_of",

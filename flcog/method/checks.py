@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from flcog.method.aggregator import Aggregator
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import BroadcastStage
+from flcog.method.clock import Clock
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.selection import Selection
 from flcog.method.stage import Stage
@@ -47,6 +48,7 @@ def check_methods(methods: Sequence[Method]) -> None:
         Aggregator: "replace the mean of the clients' changes",
         Selection: "select the clients of a round",
         AvailabilityModel: "decide which clients are available",
+        Clock: "tell the time that clients take",
         BroadcastStage: "encode what the server sends",
     }
     for protocol, effect in exclusive.items():

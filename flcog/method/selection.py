@@ -1,6 +1,6 @@
 """Selection: a method that decides which clients take part in a round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -41,12 +41,14 @@ class RoundRecord(NamedTuple):
         selected: the clients that were selected, in their order.
         trained: the clients whose updates count.
         losses: the mean task loss of each of them in its training, if the selection declares ``reads_losses``.
+        seconds: the simulated seconds that each client with a task needed, late ones included; empty without a clock.
     """
 
     round: int
     selected: Sequence[int]
     trained: Sequence[int]
     losses: Sequence[float] = ()
+    seconds: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True)

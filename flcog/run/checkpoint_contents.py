@@ -160,6 +160,7 @@ Entries = dict[str, tuple[str, Callable[[Any], bool]]]
 
 RUN: Entries = {
     "round": ("a number of rounds done", _is_count),
+    "seconds": ("simulated seconds, at least 0", lambda value: type(value) is float and 0 <= value < math.inf),
     "seed": ("a whole number", _is_whole),
     "params": ("tensors by name", _by(_is_text, _is_tensor)),
     "buffers": ("tensors by name", _by(_is_text, _is_tensor)),
@@ -178,7 +179,7 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"messages", "exchanged", "experiment", "frozen", "until", "branch", "run_id"}
+LATER = {"seconds", "messages", "exchanged", "experiment", "frozen", "until", "branch", "run_id"}
 """Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

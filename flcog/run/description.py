@@ -9,7 +9,7 @@ from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text
 from flcog.data.batching import Batching
-from flcog.method import Method, selection_of
+from flcog.method import Method, expected_cohort, selection_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -44,10 +44,8 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
 
 def _cohort(engine: Engine) -> str:
     """The number of clients in a round."""
-    selection = selection_of(engine.methods)
-    if selection is None:
-        return f"{engine.cohort_size:,}"
-    return f"about {selection.expected(engine.cohort_size, engine.num_clients):,}"
+    selection, count = selection_of(engine.methods), expected_cohort(engine.methods, engine.cohort_size)
+    return f"{count:,}" if selection is None else f"about {selection.expected(count, engine.num_clients):,}"
 
 
 def local_work(batching: Batching | Settings) -> str:

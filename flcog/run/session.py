@@ -192,6 +192,7 @@ class Session:
         payload: dict[str, Any] = {
             "format": checkpoint.FORMAT,
             "round": server.round,
+            "seconds": server.seconds,
             "seed": self.engine.seed,
             "experiment": self.experiment,
             "params": server.params,
@@ -252,7 +253,7 @@ class Session:
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
-        server.round, self.branch = saved["round"], saved.get("branch")
+        server.round, server.seconds, self.branch = saved["round"], saved.get("seconds", 0.0), saved.get("branch")
         if "on_load_checkpoint" in written_hooks(self.model.module):
             self.engine.hand_over(server)
             self.model.module.on_load_checkpoint(dict(saved))

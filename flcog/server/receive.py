@@ -1,14 +1,17 @@
 """Send tasks to this process's clients, decode their envelopes, add them up, and count their bytes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Received
-from flcog.method import GlobalModel, Method, Stage
+from flcog.method import GlobalModel, Method, Stage, clock_of
 from flcog.server.aggregate import Aggregate
+from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
 from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
@@ -32,30 +35,50 @@ def receive(
         directions: whether to add up normalised changes, for the cosine between clients' updates.
 
     Returns:
-        The round with the clients that have replied, and the sums over their replies.
+        The round with the clients whose replies count and its time, and the sums over their replies.
     """
     processes, shares = engine.processes, share_out(engine, round.plans)
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
+    clocked = clock_of(round.methods) is not None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     with closing(engine.clients.train(received, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:
             replies = list(replies)
-            here = {client for reply in replies for client in reply.clients}
-            arrived = processes.gather(here)
-            somebody_idle = not all(arrived)
-            lost = [client for client in round.plans if not any(client in part for part in arrived)]
-            round = round.without(engine, server, lost) if lost else round
-            mine = [task for task in mine if task.client in here]
+            parts = processes.gather({client: size for reply in replies for client, size in uploaded(reply).items()})
+            time = timing(
+                engine, server, round, received, tasks, {client: size for part in parts for client, size in part.items()}
+            )
+            counting = {client for part in parts for client in part} if time is None else set(time.clients)
+            somebody_idle = not all(counting & part.keys() for part in parts)
+            lost = [client for client in round.plans if client not in counting]
+            round = replace(round.without(engine, server, lost) if lost else round, timing=time)
+            mine = [task for task in mine if task.client in counting]
+            replies = [only(reply, counting) for reply in replies if counting & set(reply.clients)]
         if engine.clients.here is None:  # executors in this process return clients in an order that is always the same
             replies = in_order(replies, mine)
         weights = dict(zip(round.plans, round.cohort.weights.tolist(), strict=True))
         aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, processes.device)
         encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
+        sizes: dict[int, int] = {}
         for reply in replies:
+            sizes |= uploaded(reply) if clocked else {}
             aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
+    if clocked and not may_be_lost:
+        sizes = {client: size for part in processes.gather(sizes) for client, size in part.items()}
+        round = replace(round, timing=timing(engine, server, round, received, tasks, sizes))
     aggregate.reduce(processes, list(weights), somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
+
+
+def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:
+    """The part of a reply that these clients have sent."""
+    rows = [k for k, client in enumerate(reply.clients) if client in clients]
+    if len(rows) == len(reply.clients):
+        return reply
+    envelope = pytree.tree_map(lambda value: value[rows], reply.envelope)
+    own, masked, plain = ([values[k] for k in rows] for values in (reply.clients, reply.masked_bytes, reply.masked_plain_bytes))
+    return reply._replace(clients=own, envelope=envelope, masked_bytes=masked, masked_plain_bytes=plain)
 
 
 def expected(replies: Iterable[ClientReply], tasks: Sequence[ClientTask], round: int, may_be_lost: bool) -> Iterator[ClientReply]:

@@ -24,6 +24,7 @@ from flcog.method import (
     Uploads,
 )
 from flcog.server.aggregate import Aggregate
+from flcog.server.clock import Timing, asking_seconds, pass_time
 from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
 from flcog.server.receive import account, receive
@@ -53,6 +54,8 @@ class Round:
         cohort: the same clients with their aggregation weights.
         received: the broadcast.
         down: the encoded bytes of all downloads by sender; None if nothing encodes the broadcast.
+        asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
+        timing: the simulated time after that, once the clients have trained; None without a clock.
     """
 
     number: int
@@ -62,6 +65,8 @@ class Round:
     cohort: Cohort
     received: Received
     down: Mapping[str, int] | None = None
+    asking: float = 0.0
+    timing: Timing | None = None
 
     def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
         """Plan the same round without these clients."""
@@ -96,9 +101,10 @@ def advance(
         round.cohort.log("clients/participating", 0)
         if selection.clients:
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
-    remember(engine, server, selection, list(round.plans), losses)
+    remember(engine, server, selection, list(round.plans), losses, round.timing)
+    times = pass_time(server, round.methods, round.asking, round.timing)
     server.round += 1
-    return round.cohort.metrics | server.ledger.figures(before)
+    return round.cohort.metrics | times | server.ledger.figures(before)
 
 
 def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
@@ -124,7 +130,7 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
             plans = {client: steps for client, steps in plans.items() if client not in silent}
             metrics["clients/lost"] = len(silent)
     cohort = weigh(engine, server, methods, plans, selection, metrics)
-    return Round(number, methods, selection, plans, cohort, received, down)
+    return Round(number, methods, selection, plans, cohort, received, down, asking_seconds(engine, server, methods, selection))
 
 
 def weigh(
@@ -206,14 +212,17 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     metrics = round.cohort.metrics
     received, tasks = asked = ask(server, round)
     while True:
-        num_asked = len(round.plans)
-        round, aggregate = receive(engine, server, round, received, tasks, directions)
-        if len(round.plans) < num_asked:
-            metrics["clients/lost"] = metrics.get("clients/lost", 0) + num_asked - len(round.plans)
+        whole = round
+        round, aggregate = receive(engine, server, whole, received, tasks, directions)
+        arrived = round.plans if round.timing is None else round.timing.finishes
+        if len(arrived) < len(whole.plans):
+            metrics["clients/lost"] = metrics.get("clients/lost", 0) + len(whole.plans) - len(arrived)
         if not aggregate.dropped:
             break
         metrics["clients/dropped"] = metrics.get("clients/dropped", 0) + len(aggregate.dropped)
-        round = round.without(engine, server, aggregate.dropped)
+        # Late clients train again, because other clients may be late without the dropped ones.
+        gone = [client for client in whole.plans if client in aggregate.dropped or client not in arrived]
+        round = whole.without(engine, server, gone)
         if not round.plans:
             break
         received, tasks = ask(server, round)

@@ -8,7 +8,8 @@ from flcog.client.messages import Received
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.randomness import fold, make_rng
-from flcog.method import AvailabilityModel, ClientPool, RoundRecord, Selected, Selection, selection_of
+from flcog.method import AvailabilityModel, ClientPool, RoundRecord, Selected, Selection, clock_of, expected_cohort, selection_of
+from flcog.server.clock import Timing
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
@@ -25,20 +26,22 @@ def select(engine: Engine, server: ServerState) -> Selected:
 
     methods = engine.active(server.round)
     present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
+    if present is not None:
+        moment = server.seconds if clock_of(methods) else server.round * present.seconds_per_round
     population = ClientPool(
         round=server.round,
         sizes=engine.roll_call.sizes,
         num_samples=engine.population.num_samples,
         key=fold(engine.seed, server.round, "cohort"),
-        availability=None if present is None else lambda clients: present.available(clients, server.round, engine.seed),
+        availability=None if present is None else lambda clients: present.available(clients, moment, engine.seed),
         sample_ends=lambda: engine.sample_ends,
         ask=ask,
     )
-    method = selection_of(methods)
+    method, count = selection_of(methods), min(expected_cohort(methods, engine.cohort_size), engine.num_clients)
     if method is None:
-        return Selected(population.draw(engine.cohort_size))
+        return Selected(population.draw(count))
     rng = make_rng(engine.seed, server.round, "selection", method.name)
-    selected = method.select(server.servers[method.name], population, engine.cohort_size, rng)
+    selected = method.select(server.servers[method.name], population, count, rng)
     _check(method, selected, engine.num_clients)
     return selected._replace(asked=asked)
 
@@ -60,7 +63,12 @@ def charge(engine: Engine, server: ServerState, selected: Selected, trains: Coll
 
 
 def remember(
-    engine: Engine, server: ServerState, selected: Selected, trained: Sequence[int], losses: Mapping[int, float]
+    engine: Engine,
+    server: ServerState,
+    selected: Selected,
+    trained: Sequence[int],
+    losses: Mapping[int, float],
+    timing: Timing | None = None,
 ) -> None:
     """Let the selection update its state after a round, before the round's number changes.
 
@@ -69,11 +77,12 @@ def remember(
         selected: the selected clients.
         trained: the clients whose updates count.
         losses: their training losses; empty if the selection does not read them.
+        timing: the simulated time of the round, if the run has a clock.
     """
     method = selection_of(engine.active(server.round))
     if method is not None:
         known = [losses[client] for client in trained] if losses else []
-        record = RoundRecord(server.round, selected.clients, trained, known)
+        record = RoundRecord(server.round, selected.clients, trained, known, timing.finishes if timing else {})
         server.servers[method.name] = method.update(server.servers[method.name], record)
 
 

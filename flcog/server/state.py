@@ -22,6 +22,7 @@ class ServerState:
         params, buffers: the global model. Values are replaced, never changed in place.
         servers: the state of each method, by the method's name.
         round: the number of finished rounds.
+        seconds: the simulated time of these rounds, if the run has a clock.
         ledger: the bytes sent so far.
         reported: for each method, the clients whose first-contact messages were counted. Under ``model``, the clients that
             received parameters which they keep for themselves from then on.
@@ -31,6 +32,7 @@ class ServerState:
     buffers: Params
     servers: dict[str, Slot]
     round: int = 0
+    seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     reported: dict[str, set[int]] = field(default_factory=dict)
     uploads: dict[str, Uploads] = field(default_factory=dict)
@@ -44,7 +46,9 @@ class ServerState:
         """Copy the state, with an empty ledger, to try another round without changing the run."""
         reported = {name: set(clients) for name, clients in self.reported.items()}
         messages = {name: dict(values) for name, values in self.messages.items()}
-        return ServerState(self.params, dict(self.buffers), dict(self.servers), round, reported=reported, messages=messages)
+        return ServerState(
+            self.params, dict(self.buffers), dict(self.servers), round, self.seconds, reported=reported, messages=messages
+        )
 
     @contextmanager
     def undone_at(self, error: type[BaseException]) -> Iterator[None]:
@@ -58,7 +62,7 @@ class ServerState:
         try:
             yield
         except error:
-            for name in ("round", "params", "buffers", "servers", "ledger"):
+            for name in ("round", "seconds", "params", "buffers", "servers", "ledger"):
                 setattr(self, name, getattr(before, name))
             for name, client in self._newcomers:
                 self.reported[name].discard(client)

@@ -63,7 +63,7 @@ def in_trace(moment: float, period: float = 1800) -> set[int]:
 def test_the_trace_decides_and_is_repeated(period: float | None) -> None:
     model = Availability(trace=TRACE, seconds_per_round=137.0, period=period)
     for round in range(40):
-        present = model.available(np.arange(8), round, seed=0)
+        present = model.available(np.arange(8), 137.0 * round, seed=0)
         assert set(np.flatnonzero(present).tolist()) == in_trace(137.0 * round, period or 1800)
 
 
@@ -127,10 +127,10 @@ def test_unknown_probabilities_are_refused(method: Selection) -> None:
 
 def test_a_client_is_available_for_its_hours_of_each_day() -> None:
     model, clients = DiurnalAvailability(hours=6, night=3, spread=2, seconds_per_round=900), np.arange(2000)
-    day = np.stack([model.available(clients, round, seed=5) for round in range(96)])
+    day = np.stack([model.available(clients, 900 * round, seed=5) for round in range(96)])
     assert set(day.sum(0)) <= {23, 24, 25}
-    assert np.array_equal(model.available(clients, 96, 5), day[0]) and np.array_equal(
-        model.available(clients[7:9], 5, 5), day[5, 7:9]
+    assert np.array_equal(model.available(clients, 900 * 96, 5), day[0]) and np.array_equal(
+        model.available(clients[7:9], 900 * 5, 5), day[5, 7:9]
     )
     share = day.mean(1)
     assert abs(share[12] - 0.866) < 0.03, "at 3 o'clock the share is that of a normal variable within 1.5 standard deviations"

@@ -1,0 +1,99 @@
+"""Simulated time: a method that knows how long clients take, and methods that end a round before all clients have finished."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from flcog.method.method import Method
+
+
+class Work(NamedTuple):
+    """The work of some clients, with an entry for each client in every array.
+
+    Args:
+        clients: their numbers, int64.
+        steps: local steps. A forward pass over a batch counts as a third of a step.
+        down, up: bytes that the client receives and sends.
+    """
+
+    clients: np.ndarray
+    steps: np.ndarray
+    down: np.ndarray
+    up: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock(Method, protocol=True):
+    """Tells how long clients take, in simulated seconds. A run has at most one clock. The engine adds up the time of the rounds."""
+
+    def check_clients(self, num_clients: int) -> None:
+        """Refuse data that do not fit the number of clients. Called once, before round 1."""
+
+    def seconds(self, work: Work, seed: int) -> np.ndarray:
+        """The seconds that each client needs, float64 [clients]. *Exclusive; plain Python.*
+
+        The time must depend on the number of these clients, and not on the number of all clients.
+
+        Args:
+            work: of some clients.
+            seed: the run's seed, a key for random numbers.
+        """
+        raise NotImplementedError
+
+
+class Closed(NamedTuple):
+    """The end of a round.
+
+    Args:
+        clients: the clients whose uploads count.
+        seconds: the end, in seconds after the server has sent the tasks.
+    """
+
+    clients: Collection[int]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutoff(Method, protocol=True):
+    """Ends a round before all clients have finished. The uploads of late clients do not count, and their states do not change.
+
+    Without a :class:`Clock`, a local step takes a second, and nothing else takes time. With several cutoffs a round ends at the
+    earliest of their ends.
+    """
+
+    allows_lost_replies: ClassVar[bool] = True
+
+    def asked(self, count: int) -> int:
+        """The number of clients to select for a round that needs ``count`` clients. *Chain; plain Python.*"""
+        return count
+
+    def close(self, finishes: Mapping[int, float], count: int) -> Closed:
+        """The end of the round, if this cutoff were the only one. *Plain Python.*
+
+        Args:
+            finishes: the seconds after which each client has finished, in the order of tasks; at least one client.
+            count: the number of clients that ``trainer.clients_per_round`` asks for.
+        """
+        raise NotImplementedError
+
+
+class StepClock(Clock, protocol=True):
+    """The clock of a run with a cutoff and no other clock: a local step takes a second, and nothing else takes time."""
+
+    def seconds(self, work: Work, seed: int) -> np.ndarray:
+        return work.steps
+
+
+def clock_of(methods: Sequence[Method]) -> Clock | None:
+    """The clock of some methods; None if they need none."""
+    default = StepClock() if any(isinstance(method, Cutoff) for method in methods) else None
+    return next((method for method in methods if isinstance(method, Clock)), default)
+
+
+def expected_cohort(methods: Sequence[Method], count: int) -> int:
+    """The number of clients to select for a round that needs ``count`` clients."""
+    for method in methods:
+        count = method.asked(count) if isinstance(method, Cutoff) else count
+    return count

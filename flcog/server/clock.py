@@ -1,0 +1,128 @@
+"""Simulated time: the seconds that the clients of a round take, and the end of the round."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Selected, Work, clock_of
+from flcog.server.download import plain_sizes
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
+from flcog.wire.envelope import num_bytes
+from flcog.wire.ledger import model_bytes
+
+FORWARD = 1 / 3
+"""A forward pass over a batch, in local steps: the backward pass of a step takes about twice as long."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of a round in simulated seconds, counted from the moment when the server sent the tasks.
+
+    Args:
+        finishes: the time at which each client with a task has finished.
+        clients: the clients whose uploads count.
+        seconds: the end of the round.
+    """
+
+    finishes: Mapping[int, float]
+    clients: Collection[int]
+    seconds: float
+
+    @property
+    def late(self) -> int:
+        """The number of clients that finished after the end."""
+        return len(self.finishes) - len(self.clients)
+
+    def figures(self) -> dict[str, float]:
+        """The mean time that clients waited for the end of the round, and its share in the time of all clients with a task."""
+        waits = [self.seconds - self.finishes[client] for client in self.clients]
+        total = len(self.finishes) * self.seconds
+        return {
+            "time/waiting": sum(waits) / len(waits) if waits else 0.0,
+            "time/idle_share": sum(waits) / total if total else 0.0,
+        }
+
+
+def uploaded(reply: ClientReply) -> dict[int, int]:
+    """The bytes that each client of a reply has sent."""
+    total = sum(reply.manifest.sizes.values())
+    return {client: total - masked for client, masked in zip(reply.clients, reply.masked_bytes, strict=True)}
+
+
+def timing(
+    engine: Engine, server: ServerState, round: Any, received: Received, tasks: Sequence[ClientTask], up: Mapping[int, int]
+) -> Timing | None:
+    """The time of a round; None without a clock.
+
+    Args:
+        engine, server: the run, before the round.
+        round: the round.
+        received: the broadcast.
+        tasks: of all clients of the round.
+        up: the bytes that each client sends. Clients without an entry have sent no reply, and nobody waits for them.
+    """
+    clock = clock_of(round.methods)
+    if clock is None:
+        return None
+    arrived = [task for task in tasks if task.client in up]
+    clients = [task.client for task in arrived]
+    downloads = _downloads(server, round, received, arrived, len(tasks))
+    seconds = _seconds(
+        clock, engine, clients, [task.num_steps for task in arrived], downloads, [up[client] for client in clients]
+    )
+    finishes = dict(zip(clients, seconds, strict=True))
+    found = Timing(finishes, clients, max(seconds, default=0.0))
+    for method in round.methods if clients else ():
+        if isinstance(method, Cutoff):
+            closed = method.close(finishes, engine.cohort_size)
+            kept = [client for client in found.clients if client in closed.clients]
+            found = replace(found, clients=kept, seconds=min(found.seconds, closed.seconds))
+    return found
+
+
+def asking_seconds(engine: Engine, server: ServerState, methods: Sequence[Method], selected: Selected) -> float:
+    """The time until all clients that the selection asks have received the model and reported their losses."""
+    clock, clients = clock_of(methods), selected.asked
+    if clock is None or not clients:
+        return 0.0
+    batching = engine.batching
+    steps = [FORWARD * batching.batches_per_epoch(engine.size(client)) / batching.accumulate for client in clients]
+    down, up = model_bytes(server.params, server.buffers), num_bytes(0.0)
+    return max(_seconds(clock, engine, clients, steps, [down] * len(clients), [up] * len(clients)))
+
+
+def pass_time(server: ServerState, methods: Sequence[Method], asking: float, found: Timing | None) -> dict[str, float]:
+    """Add a round's time to the run's, and return the round's columns; empty without a clock."""
+    if clock_of(methods) is None:
+        return {}
+    present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
+    # Without waiting, a round without available clients would be repeated at the same moment for ever.
+    waiting = present.seconds_per_round if present is not None and found is None else 0.0
+    found = found or Timing({}, (), 0.0)
+    server.seconds += asking + waiting + found.seconds
+    late = {"clients/late": float(found.late)} if any(isinstance(method, Cutoff) for method in methods) else {}
+    return {"time/simulated": server.seconds} | found.figures() | late
+
+
+def _downloads(server: ServerState, round: Any, received: Received, tasks: Sequence[ClientTask], num_asked: int) -> list[float]:
+    """The bytes that each client downloads with its task. A client that was asked for its loss has the model already."""
+    if round.down is not None:
+        sizes = [sum(round.down.values()) / num_asked] * len(tasks)
+    elif any(task.masks for task in tasks):
+        sizes = [float(sum(plain_sizes(server, round.methods, received, [task]).values())) for task in tasks]
+    else:
+        sizes = [float(sum(plain_sizes(server, round.methods, received, tasks[:1]).values()))] * len(tasks)
+    had, model = set(round.selection.asked), model_bytes(received.params, received.buffers)
+    return [max(0.0, size - model * (task.client in had)) for size, task in zip(sizes, tasks, strict=True)]
+
+
+def _seconds(
+    clock: Clock, engine: Engine, clients: Sequence[int], steps: Sequence[float], down: Sequence[float], up: Sequence[float]
+) -> list[float]:
+    numbers = (np.asarray(values, dtype=np.float64) for values in (steps, down, up))
+    seconds: list[float] = clock.seconds(Work(np.asarray(clients, dtype=np.int64), *numbers), engine.seed).tolist()
+    return seconds

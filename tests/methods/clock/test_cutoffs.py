@@ -1,0 +1,92 @@
+"""Rounds that end before all clients have finished."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import RAGGED, distance, train
+from reference import cutoffs
+
+from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, OverSelect, PoissonSampling, SystemModel
+from flcog.method import ClientView, Method, Plan
+
+CASES: dict[str, Case] = {
+    "Deadline": Case(
+        Deadline(seconds=5.0), partial(cutoffs.run, seconds=5.0), neutral=Deadline(seconds=100.0), options=RAGGED, random=True
+    ),
+    "OverSelect": Case(
+        OverSelect(factor=1.4), partial(cutoffs.run, first=5), neutral=OverSelect(factor=1.0), options=RAGGED, random=True
+    ),
+}
+REFUSED: Refusals = {
+    Deadline: [({"seconds": 0.0}, "seconds must be positive and finite; got 0.0")],
+    OverSelect: [({"factor": 0.9}, "factor must be at least 1; got 0.9")],
+}
+
+
+@dataclass(frozen=True)
+class Quick(Method):
+    """Clients that need more seconds than ``seconds`` stay away."""
+
+    seconds: float = 5.0
+
+    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
+        return plan if plan is not None and plan.num_steps <= self.seconds else None
+
+
+@pytest.mark.parametrize("options", [{"executor": "loop"}, {"executor": "vmap", "chunk_size": 3}])
+def test_late_clients_might_as_well_have_stayed_away(options: dict[str, str]) -> None:
+    """In the model, the states of clients and the server, and the bytes of uploads. FedDisco's weights depend on the clients."""
+    methods = [SCAFFOLD(), FedDisco()]
+    late, absent = (train(*methods, method, **RAGGED, **options) for method in (Deadline(seconds=5.0), Quick()))
+    assert distance(late.state, absent.state) < 1e-12
+    assert late.run.clients.clients == absent.run.clients.clients
+    assert late.ledger.up["model"] == absent.ledger.up["model"] and late.ledger.total_down > absent.ledger.total_down
+    for row, works in zip(late.rows, late.works, strict=True):
+        assert row["clients/late"] == sum(work.num_steps > 5 for work in works) == len(works) - row["clients/participating"]
+        assert row["time/simulated"] == row["round"] * 5.0
+
+
+def test_a_round_without_late_clients_ends_with_the_last_one() -> None:
+    trainer = train(Deadline(seconds=100.0), **RAGGED)
+    ends = [max(work.num_steps for work in works) for works in trainer.works]
+    assert [row["time/simulated"] for row in trainer.rows] == [sum(ends[: k + 1]) for k in range(3)]
+
+
+def test_a_round_of_late_clients_changes_nothing_but_the_time() -> None:
+    with pytest.warns(UserWarning, match="no client's update counts; the model stays as it was"):
+        trainer = train(Deadline(seconds=0.5), SCAFFOLD(), rounds=1)
+    assert trainer.rows[0]["clients/late"] == 5 and trainer.rows[0]["time/simulated"] == 0.5 and not trainer.run.clients.clients
+
+
+def test_the_earlier_of_two_ends_counts() -> None:
+    """Seven of eight clients are selected, the first five count, and of these the clients within the deadline."""
+    for seconds in (5.0, 100.0):
+        trainer = train(OverSelect(factor=1.4), Deadline(seconds=seconds), **RAGGED)
+        before = 0.0
+        for row, works in zip(trainer.rows, trainer.works, strict=True):
+            steps = sorted(work.num_steps for work in works)
+            assert len(steps) == 7 and row["time/simulated"] - before == min(seconds, steps[4])
+            assert row["clients/participating"] == sum(number <= seconds for number in steps[:5])
+            before = row["time/simulated"]
+
+
+def test_any_selection_selects_more() -> None:
+    rows = train(OverSelect(factor=1.5), PoissonSampling(), rounds=30, clients_per_round=2, local_steps=1).rows
+    asked = [row["clients/participating"] + row.get("clients/late", 0) for row in rows]
+    assert max(row["clients/participating"] for row in rows) == 2 and 2.2 < sum(asked) / 30 < 3.8
+
+
+def test_the_state_of_a_clock_costs_nothing_without_one() -> None:
+    trainer = train(rounds=1)
+    assert trainer.run.server.seconds == 0.0 and not any("simulated" in name for name in trainer.rows[0])
+
+
+def test_speeds_decide_who_is_late() -> None:
+    model = SystemModel(seconds_per_step=1.0, download=None, upload=None, spread="half-normal")
+    trainer = train(model, OverSelect(factor=1.6), clients_per_round=5)
+    plain = train(OverSelect(factor=1.6), clients_per_round=5)
+    assert trainer.rows[0]["clients/late"] == plain.rows[0]["clients/late"] == 3
+    assert distance(trainer.state, plain.state) > 0
