@@ -20,7 +20,7 @@ CALLS = (
 """The requests that a server sends to hosts."""
 
 
-class NoAnswer(Exception):
+class NoAnswer(TimeoutError):
     """A host has not answered a request in time."""
 
 

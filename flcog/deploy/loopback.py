@@ -1,5 +1,6 @@
 """A whole deployment on one machine: a SuperLink and SuperNodes on loopback, with TLS and node authentication."""
 
+import ctypes
 import json
 import os
 import re
@@ -21,6 +22,9 @@ from flcog.deploy.certificates import make_certificates, make_node_key
 
 READY_SECONDS = 120.0
 """A SuperLink or a SuperNode starts within this time."""
+
+PR_SET_PDEATHSIG = 1
+"""The option of Linux's prctl."""
 
 END_SECONDS = 10.0
 """Processes have this time to end after SIGTERM."""
@@ -177,6 +181,7 @@ class Loopback:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=self.folder,
+                preexec_fn=_end_with_parent,
             )
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:
@@ -202,6 +207,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """Let Linux end this process when its parent dies in any way."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _signal(process: subprocess.Popen[Any], number: int) -> None:

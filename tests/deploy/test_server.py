@@ -1,0 +1,199 @@
+"""The server against nodes in this process, over a stand-in for Flower's Grid that loses, damages and refuses messages."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from deploy.deployments import CLIENTS, NODES, history, rows
+from deploy.test_node import softmax
+from flcog.deploy import clients, server_app
+from flcog.deploy.application import NODE, PACKAGE, write_app
+from flcog.deploy.arrays import from_record, to_record
+from flcog.deploy.message_types import ANSWER, REQUEST, TYPES
+from flcog.deploy.node import Node
+from flcog.deploy.numbering import shares
+from flcog.deploy.objects import make_objects
+from flcog.deploy.supervision import Worker
+
+pytestmark = pytest.mark.slow
+
+Fault = Callable[[int, str, int, Node], Any]
+"""What happens to a message, by its node, its type, and the number of messages of this type to the node before it."""
+
+
+class Grid:
+    """Delivers messages to nodes at once.
+
+    Args:
+        app: the app's folder.
+        state: the folder of the nodes' states.
+        fault: returns None to deliver a message, or the reply in its place; False loses it.
+    """
+
+    def __init__(self, app: Path, state: Path, fault: Fault) -> None:
+        self.workers = [
+            Worker("1", str(state / str(k)), str(app / PACKAGE), tuple(mine), CLIENTS, str(app / NODE), (1, ""))
+            for k, mine in enumerate(shares(CLIENTS, NODES))
+        ]
+        self.nodes, self.fault = list(map(Node, self.workers)), fault
+        self.replies: dict[str, Message] = {}
+        self.seen: dict[tuple[int, str], int] = {}
+
+    def get_node_ids(self) -> list[int]:
+        return [k + 1 for k in range(NODES)]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        found = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            found.append(message.metadata.message_id)
+            if (reply := self.answer(message)) is not None:
+                self.replies[message.metadata.message_id] = reply
+        return found
+
+    def answer(self, message: Message) -> Message | None:
+        k, kind = message.metadata.dst_node_id - 1, message.metadata.message_type
+        if kind == TYPES["end"]:
+            return Message(RecordDict(), reply_to=message)
+        before = self.seen.get((k, kind), 0)
+        self.seen[k, kind] = before + 1
+        fault = self.fault(k, kind, before, self.nodes[k])
+        if fault is False:
+            return None
+        if isinstance(fault, Error):
+            return Message(fault, reply_to=message)
+        if fault == "restart":
+            self.nodes[k] = Node(self.workers[k])
+        content = fault if isinstance(fault, RecordDict) else None
+        if content is None:
+            packed = self.nodes[k].answer(from_record(message.content[REQUEST]))
+            content = RecordDict({ANSWER: to_record({"answer": packed})})
+        return None if fault == "reply lost" else Message(content, reply_to=message)
+
+    def pull_messages(self, identifiers: Iterable[str]) -> list[Message]:
+        return [self.replies.pop(each) for each in identifiers if each in self.replies]
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 0)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+
+
+def deployed(folder: Path, fault: Fault, rounds: int = 3, **options: Any) -> Path:
+    """Train the app in this process. Returns the folder of its runs."""
+    content = softmax()
+    content["trainer"] |= {"rounds": rounds, "callbacks": ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]}
+    write_app(folder / "app", content, CLIENTS, NODES)
+    defaults = {"poll": 0.01, "timeout": 0.5, "nodes": NODES, "clients": CLIENTS, "min_clients": 1, "ckpt_path": ""}
+    grid: Any = Grid(folder / "app", folder / "state", fault)
+    server_app.train(folder / "app" / PACKAGE, grid, {**defaults, "root": str(folder / "runs"), **options})
+    return folder / "runs"
+
+
+def simulation(folder: Path) -> list[dict[str, str]]:
+    """The history without Flower."""
+    package = folder / "app" / PACKAGE
+    objects = make_objects(package, [package / "server.yaml"], "--trainer.default_root_dir", str(folder / "here"))
+    objects.trainer.fit(objects.model, objects.datamodule)
+    return history(folder / "here")
+
+
+FAULTS: dict[str, Fault] = {
+    "none": lambda k, kind, before, node: None,
+    "a task that fails": lambda k, kind, before, node: Error(6, "died") if (k, kind, before) == (1, "train", 1) else None,
+    "a node that restarts": lambda k, kind, before, node: "restart" if (k, kind, before) == (2, "train", 1) else None,
+    "a node that restarts twice": lambda k, kind, before, node: "restart" if (k, before) == (0, 1) and "train" in kind else None,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_numbers_are_those_of_a_simulation(tmp_path: Path, name: str) -> None:
+    assert history(deployed(tmp_path, FAULTS[name])) == simulation(tmp_path)
+
+
+@pytest.mark.parametrize("how", [False, "reply lost"])
+def test_a_silent_node_drops_out_of_the_round(tmp_path: Path, how: Any) -> None:
+    """Whether the task or the reply is lost, the node continues from the state of the last round that was accepted."""
+
+    def fault(k: int, kind: str, before: int, node: Node) -> Any:
+        return how if (k, kind, before) == (1, "train", 1) else None
+
+    found = rows(deployed(tmp_path, fault))
+    assert [row.get("clients/lost") or "0" for row in found] == ["0", "2", "0"]
+    assert [float(row["clients/participating"]) for row in found] == [6, 4, 6]
+    (tmp_path / "other").mkdir()
+    other = rows(deployed(tmp_path / "other", lambda *given: False if given[:3] == (1, "train", 1) else None))
+    assert [row["train/loss"] for row in found] == [row["train/loss"] for row in other]
+
+
+def test_a_newcomer_without_a_first_message_drops_out(tmp_path: Path) -> None:
+    found = rows(
+        deployed(tmp_path, lambda k, kind, before, node: False if (k, kind, before) == (0, "train.contact", 0) else None)
+    )
+    assert [float(row["clients/participating"]) for row in found] == [4, 6, 6] and float(found[0]["clients/lost"]) == 2
+
+
+def test_a_server_resumes_with_the_states_on_the_nodes(tmp_path: Path) -> None:
+    runs = deployed(tmp_path, FAULTS["none"], rounds=2)
+    config = tmp_path / "app" / PACKAGE / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 2", "rounds: 3"))
+    grid: Any = Grid(tmp_path / "app", tmp_path / "state", FAULTS["none"])
+    options = {
+        "poll": 0.01,
+        "timeout": 1,
+        "nodes": NODES,
+        "clients": CLIENTS,
+        "min_clients": 1,
+        "ckpt_path": "last",
+        "root": str(runs),
+    }
+    server_app.train(tmp_path / "app" / PACKAGE, grid, options)
+    assert history(runs) == simulation(tmp_path)
+
+
+GARBAGE = RecordDict({ANSWER: ArrayRecord()})
+
+REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
+    "too few replies": (
+        lambda k, kind, before, node: False if kind == "train" and k else None,
+        {"min_clients": 3},
+        "2 of 6 clients have replied in round 1, and min_clients is 3: start the missing nodes, and continue",
+    ),
+    "a damaged reply": (
+        lambda k, kind, before, node: GARBAGE if kind == "train" else None,
+        {},
+        "the node of clients 0, 3 has sent a reply that is no message of flcog",
+    ),
+    "no flcog": (
+        lambda k, kind, before, node: Error(1, "no module flcog") if k == 1 else None,
+        {},
+        "node 2 cannot load the app",
+    ),
+    "too few nodes": (FAULTS["none"], {"nodes": 4}, "3 of 4 nodes are connected after 0.5 s: start the others, or set nodes"),
+    "a client without a node": (FAULTS["none"], {"clients": 7}, "no connected node hosts client 6: give each client to one node"),
+    "a silent node before round 1": (
+        lambda k, kind, before, node: False if k == 2 else None,
+        {},
+        "node 3 has not answered the request begin within 0.5 s: start the node, or raise timeout",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_faults_end_the_run_in_one_line(tmp_path: Path, name: str) -> None:
+    fault, options, says = REFUSED[name]
+    with pytest.raises((ValueError, OSError), match=says) as caught:
+        deployed(tmp_path, fault, **options)
+    assert "\n" not in str(caught.value)
