@@ -1,5 +1,6 @@
 """The ServerApp: trains a federation whose clients live on Flower's nodes."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from flcog.deploy.clients import DeployedClients, FlowerNode, Progress
 from flcog.deploy.node import facts_of
 from flcog.deploy.objects import SERVER, make_objects
 from flcog.deploy.post import Post
+from flcog.deploy.supervision import end_with, start_of
 
 END_SECONDS = 20.0
 """Workers that do not answer the request to end within this time end by themselves when they are idle."""
@@ -33,6 +35,7 @@ def server_app(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        end_with((os.getppid(), start_of(os.getppid())))  # the SuperLink's: without it, a round would wait until the timeout
         try:
             train(folder, grid, context.run_config)
         except Exception as error:

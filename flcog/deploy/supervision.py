@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,6 +121,17 @@ def is_alive(process: tuple[int, str]) -> bool:
     except PermissionError:
         pass
     return start_of(number) == started
+
+
+def end_with(process: tuple[int, str]) -> None:
+    """Kill this process when another one has ended."""
+
+    def watch() -> None:
+        while is_alive(process):
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with", daemon=True).start()
 
 
 def seconds_alive() -> float:

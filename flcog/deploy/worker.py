@@ -5,16 +5,13 @@ this one over a local socket (``python -m flcog.deploy.worker``).
 """
 
 import fcntl
-import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import IO, Any
 
 from flcog.deploy.link import listen, receive, send
-from flcog.deploy.supervision import Worker, is_alive
+from flcog.deploy.supervision import Worker, end_with
 
 IDLE_SECONDS = 1800.0
 """A worker without a message for this time ends. The next message starts another, which continues from the states on disk."""
@@ -26,7 +23,7 @@ def main() -> None:
     lock = _locked(worker.folder / "worker.lock")
     if lock is None:
         return  # another worker was started at the same time
-    threading.Thread(target=_end_with, args=(worker,), daemon=True).start()
+    end_with(worker.node)
     with listen(worker.socket) as listener:
         listener.settimeout(IDLE_SECONDS)
         node: Any = None
@@ -63,13 +60,6 @@ def _locked(path: Path) -> IO[Any] | None:
     except OSError:
         return None
     return file
-
-
-def _end_with(worker: Worker) -> None:
-    """End this process when its node has ended."""
-    while is_alive(worker.node):
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
