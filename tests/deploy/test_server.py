@@ -21,6 +21,7 @@ from flcog.deploy.node import Node
 from flcog.deploy.numbering import shares
 from flcog.deploy.objects import make_objects
 from flcog.deploy.supervision import Worker
+from flcog.run.observers.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -189,6 +190,13 @@ REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
         "node 3 has not answered the request begin within 0.5 s: start the node, or raise timeout",
     ),
 }
+
+
+def test_rare_checkpoints_are_refused() -> None:
+    server_app.check_checkpoints([Checkpoint(keep_rounds=[2])])
+    for rare in (Checkpoint(every_n_rounds=5), Checkpoint(enabled=False)):
+        with pytest.raises(ValueError, match="a deployment writes a checkpoint after every round; got every_n_rounds="):
+            server_app.check_checkpoints([rare])
 
 
 @pytest.mark.parametrize("name", REFUSED)
