@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from flcog.core.checks import within
+from flcog.core.checks import at_least, within
 from flcog.core.types import Slot
 from flcog.method import ClientPool, RoundRecord, Selected, Selection
 
@@ -17,7 +17,7 @@ class Oort(Selection):
 
     ::
 
-        U_k = n_k loss_k,   score_k = (min(U_k, U_95%) - U_min) / (U_max - U_min) + sqrt(0.1 ln R / L_k)
+        U_k = n_k loss_k,   score_k = [(min(U_k, U_95%) - U_min) / (U_max - U_min) + sqrt(0.1 ln R / L_k)] min(1, T / t_k)^penalty
 
     R is the round, and L_k the last round of client k. A share of the round's clients, which starts at ``exploration`` and is
     multiplied by ``decay`` in every round down to ``least_exploration``, is drawn uniformly from clients that have never taken part.
@@ -27,14 +27,18 @@ class Oort(Selection):
 
     Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021, https://arxiv.org/abs/2010.06081. Their
     utility has the root mean square of the samples' losses in the place of the mean training loss that clients report here; the scores
-    are scaled to [0, 1] as in the authors' program. Their factor for slow clients needs the clients' durations and is not part of this
-    class.
+    are scaled to [0, 1] as in the authors' program. The last factor acts only in runs with simulated time
+    (:class:`~flcog.callbacks.SystemModel`): t_k is the time of client k's last training, and T is the quantile ``preferred`` of these
+    times, which stays the same in all rounds instead of following the authors' pacer. As in FedScale, clients that were late for the end
+    of a round count as if they had trained with the mean loss of the round's other clients.
 
     Args:
         exploration: the share of new clients in the first round, in [0, 1].
         decay: the factor on this share in each round, in (0, 1].
         least_exploration: the smallest share, in [0, 1].
         cutoff: the fraction of the last score, in (0, 1].
+        penalty: the exponent of the factor for slow clients, at least 0.
+        preferred: the share of clients that are not slow, in (0, 1].
 
     Example:
         >>> Oort().init_selection(2)["last"]
@@ -45,16 +49,20 @@ class Oort(Selection):
     decay: float = 0.98
     least_exploration: float = 0.2
     cutoff: float = 0.95
+    penalty: float = 2.0
+    preferred: float = 0.3
 
     reads_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, "[0, 1]", "exploration", "least_exploration")
-        within(self, "(0, 1]", "decay", "cutoff")
+        within(self, "(0, 1]", "decay", "cutoff", "preferred")
+        at_least(self, 0, "penalty")
 
     def init_selection(self, num_clients: int) -> Slot:
-        return {"loss": torch.zeros(num_clients), "last": torch.full((num_clients,), -1, dtype=torch.int32)}
+        loss, seconds = torch.zeros(num_clients), torch.zeros(num_clients)
+        return {"loss": loss, "last": torch.full((num_clients,), -1, dtype=torch.int32), "seconds": seconds}
 
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
         everybody = np.arange(population.num_clients)
@@ -68,6 +76,7 @@ class Oort(Selection):
             return Selected(sorted(explored.tolist()))
         utility = population.sizes.numpy()[known] * state["loss"].cpu().numpy()[known]
         score = scores(utility, last[last >= 0] + 1, population.round + 1)
+        score *= speed_factors(state["seconds"].cpu().numpy()[known], self.preferred, self.penalty)
         least = self.cutoff * np.sort(score)[-exploited]
         draws = torch.rand(len(known), generator=rng, dtype=torch.float64).numpy()
         # The smallest of exponential variables with these rates belongs to a client with a probability proportional to its score.
@@ -75,10 +84,26 @@ class Oort(Selection):
         return Selected(sorted([*explored.tolist(), *known[order[:exploited]].tolist()]))
 
     def update(self, state: Slot, record: RoundRecord) -> Slot:
-        loss, last, trained = state["loss"].clone(), state["last"].clone(), list(record.trained)
-        loss[trained] = torch.tensor(record.losses, dtype=loss.dtype, device=loss.device)
-        last[trained] = record.round
-        return {"loss": loss, "last": last}
+        loss, last, seconds = (state[name].clone() for name in ("loss", "last", "seconds"))
+        losses = dict(zip(record.trained, record.losses, strict=True))
+        if losses:  # nothing is known of late clients if all were late
+            losses |= dict.fromkeys(record.seconds.keys() - losses.keys(), sum(losses.values()) / len(losses))
+        clients = list(losses)
+        loss[clients] = torch.tensor(list(losses.values()), dtype=loss.dtype, device=loss.device)
+        last[clients] = record.round
+        seconds[list(record.seconds)] = torch.tensor(list(record.seconds.values()), dtype=seconds.dtype, device=seconds.device)
+        return {"loss": loss, "last": last, "seconds": seconds}
+
+
+def speed_factors(seconds: np.ndarray, preferred: float, penalty: float) -> np.ndarray:
+    """The factors on the scores of clients that have taken part: below 1 for slow clients, and 1 for all without a clock.
+
+    >>> speed_factors(np.array([1.0, 2.0, 4.0]), preferred=0.5, penalty=2.0)
+    array([1.  , 1.  , 0.25])
+    """
+    limit = np.sort(seconds)[min(int(preferred * len(seconds)), len(seconds) - 1)]
+    factors: np.ndarray = (np.minimum(limit, seconds) / np.where(seconds > 0, seconds, 1)) ** penalty
+    return np.where(seconds > 0, factors, 1.0)
 
 
 def scores(utility: np.ndarray, last: np.ndarray, round: int) -> np.ndarray:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import SGD, classifier, train
+from harness import RAGGED, SGD, classifier, train
 from reference import fedavg
 from torch.nn.functional import cross_entropy
 
-from flcog.callbacks import Oort
+from flcog.callbacks import Oort, OverSelect, SystemModel
 from flcog.callbacks.selection.oort import scores
-from flcog.method import ClientPool
+from flcog.method import ClientPool, RoundRecord
 
 CASES: dict[str, Case] = {
     "Oort": Case(Oort(), fedavg.run, random=True),
@@ -22,6 +22,8 @@ REFUSED: Refusals = {
         ({"exploration": 1.5}, "exploration must lie in [0, 1]; got 1.5"),
         ({"least_exploration": -0.1}, "least_exploration must lie in [0, 1]; got -0.1"),
         ({"decay": 0.0}, "decay must lie in (0, 1]; got 0.0"),
+        ({"penalty": -1.0}, "penalty must be at least 0; got -1.0"),
+        ({"preferred": 0.0}, "preferred must lie in (0, 1]; got 0.0"),
         ({"cutoff": 0.0}, "cutoff must lie in (0, 1]; got 0.0"),
     ]
 }
@@ -56,7 +58,7 @@ def test_the_scores_by_hand() -> None:
 
 
 def state_of(loss: list[float], last: list[int]) -> dict[str, torch.Tensor]:
-    return {"loss": torch.tensor(loss), "last": torch.tensor(last, dtype=torch.int32)}
+    return {"loss": torch.tensor(loss), "last": torch.tensor(last, dtype=torch.int32), "seconds": torch.zeros(len(loss))}
 
 
 def test_new_clients_are_explored_first_and_fewer_of_them_later() -> None:
@@ -83,6 +85,34 @@ def test_high_utilities_are_taken_and_low_ones_are_cut_off() -> None:
         counts[Oort(exploration=0, least_exploration=0, cutoff=0.85).select(state, pool, 10, rng).clients] += 1
     # Utilities 1, 5, 10 and 9: ten clients have the utility 10, and those with 9 are above 85 % of its score.
     assert counts[0::4].sum() == counts[1::4].sum() == 0 and counts[2::4].sum() > counts[3::4].sum() > 0
+
+
+def test_slow_clients_are_taken_less_often() -> None:
+    """Equal utilities, and clients that need 1, 2, 3 and 4 seconds: T = 2, so that the scores fall as 1, 1, 4/9 and 1/4."""
+    pool = ClientPool(50, torch.ones(40, dtype=torch.int64), 40, 0)
+    state = state_of([1.0] * 40, [40] * 40) | {"seconds": torch.tensor([1.0, 2.0, 3.0, 4.0] * 10)}
+    rng, counts = torch.Generator().manual_seed(0), np.zeros(40)
+    method = Oort(exploration=0, least_exploration=0, cutoff=0.2, preferred=0.3)
+    for _ in range(2000):
+        counts[method.select(state, pool, 1, rng).clients] += 1
+    shares = [counts[k::4].sum() / 2000 for k in range(4)]
+    total = 2 + 4 / 9 + 1 / 4
+    assert shares == pytest.approx([1 / total, 1 / total, 4 / 9 / total, 1 / 4 / total], abs=0.035)
+
+
+def test_late_clients_count_with_the_mean_loss_and_their_time() -> None:
+    record = RoundRecord(3, [0, 1, 2], [0, 2], [1.0, 3.0], {0: 5.0, 1: 9.0, 2: 6.0})
+    state = Oort().update(Oort().init_selection(4), record)
+    assert state["loss"].tolist() == [1, 2, 3, 0] and state["last"].tolist() == [3, 3, 3, -1]
+    assert state["seconds"].tolist() == [5, 9, 6, 0]
+
+
+def test_it_learns_the_times_of_a_run() -> None:
+    trainer = train(
+        SystemModel(seconds_per_step=2.0, download=None, upload=None), OverSelect(factor=1.4), Oort(), rounds=1, **RAGGED
+    )
+    times = {client.id: 2.0 * len(client.batches) for client in trainer.recorded[0]}
+    assert len(times) == 7 and {k: t for k, t in enumerate(trainer.servers["Oort"]["seconds"].tolist()) if t} == times
 
 
 def test_nothing_changes_in_place() -> None:
