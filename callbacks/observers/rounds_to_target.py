@@ -11,7 +11,8 @@ class RoundsToTarget(Callback):
     """Prints after how many rounds and bytes a metric first reached a target, and adds both to that round's row.
 
     For a target of 0.8 on test accuracy the columns are ``to_accuracy_0.8/rounds``, ``to_accuracy_0.8/up_bytes`` and
-    ``to_accuracy_0.8/down_bytes``, only in the row of that round. List the observer once for each target.
+    ``to_accuracy_0.8/down_bytes``, only in the row of that round, and ``to_accuracy_0.8/simulated`` with the simulated seconds in runs with
+    ``SystemModel``. List the observer once for each target.
 
     Args:
         target: the value to reach.
@@ -49,8 +50,14 @@ class RoundsToTarget(Callback):
             run.ledger.total_down,
         )
         metrics |= {f"{column}/rounds": round, f"{column}/up_bytes": up, f"{column}/down_bytes": down}
+        seconds = metrics.get("time/simulated")
+        metrics |= {} if seconds is None else {f"{column}/simulated": seconds}
         if run.processes.is_first:
-            print(f"{name} reached {self.target:g} in round {round}, after {human(up)} up and {human(down)} down", flush=True)
+            simulated = "" if seconds is None else f" and {seconds:,.0f} simulated seconds"
+            print(
+                f"{name} reached {self.target:g} in round {round}, after {human(up)} up and {human(down)} down{simulated}",
+                flush=True,
+            )
 
     def on_fit_end(self, run: Run) -> None:
         if run.processes.is_first and self.reached_in is None:

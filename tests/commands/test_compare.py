@@ -151,15 +151,16 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
             table = cell.folder / "20260101-000000" / "metrics.csv"
             lines = table.read_text().splitlines()
             name, reached = "to_accuracy_0.2", rounds[cell.row, cell.seed]
-            lines[0] += "".join(f",{name}/{what}" for what in ("rounds", "up_bytes", "down_bytes"))
+            lines[0] += "".join(f",{name}/{what}" for what in ("rounds", "up_bytes", "down_bytes", "simulated"))
             lines[1:] = [
-                line + (f",{reached},{1024 * reached},2048" if i == reached else ",,,") for i, line in enumerate(lines[1:], 1)
+                line + (f",{reached},{1024 * reached},2048,{600 * reached}" if i == reached else ",,,,")
+                for i, line in enumerate(lines[1:], 1)
             ]
             table.write_text("\n".join(lines) + "\n")
     header, rows = summarise(filled(plan, runs))
     assert header[:5] == ["", "best", "last", "mean of last 4", "rounds to accuracy_0.2"]
     # (1024 x 2.5 + 2048) bytes on average
-    assert [row[4] for row in rows] == ["2.5 (4.5 KiB)", "> 4 (1 of 2 seeds)", ""]
+    assert [row[4] for row in rows] == ["2.5 (4.5 KiB, 1,500 s simulated)", "> 4 (1 of 2 seeds)", ""]
     assert figure_text(Figure(65 / 3), "rounds") == "21.7" and figure_text(Figure(100, beyond=True), "rounds") == "> 100"
 
 

@@ -32,6 +32,7 @@ class Result:
         averaged: the number of evaluations in this mean.
         deviation: their standard deviation; NaN for one evaluation.
         targets: for each target of ``RoundsToTarget``, such as ``accuracy_0.8``, the rounds and the bytes until it was reached.
+        simulated: the simulated seconds until each of these targets, in runs with simulated time.
         seconds: the time of all rounds, without evaluations.
         acting_seconds: the mean time of the rounds with all of the arm's methods.
         shared_rounds, shared_acting_rounds: the numbers of rounds, and of rounds with all methods, that another run trained and timed.
@@ -54,6 +55,7 @@ class Result:
     averaged: int = 0
     deviation: float = math.nan
     targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    simulated: Mapping[str, float] = field(default_factory=dict)
     seconds: float = math.nan
     acting_seconds: float = math.nan
     shared_rounds: int = 0
@@ -105,6 +107,7 @@ def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
         averaged=len(tail),
         deviation=standard_deviation(tail),
         targets=_targets(history),
+        simulated=_simulated(history),
         seconds=sum(times.values()),
         acting_seconds=_acting_seconds(times, acting),
         shared_rounds=shared,
@@ -148,6 +151,15 @@ def _best(metric: str, values: Sequence[float]) -> float:
     """The best value. NaN counts only if all values are NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     return math.nan if not numbers else min(numbers) if lower_is_better(metric) else max(numbers)
+
+
+def _simulated(history: History) -> Mapping[str, float]:
+    columns = ((name, value) for row in history for name, value in row.items())
+    return {
+        name.removeprefix("to_").removesuffix("/simulated"): value
+        for name, value in columns
+        if name.startswith("to_") and name.endswith("/simulated")
+    }
 
 
 def _targets(history: History) -> Mapping[str, tuple[float, float]]:

@@ -21,7 +21,7 @@ LOAD = "waiting"
 NUMBERS = ("deviation", "seconds", "acting_seconds", "up_bytes", "total_bytes")
 SUMMARIES: Sequence[Summary] = get_args(Summary)
 COLUMNS, SURPLUS = (*TEXTS, *WHOLE, *NUMBERS, *SUMMARIES, "settings"), "surplus"
-ROUNDS_TO, BYTES_TO = "rounds_to_", "bytes_to_"
+ROUNDS_TO, BYTES_TO, SIMULATED_TO = "rounds_to_", "bytes_to_", "simulated_seconds_to_"
 
 
 def write_results(path: Path, results: Sequence[Result], runs: Sequence[Cell]) -> int:
@@ -79,6 +79,7 @@ def _line(result: Result, settings: str) -> dict[str, Any]:
     line = plain | {summary: result.scores.get(summary, math.nan) for summary in SUMMARIES}
     for target, (rounds, sent) in result.targets.items():
         line |= {f"{ROUNDS_TO}{target}": rounds, f"{BYTES_TO}{target}": sent}
+    line |= {f"{SIMULATED_TO}{target}": seconds for target, seconds in result.simulated.items()}
     line |= {name: getattr(result, name) for name in SHARED if result.shared_rounds}
     line |= {LOAD: result.waiting} if result.disturbed else {}
     line |= {"commit": result.commit, "arguments": result.arguments, "settings": settings}
@@ -114,7 +115,10 @@ def _result(line: Mapping[str, str]) -> Result:
         if name.startswith(ROUNDS_TO) and value
     }
     known = {name: score for name, score in scores.items() if not math.isnan(score)}
-    return Result(**given, finished=True, scores=known, targets=targets)
+    simulated = {
+        name.removeprefix(SIMULATED_TO): _number(value) for name, value in line.items() if name.startswith(SIMULATED_TO) and value
+    }
+    return Result(**given, finished=True, scores=known, targets=targets, simulated=simulated)
 
 
 def _number(text: str) -> float:

@@ -132,7 +132,10 @@ def _target_columns(filled: Filled, column: str) -> list[Column]:
 
 
 def _rounds_to(target: str, results: Sequence[Result]) -> str:
-    """The mean rounds over seeds, and bytes in both directions. If a seed missed the target, the number of rounds that did not suffice."""
+    """The mean rounds over seeds, bytes in both directions, and simulated seconds if time was simulated.
+
+    If a seed missed the target, the number of rounds that did not suffice.
+    """
     if not results:
         return ""
     reached = [result.targets[target] for result in results if target in result.targets]
@@ -140,7 +143,9 @@ def _rounds_to(target: str, results: Sequence[Result]) -> str:
         most = max(result.rounds for result in results if target not in result.targets)
         return f"> {most}" + (f" ({len(results) - len(reached)} of {len(results)} seeds)" if reached else "")
     rounds, sent = (statistics.fmean(values) for values in zip(*reached, strict=True))
-    return f"{_rounds(rounds)} ({human(round(sent))})"
+    simulated = [result.simulated[target] for result in results if target in result.simulated]
+    seconds = f", {statistics.fmean(simulated):,.0f} s simulated" if len(simulated) == len(results) else ""
+    return f"{_rounds(rounds)} ({human(round(sent))}{seconds})"
 
 
 def _rounds(mean: float) -> str:

@@ -59,6 +59,8 @@ def _costs(results: list[Result]) -> Line:
         line[f"reached_{target}"] = len(reached)
         line[f"rounds_to_{target}"] = statistics.fmean(rounds for rounds, _ in reached)
         line[f"bytes_to_{target}"] = statistics.fmean(sent for _, sent in reached)
+        if simulated := [result.simulated[target] for result in results if target in result.simulated]:
+            line[f"simulated_seconds_to_{target}"] = statistics.fmean(simulated)
     costs = {
         "seconds": [result.seconds for result in results],
         "seconds_of_an_acting_round": [result.acting_seconds for result in results],

@@ -27,12 +27,17 @@ def results(groups: Sequence[Group]) -> str:
     several_scores, several_runs = len(mains) > 1, any(len(group.runs) > 1 for group in groups)
     best = "best" if several_scores else f"best {next(iter(mains)) or 'score'}"
     head = [best, "method", "last", "rounds", "sent up", "sent down", "a round took"]
-    head += ["score"] * several_scores + ["runs"] * several_runs
+    timed = any("time/simulated" in run.rows[-1] for group in groups for run in group.runs)
+    head += ["simulated time"] * timed + ["score"] * several_scores + ["runs"] * several_runs
     rows = []
     for group in groups:
         first, *rest = _result(group.runs)
         name = f"{Series('', [], style=group.style).key}{html.escape(group.name)}{_settings(group)}"
-        extra = [group.runs[0].main or "none"] * several_scores + [_seeds(group.runs)] * several_runs
+        extra = (
+            [_simulated(group.runs)] * timed
+            + [group.runs[0].main or "none"] * several_scores
+            + [_seeds(group.runs)] * several_runs
+        )
         rows.append([f'<span class="score">{html.escape(first)}</span>', name, *map(html.escape, [*rest, *extra])])
     return panel(table(head, rows, named=1)) + _each_run(groups) * several_runs + "".join(_notes(groups, several_runs))
 
@@ -59,6 +64,12 @@ def _result(runs: Sequence[RunFiles]) -> list[str]:
         *(human(round(amount)) for amount in sent),
         (seconds(statistics.median(times)) if times else "unknown") + " †" * disturbed,
     ]
+
+
+def _simulated(runs: Sequence[RunFiles]) -> str:
+    """The mean simulated time of runs; empty if some of them have none."""
+    times = [run.rows[-1]["time/simulated"] for run in runs if "time/simulated" in run.rows[-1]]
+    return f"{statistics.fmean(times):,.0f} s" if len(times) == len(runs) else ""
 
 
 def _score(main: str | None, values: Sequence[float]) -> str:

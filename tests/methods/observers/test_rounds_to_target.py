@@ -6,7 +6,7 @@ import pytest
 from harness import fit
 from run.killed_runs import killed
 
-from flcog.callbacks import RoundsToTarget
+from flcog.callbacks import RoundsToTarget, SystemModel
 from flcog.core.text import human
 
 
@@ -34,3 +34,10 @@ def test_a_target_reached_before_a_resume_is_not_reached_again(tmp_path: Path) -
     run = killed(tmp_path, RoundsToTarget(0.0), at=3, eval_every=1)
     trainer = fit(tmp_path, RoundsToTarget(0.0), eval_every=1, ckpt_path=str(run))
     assert [row.get("to_accuracy_0/rounds") for row in trainer.history] == [1, None, None]
+
+
+def test_simulated_seconds_stand_beside_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = SystemModel(seconds_per_step=100.0, download=None, upload=None)
+    trainer = fit(tmp_path, clock, RoundsToTarget(0.0), eval_every=2, rounds=2)
+    assert trainer.history[1]["to_accuracy_0/simulated"] == 2 * 4 * 100
+    assert "down and 800 simulated seconds" in capsys.readouterr().out
