@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import lightning as L
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -10,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.core.lightning_packages import lightning_base
 from flcog.data import FederatedDataModule
 from flcog.datamodules.lightning_data import LightningData
+from flcog.datamodules.loaders import Loaders
 from flcog.datamodules.torch_dataset import TorchDataset
 
 
@@ -24,7 +24,7 @@ def federated(data: Any) -> FederatedDataModule:
     if lightning_base(data, "LightningDataModule"):
         return LightningData(data)
     if isinstance(data, DataLoader):
-        return LightningData(_Loader(data))
+        return LightningData(Loaders(data))
     if isinstance(data, Dataset):
         module = TorchDataset(data)
         module.notes = (
@@ -33,19 +33,6 @@ def federated(data: Any) -> FederatedDataModule:
         )
         return module
     raise ValueError(f"data is a {type(data).__name__}: {_advice(data)}")
-
-
-class _Loader(L.LightningDataModule):
-    """A loader alone."""
-
-    stands_for = "DataLoader"
-
-    def __init__(self, loader: DataLoader) -> None:
-        super().__init__()
-        self._train = loader
-
-    def train_dataloader(self) -> DataLoader:
-        return self._train
 
 
 def _advice(data: Any) -> str:

@@ -135,6 +135,20 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
         return "go on with " + next_command("fit", self.run_dir, self.run_dir, cli=self.config is not None)
 
 
+def takes_loaders(verb: Verb) -> Verb:
+    """Let a verb take loaders, too: ``fit(model, train_loader, val_loader)``, as ``lightning.Trainer`` does."""
+
+    @functools.wraps(verb)
+    def wrapped(self: RunHolder, *args: Any, **kwargs: Any) -> Any:
+        from flcog.datamodules.loaders import with_datamodule
+
+        some = self.settings.clients_per_round
+        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1)
+        return verb(self, *args, **kwargs)
+
+    return cast(Verb, wrapped)
+
+
 def in_precision(verb: Verb) -> Verb:
     """Run a verb in the run's precision. If a process dies meanwhile, the others name it."""
 

@@ -15,7 +15,7 @@ from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.plans import BranchPlan, ByHandPlan, EvaluationPlan, FitPlan, Plan
 from flcog.run.predictions import Predictions, predict
-from flcog.run_holder import Data, RunHolder, in_precision
+from flcog.run_holder import Data, RunHolder, in_precision, takes_loaders
 from flcog.server import round as rounds
 from flcog.server.aggregate import Aggregate
 from flcog.server.evaluate import evaluate
@@ -79,6 +79,7 @@ class FederatedTrainer(RunHolder):
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False)
     """
 
+    @takes_loaders
     @in_precision
     @never_failing()
     def fit(
@@ -133,7 +134,8 @@ class FederatedTrainer(RunHolder):
                 it. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step. ``docs/lightning.md`` lists the hooks of
                 Lightning that are called.
             datamodule: the federation's data. A map-style torch data set, a ``DataLoader`` of one or a plain
-                ``LightningDataModule`` is divided over ten clients at random, which the summary says.
+                ``LightningDataModule`` is divided over ten clients at random, which the summary says. As for ``lightning.Trainer``, it may
+                be a loader and a second one for validation (``train_dataloaders=..., val_dataloaders=...``).
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
                 trainer's methods. A resumed run must be the same experiment: another seed, list of methods, model, data set or
                 partition is refused. So is any other changed setting, unless ``resume_changed`` is true. These may change freely: the
@@ -167,16 +169,19 @@ class FederatedTrainer(RunHolder):
             self._session = self._open(model, datamodule, plan)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
+    @takes_loaders
     @in_precision
     def validate(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the validation sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
+    @takes_loaders
     @in_precision
     def test(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
         """Evaluate on the test sets, from a checkpoint or as the model is."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
+    @takes_loaders
     @in_precision
     def check(self, model: nn.Module, datamodule: Data) -> list[Finding]:
         """Advice on this combination of methods, model and data, as by ``flcog check``. Nothing is trained or written.
@@ -192,6 +197,7 @@ class FederatedTrainer(RunHolder):
         run = self._open(copy.deepcopy(model), datamodule, ByHandPlan(None, keep_files=True), brief)
         return advise(run.engine, run.server)
 
+    @takes_loaders
     @in_precision
     def predict(
         self,
@@ -233,6 +239,7 @@ class FederatedTrainer(RunHolder):
 
         return history_figure(self.history, columns)
 
+    @takes_loaders
     @in_precision
     def prepare(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
@@ -277,6 +284,7 @@ class FederatedTrainer(RunHolder):
     def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
         run = self._open(model, datamodule, EvaluationPlan(ckpt_path))
         figures = evaluate(run.engine, run.server)
+        self.datamodule.teardown({"val": "validate"}.get(split, split))
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if not metrics:
             raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")

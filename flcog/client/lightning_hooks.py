@@ -45,7 +45,7 @@ OF_A_MODULE = (*OF_A_STEP, "optimizer_step", "optimizer_zero_grad", "backward", 
 CALLED_IN_CLIENTS = {*OF_A_MODULE, *OF_A_BATCH, "lr_scheduler_step"}
 """Hooks of a module that are called while a client trains by the faithful step."""
 
-CALLED_ON_DATA = {"prepare_data", "setup", *OF_A_BATCH}
+CALLED_ON_DATA = {"prepare_data", "setup", "teardown", "on_exception", "state_dict", "load_state_dict", *OF_A_BATCH}
 
 TOOLS = {
     *("print", "all_gather", "optimizers", "lr_schedulers", "manual_backward", "toggle_optimizer", "untoggle_optimizer"),

@@ -15,6 +15,7 @@ from flcog.core.lightning_packages import is_lightnings, lightning_base, users_h
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
+from flcog.run.lightning_checkpoint import checked_state
 from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
 from flcog.run.session import Session
 from flcog.server.round_schedules import RoundSchedules
@@ -77,6 +78,8 @@ class LightningCallbacks(Callback):
         self._schedules: RoundSchedules | None = None
         self._of_schedules: dict[str, Any] = {}
         """The state of schedulers from a checkpoint."""
+        self._of_data: dict[str, Any] = {}
+        """The state of the data module from a checkpoint."""
 
     @property
     def draws_progress(self) -> bool:
@@ -108,6 +111,9 @@ class LightningCallbacks(Callback):
         run.model.eval_module.trainer = self.trainer  # type: ignore[assignment]  # for the module's steps in evaluations
         self._trainer = hooks.run = hooks.of_evaluations.run = self.trainer if needed else None
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
+        if self._of_data:
+            hooks.datamodule.load_state_dict(self._of_data)
+            self._of_data = {}
         if self._of_schedules:
             self._schedules.load_state_dict(self._of_schedules)
             self._of_schedules = {}
@@ -149,11 +155,15 @@ class LightningCallbacks(Callback):
         run.engine.schedules.follow(metrics, evaluated=settings.evaluates(round) or settings.eval_every == 0)
 
     def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
+        if self.trainer is not None:
+            self.trainer.datamodule.teardown("fit")
         if self._trainer is not None:
             self._trainer.state.status = TrainerStatus.FINISHED
             self._call(("on_train_end",), ("on_fit_end",), ("teardown", "fit"))
 
     def on_exception(self, run: Session, exception: BaseException) -> None:  # type: ignore[override]
+        if self.trainer is not None:
+            self.trainer.datamodule.on_exception(exception)
         if self._trainer is not None:
             self._trainer.state.status = TrainerStatus.INTERRUPTED
             self._call(("on_exception", exception))
@@ -161,14 +171,18 @@ class LightningCallbacks(Callback):
     # State ------------------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        states = {callback.state_key: callback.state_dict() for callback in self._active}
-        schedules = self._schedules.state_dict() if self._schedules else {}
-        return {"callbacks": {key: state for key, state in states.items() if state}} | (
-            {"schedules": schedules} if schedules else {}
-        )
+        owners: list[Any] = self._active if self.trainer is None else [*self._active, self.trainer.datamodule]
+        states = [checked_state(owner, owner.state_dict()) for owner in owners]
+        found = {
+            "callbacks": {callback.state_key: state for callback, state in zip(self._active, states, strict=False) if state},
+            "schedules": self._schedules.state_dict() if self._schedules else {},
+            "datamodule": states[-1] if self.trainer is not None else {},
+        }
+        return {name: state for name, state in found.items() if state or name == "callbacks"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._states, self._of_schedules = state.get("callbacks", {}), state.get("schedules", {})
+        self._of_data = state.get("datamodule", {})
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 

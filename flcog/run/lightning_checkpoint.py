@@ -64,6 +64,15 @@ def entries_of_module(module: L.LightningModule, taken: Mapping[str, Any]) -> di
     return added
 
 
+def checked_state(owner: Any, state: Any) -> Any:
+    """The state of a callback or data module for a checkpoint, which only tensors and primitives may enter."""
+    if not _is_plain(state, Tensor):
+        odd = [name for name, value in state.items() if not _is_plain(value, Tensor)] if isinstance(state, Mapping) else []
+        where = f"{odd[0]!r}, a {type(state[odd[0]]).__name__}" if odd else f"a {type(state).__name__}"
+        raise ValueError(f"{type(owner).__name__}.state_dict returns {where}: return tensors, numbers and text alone")
+    return _plain(state)
+
+
 def _same(value: Any, before: Any) -> bool:
     """Whether a hook has left an entry as it was."""
     if isinstance(value, Mapping) and isinstance(before, Mapping):

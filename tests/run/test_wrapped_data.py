@@ -136,4 +136,4 @@ def test_sets_to_validate_on_are_no_checkpoint() -> None:
     with pytest.raises(
         ValueError, match="ckpt_path must be the path of a checkpoint; got a DataLoader: give validation and test sets"
     ):
-        make_trainer(None).prepare(module(), DataLoader(TENSORS), DataLoader(TESTS))
+        make_trainer(None).prepare(module(), DataLoader(TENSORS), ckpt_path=DataLoader(TESTS))

@@ -1,0 +1,111 @@
+"""Loaders in the place of a data module, as ``lightning.Trainer`` takes them; and the ends of a data module."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from datamodules.common import one_line
+from harness import fit, make_trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+import flcog
+from run.test_wrapped_data import TENSORS, TESTS, Plain, module
+
+OPTIONS: dict[str, Any] = {"rounds": 1, "local_steps": 1, "precision": "32-true", "eval_every": 1}
+TRAIN, VAL = DataLoader(TENSORS, batch_size=16, shuffle=True), DataLoader(TESTS, batch_size=20)
+
+
+class Module(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return TRAIN
+
+    def val_dataloader(self) -> Any:
+        return VAL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((TRAIN, VAL), {}),
+        ((), {"train_dataloaders": TRAIN, "val_dataloaders": VAL}),
+        ((TRAIN,), {"val_dataloaders": [VAL]}),
+        ((TENSORS, TESTS), {}),
+        ((), {"train_dataloaders": Module()}),
+    ],
+    ids=["by place", "by name", "mixed", "data sets", "a data module"],
+)
+def test_a_training_set_and_a_validation_set(arguments: Any, options: Any, tmp_path: Path) -> None:
+    trainer, expected = make_trainer(tmp_path, **OPTIONS), make_trainer(tmp_path, **OPTIONS)
+    data: Any = Module()
+    if arguments[:1] == (TENSORS,):
+        data = flcog.datamodules.TorchDataset(TENSORS, val=TESTS, num_workers=0)
+    expected.fit(module(), data)
+    trainer.fit(module(), *arguments, **options)
+    same = ["train/loss", "val/loss", "val/accuracy"]
+    assert [trainer.history[0][name] for name in same] == [expected.history[0][name] for name in same]
+
+
+def test_evaluations_take_a_loader(tmp_path: Path) -> None:
+    trained = module()
+    for verb, split in (("validate", "val"), ("test", "test")):
+        figures = getattr(make_trainer(None, **OPTIONS), verb)(trained, VAL)
+        assert figures == getattr(make_trainer(None, **OPTIONS), verb)(trained, dataloaders=VAL)
+        expected = make_trainer(None, **OPTIONS).validate(trained, Module())
+        assert figures == {name.replace("val", split, 1): value for name, value in expected.items()}
+    found = make_trainer(None, **OPTIONS).predict(trained, VAL)
+    assert torch.equal(found["target"], TESTS.tensors[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda trainer: trainer.fit(module(), Module(), VAL), "fit takes a data module or loaders; got both"),
+        (lambda trainer: trainer.fit(module(), val_dataloaders=VAL), "fit needs a training set; got a validation set alone"),
+        (lambda trainer: trainer.fit(module()), "fit needs data: "),
+        (lambda trainer: trainer.test(module()), "test needs data: "),
+    ],
+)
+def test_bad_arguments(call: Any, message: str) -> None:
+    with one_line(ValueError, message):
+        call(make_trainer(None, **OPTIONS))
+
+
+class Kept(Plain):
+    """A data module with a state."""
+
+    state: Any = None
+
+    def teardown(self, stage: str) -> None:
+        self.called.append(f"teardown {stage}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": 3} if self.state is None else self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.called.append(f"load {state_dict}")
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.called.append(f"exception {exception}")
+
+
+def test_the_ends_and_the_state_of_a_data_module(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, data=(first := Kept()), module=module(), **OPTIONS)  # type: ignore[arg-type]
+    assert first.called == ["prepare_data", "fit", "test", "teardown fit"]
+    options = OPTIONS | {"rounds": 2}
+    fit(tmp_path, data=(second := Kept()), module=module(), ckpt_path=str(trainer.run_dir), **options)  # type: ignore[arg-type]
+    assert second.called[-2:] == ["load {'epochs': 3}", "teardown fit"]
+    make_trainer(None, **OPTIONS).test(module(), third := Kept())
+    assert third.called[-1] == "teardown test"
+
+    class Fails(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            raise RuntimeError("of the user's")
+
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, Fails(), data=(last := Kept()), module=module(), **OPTIONS)  # type: ignore[arg-type]
+    assert last.called[-1] == "exception of the user's"
+    last.state = {"set": TensorDataset(torch.ones(1))}
+    with one_line(ValueError, "Kept.state_dict returns 'set', a TensorDataset: return tensors, numbers and text alone"):
+        fit(tmp_path, data=last, module=module(), **OPTIONS)  # type: ignore[arg-type]
