@@ -1,6 +1,7 @@
 """Ditto: each client also trains a model of its own, held near the global model."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class Ditto(Method):
         >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {}, None)
         {'personal': {'w': tensor([1.])}}
     """
+
+    differentiates_loss: ClassVar[bool] = True
 
     lambda_prox: float = 1.0
     lr: float | None = None

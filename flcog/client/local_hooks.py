@@ -96,19 +96,19 @@ def step_hooks(callback: L.Callback) -> list[str]:
 
 
 def check_manual(module: L.LightningModule, methods: Sequence[Method]) -> None:
-    """Refuse methods that change the loss or the gradient of a module with manual optimisation."""
+    """Refuse methods that need the loss or the gradient of a module with manual optimisation."""
     if module.automatic_optimization:
         return
     for method in methods:
-        for hook in CHANGES_A_STEP:
-            if method.overrides(hook):
-                clips = isinstance(method, GradientClip)
-                name = "trainer.gradient_clip_val" if clips else method.name
-                remedy = "call self.clip_gradients in training_step" if clips else "let training_step return the loss"
-                raise ValueError(
-                    f"{name} changes the loss or the gradient of a step, and {type(module).__name__} takes its steps itself "
-                    f"(automatic_optimization = False): remove {name}, or {remedy}"
-                )
+        changes = any(map(method.overrides, CHANGES_A_STEP))
+        if changes or method.differentiates_loss:
+            clips = isinstance(method, GradientClip)
+            name = "trainer.gradient_clip_val" if clips else method.name
+            remedy = "call self.clip_gradients in training_step" if clips else "let training_step return the loss"
+            raise ValueError(
+                f"{name} {'changes' if changes else 'differentiates'} the loss or the gradient of a step, and {type(module).__name__} "
+                f"takes its steps itself (automatic_optimization = False): remove {name}, or {remedy}"
+            )
 
 
 def check_accumulation(hooks: LocalHooks) -> None:

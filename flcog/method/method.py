@@ -70,6 +70,8 @@ class Method(Callback):
     """The tasks that the method supports. Data without targets are unlabelled."""
     plain_batches: ClassVar[bool] = False
     """Needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels."""
+    differentiates_loss: ClassVar[bool] = False
+    """Differentiates the loss of a step in ``after_step``, and refuses modules with manual optimisation."""
     needs_adapters: ClassVar[bool] = False
     """Trains LoRA's adapters, and needs a model with adapters."""
     excludes: ClassVar[Mapping[str, str]] = {}

@@ -65,10 +65,17 @@ def test_a_method_that_trains_on_the_loss_refuses_it() -> None:
             super().__init__()
             self.automatic_optimization = False
 
+    class Unmarked(Ditto):
+        """A user's method that does not say so, which fails in its first step."""
+
+        differentiates_loss = False
+
     with one_line(
         ValueError, r"Manual takes its steps itself .*, and a method of this run differentiates its loss: remove the method"
     ):
-        train(Ditto(), module=Manual())  # type: ignore[arg-type]
+        train(Unmarked(), module=Manual())  # type: ignore[arg-type]
+    with one_line(ValueError, "Ditto differentiates the loss or the gradient of a step, and Manual takes its steps itself"):
+        make_trainer(None, Ditto()).prepare(Manual(), TinyData())  # before round 1
 
 
 @dataclass(frozen=True)
