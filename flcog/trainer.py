@@ -137,7 +137,8 @@ class FederatedTrainer(RunHolder):
                 ``LightningDataModule`` is divided over ten clients at random, which the summary says. As for ``lightning.Trainer``, it may
                 be a loader and a second one for validation (``train_dataloaders=..., val_dataloaders=...``).
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
-                trainer's methods. A resumed run must be the same experiment: another seed, list of methods, model, data set or
+                trainer's methods, or ``auto``, which resumes the run of the same configuration under ``default_root_dir`` and starts
+                one if there are no runs. A resumed run must be the same experiment: another seed, list of methods, model, data set or
                 partition is refused. So is any other changed setting, unless ``resume_changed`` is true. These may change freely: the
                 number of rounds, devices and processes, trackers and observers.
             branch: the directory of another run. The new run takes its rounds up to ``round``, from its last checkpoint or one kept by
@@ -155,7 +156,7 @@ class FederatedTrainer(RunHolder):
         if self.fast_dev_run and ckpt_path is not None:
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
         if init_from is not None:
-            if ckpt_path is not None or branch is not None:
+            if ckpt_path not in (None, "auto") or branch is not None:
                 raise ValueError(
                     f"init_from begins a new run, which neither resumes nor branches; got init_from={init_from}: leave it out"
                 )

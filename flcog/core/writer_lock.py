@@ -1,4 +1,4 @@
-"""The right to write into a folder. Two processes that trained the same run would mix their rounds in its files."""
+"""The right to write into folders. Two processes that trained the same run would mix their rounds in its files."""
 
 import os
 import platform
@@ -15,22 +15,21 @@ BUSY, ADVICE = "is being trained by", "wait until that has ended or stop it"
 
 
 class WriterLock:
-    """The right to write into a run's directory, which one process has at a time.
+    """The right to write into a run's directory, which one process has at a time. It may hold several folders.
 
     The operating system releases the lock when the process dies, in any way, so that a killed run can be resumed at once. A note beside
     the lock tells others which process has it.
     """
 
     def __init__(self) -> None:
-        self._run: Path | None = None
-        self._lock: FileLock | None = None
+        self._held: list[tuple[Path, FileLock]] = []
 
     def take(self, run: Path) -> str | None:
         """Take the lock of a run. Returns the reason in one line if that fails."""
         lock, note = FileLock(run / ".lock"), run / NOTE
         try:
             lock.acquire(blocking=False)
-            self._run, self._lock = run, lock
+            self._held.append((note, lock))
             write_yaml(note, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
         except Timeout:
             return f"{short(run)} {BUSY} {_owner(note)}: {ADVICE}, or start a run of your own without ckpt_path"
@@ -41,11 +40,11 @@ class WriterLock:
         return None
 
     def release(self) -> None:
-        """Release the lock, if this object has it."""
-        if self._run is not None and self._lock is not None:
-            (self._run / NOTE).unlink(missing_ok=True)
-            self._lock.release()
-        self._run = self._lock = None
+        """Release the locks that this object has."""
+        while self._held:
+            note, lock = self._held.pop()
+            note.unlink(missing_ok=True)
+            lock.release()
 
 
 def without_advice(reason: str) -> str | None:

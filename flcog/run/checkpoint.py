@@ -135,11 +135,15 @@ def may_have_methods(path: Path, names: list[str]) -> bool:
 
     True if it cannot be read, which will be reported when it is loaded.
     """
+    return bool(peek(path).get("methods", names) == names)
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """The contents of a checkpoint, whose tensors stay in the file. Empty if it cannot be read."""
     try:
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
-        return bool(payload["methods"] == names)
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
     except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
-        return True
+        return {}
 
 
 def check_same_model(path: Path, saved: dict[str, torch.Tensor], present: dict[str, torch.Tensor]) -> None:

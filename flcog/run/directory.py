@@ -54,7 +54,7 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Pat
     """Find the checkpoint for ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest matching run under
     ``root``."""
     if str(ckpt_path) in ("last", "best"):
-        runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        runs = _newest_first(root)
         newest = next(filter(fits, runs), None)
         if newest is None:
             others = f" of a run with these methods (the newest, {short(run_of(runs[0]))}, has others)" if runs else ""
@@ -64,6 +64,32 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Pat
         return newest.with_name(f"{ckpt_path}.ckpt")
     path = Path(ckpt_path)
     return path / LAST if path.is_dir() else path
+
+
+def find_same_run(root: str | Path, difference: Callable[[Path], str | None]) -> Path | None:
+    """Find the last checkpoint of the newest run under ``root`` without a ``difference``. None if ``root`` has no checkpoint.
+
+    Args:
+        root: the folder of runs' directories.
+        difference: describes the difference between a checkpoint's run and this run; None for the same configuration.
+    """
+    differences = {}
+    for path in _newest_first(root):
+        differences[path] = difference(path)
+        if differences[path] is None:
+            return path
+    if differences:
+        newest, reason = next(iter(differences.items()))
+        raise ValueError(
+            f"ckpt_path=auto: {root} has no run of this configuration, and its newest, {short(run_of(newest))}, differs: {reason}. "
+            "Choose another trainer.default_root_dir, or leave ckpt_path out to start a run beside it"
+        )
+    return None
+
+
+def _newest_first(root: str | Path) -> list[Path]:
+    """The last checkpoints of the runs under ``root``."""
+    return sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def kept_checkpoint(run: Path, round: int) -> Path:

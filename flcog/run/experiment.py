@@ -39,14 +39,13 @@ def describe(
     federation = data.federation  # before methods exchange anything
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
-    by_owner = {"trainer": {name: value for name, value in dataclasses.asdict(settings).items() if name not in HOW_IT_RUNS}}
     return {
         "clients": federation.num_clients,
         "partition": federation.split.hash,
         "trained_on": federation.partition.hash,
         "targets": "-".join(map(digest, leaves(federation.train.targets) or _tensors(federation.train))),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
-        "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
+        **describe_settings(settings, methods, config),
         "objects": by_name(
             {
                 # The optimiser's real settings count, not the arguments that the module kept for making it.
@@ -55,6 +54,14 @@ def describe(
                 "data": data,
             }
         ),
+    }
+
+
+def describe_settings(settings: Settings, methods: Iterable[Method], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Describe the part of the experiment that needs neither the model nor the data."""
+    by_owner = {"trainer": {name: value for name, value in dataclasses.asdict(settings).items() if name not in HOW_IT_RUNS}}
+    return {
+        "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
         "config": None if config is None else by_name({name: config.get(name) for name in ("model", "data")}),
     }
 

@@ -4,7 +4,7 @@ A plan chooses the checkpoint, compares it with the run, chooses the run's direc
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -16,14 +16,23 @@ from torch import nn
 
 from flcog.client.messages import ClientsElsewhere
 from flcog.client.model import ClientModel
+from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, ChangedSetting, Method, Note
 from flcog.run import checkpoint
 from flcog.run.branching import check_branch, check_rows, take_over
-from flcog.run.directory import LAST, check_run_directory, find_checkpoint, find_round, new_run_directory, run_of
-from flcog.run.resuming import check_meant, check_resumable
+from flcog.run.directory import (
+    LAST,
+    check_run_directory,
+    find_checkpoint,
+    find_round,
+    find_same_run,
+    new_run_directory,
+    run_of,
+)
+from flcog.run.resuming import check_meant, check_resumable, other_configuration
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
 from flcog.settings import Settings
@@ -152,7 +161,7 @@ class FitPlan(Plan):
     """Train a new run in its own directory, or resume a run in its directory.
 
     Args:
-        ckpt_path: the checkpoint to resume from.
+        ckpt_path: the checkpoint to resume from. ``auto`` resumes the run of this configuration under the root, or starts one.
         resume_changed: whether settings may differ from the checkpoint's. The summary shows the differences.
         logger: the trackers, as the trainer received them.
         lock: the right to write into the directory.
@@ -164,11 +173,23 @@ class FitPlan(Plan):
 
     def find(self, request: Request, processes: Processes) -> Path | None:
         check_environment(self.logger)
-        found = super().find(request, processes)
+        if self.ckpt_path == "auto":
+            found = cast(Path | None, _agreed(lambda: self._find_same_run(request), processes))
+        else:
+            found = super().find(request, processes)
         if found is not None and found.is_file():
             check_run_directory(run_of(found))
             _claim(self.lock, run_of(found), processes)  # before anything is read, or another writer might change it meanwhile
         return found
+
+    def _find_same_run(self, request: Request) -> Path | None:
+        """Take the lock of all runs under the root, and find the run of this configuration, if there is one."""
+        root = Path(request.root)
+        with clear_errors(root, RUN_REMEDY):
+            make_folder(root)
+        _take(self.lock, root)
+        settings, methods, config = request.settings, request.methods, request.config
+        return find_same_run(root, lambda path: other_configuration(path, settings, methods, config, self.resume_changed))
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
@@ -247,6 +268,23 @@ def _make_directory(root: str, lock: WriterLock, processes: Processes) -> Path:
 
 def _claim(lock: WriterLock, directory: Path, processes: Processes) -> None:
     """Take the lock of a run's directory, in the first process for all processes of the run."""
-    refused = processes.agree(lock.take(directory) if processes.is_first else None)
+    _agreed(lambda: _take(lock, directory), processes)
+
+
+def _take(lock: WriterLock, directory: Path) -> None:
+    if refused := lock.take(directory):
+        raise ValueError(refused)
+
+
+def _agreed(call: Callable[[], Any], processes: Processes) -> Any:
+    """Call a function in the first process. Its result or its ``ValueError`` comes to all processes."""
+    outcome, refused = None, None
+    if processes.is_first:
+        try:
+            outcome = call()
+        except ValueError as error:
+            refused = str(error)
+    outcome, refused = processes.agree((outcome, refused))
     if refused is not None:
         raise ValueError(refused)
+    return outcome

@@ -50,6 +50,29 @@ def check_resumable(
     return notes + [ChangedSetting(change) for change in experiment.differences(saved["experiment"], present)]
 
 
+def other_configuration(
+    path: Path, settings: Settings, methods: Sequence[Method], config: Mapping[str, Any] | None, may_change: bool
+) -> str | None:
+    """Describe how the configuration of a checkpoint's run differs from this run's, without the model and the data.
+
+    None if they are equal, or if the checkpoint cannot be read, which will be reported when it is loaded.
+
+    Args:
+        path: the checkpoint.
+        settings, methods, config: this run's.
+        may_change: whether settings may differ.
+    """
+    saved = checkpoint.peek(path)
+    for part, now in {"methods": [method.name for method in methods], "seed": settings.seed}.items():
+        if saved.get(part, now) != now:
+            return f"{part} was {saved[part]}, is {now}"
+    before = saved.get("experiment")
+    if not before or may_change:
+        return None
+    present = before | experiment.describe_settings(settings, methods, config)
+    return "; ".join(experiment.differences(before, present)) or None
+
+
 def check_meant(path: Path, notes: Sequence[Note]) -> None:
     """Refuse settings that differ from the checkpoint's, unless the user allowed changes."""
     changes = [note.text for note in notes if isinstance(note, ChangedSetting)]

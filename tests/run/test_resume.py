@@ -70,7 +70,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The final parameters, and metrics.csv without its times."""
-    (run,) = (root / "runs").iterdir()
+    (run,) = (root / "runs").glob("*/")
     rows = (run / "metrics.csv").read_text().splitlines()
     keep = [i for i, name in enumerate(rows[0].split(",")) if not name.startswith("time/")]
     return checkpoint.read(run / "checkpoints" / "last.ckpt")["params"], [

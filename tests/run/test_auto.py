@@ -1,0 +1,117 @@
+"""``ckpt_path="auto"``: one command starts a run and, given again, resumes it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from harness import TinyData, assert_close, classifier, fit, make_trainer, without_times
+
+import flcog
+from flcog.callbacks import FedProx
+from run.test_resume import finish, outcome, start
+
+
+def runs_in(root: Path) -> list[Path]:
+    return sorted(root.glob("*/run.yaml"))
+
+
+def test_auto_starts_a_run_and_then_resumes_it(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", rounds=4)
+    for rounds in (2, 4, 4):  # the last finds no round left
+        again = fit(tmp_path / "auto", rounds=rounds, ckpt_path="auto")
+    assert len(runs_in(tmp_path / "auto")) == 1 and again.round == 4
+    assert without_times(again.history) == without_times(whole.history)
+    assert all(torch.equal(value, whole.params[name]) for name, value in again.params.items())
+
+
+def test_auto_finds_the_run_of_the_same_configuration_among_others(tmp_path: Path) -> None:
+    mine = fit(tmp_path, rounds=1, local_steps=3).run_dir
+    fit(tmp_path, rounds=1, local_steps=2)
+    fit(tmp_path, FedProx(mu=0.1), rounds=1, local_steps=3)
+    assert fit(tmp_path, rounds=2, local_steps=3, ckpt_path="auto").run_dir == mine
+    assert len(runs_in(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"local_steps": 3}, r"trainer\.local_steps was 4, is 3"),
+        ({"seed": 1}, "seed was 0, is 1"),
+    ],
+)
+def test_auto_among_other_configurations_says_the_difference(tmp_path: Path, changed: dict, difference: str) -> None:
+    fit(tmp_path, rounds=1)
+    with pytest.raises(ValueError, match=rf"has no run of this configuration.*: {difference}\. Choose") as refusal:
+        fit(tmp_path, rounds=2, ckpt_path="auto", **changed)
+    assert "\n" not in str(refusal.value) and len(runs_in(tmp_path)) == 1
+
+
+def test_auto_among_runs_of_other_methods_names_them(tmp_path: Path) -> None:
+    fit(tmp_path, FedProx(mu=0.1), rounds=1)
+    with pytest.raises(ValueError, match=r"methods was \['FedProx'\], is \[\]"):
+        fit(tmp_path, rounds=2, ckpt_path="auto")
+
+
+def test_auto_refuses_other_data_and_may_accept_other_settings(tmp_path: Path) -> None:
+    fit(tmp_path, rounds=1)
+    with pytest.raises(ValueError, match="with 8 clients"):
+        fit(tmp_path, rounds=2, ckpt_path="auto", data=TinyData(order=(0, 1, 2, 3, 4)))
+    assert fit(tmp_path, rounds=2, local_steps=3, ckpt_path="auto", resume_changed=True).round == 2
+
+
+def test_auto_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
+    run = fit(tmp_path, rounds=1).run_dir
+    assert run is not None
+    (run / "checkpoints/last.ckpt").write_bytes(b"half")
+    with pytest.raises(ValueError, match="is no readable flcog checkpoint"):
+        fit(tmp_path, rounds=2, ckpt_path="auto")
+
+
+class StartsASecond(flcog.Callback):
+    """In the first round, before there is a checkpoint, it starts the same run once more."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.refusal = root, ""
+
+    def on_round_start(self, run: flcog.Run, round: int, cohort: list[int]) -> None:
+        if round == 1:
+            with pytest.raises(ValueError, match=rf"is being trained by process {os.getpid()} on .*: wait until") as refusal:
+                make_trainer(self.root, rounds=2).fit(classifier(), TinyData(), ckpt_path="auto")
+            self.refusal = str(refusal.value)
+
+
+def test_of_two_that_start_at_once_one_runs(tmp_path: Path) -> None:
+    second = StartsASecond(tmp_path)
+    assert fit(tmp_path, second, rounds=2, ckpt_path="auto").round == 2
+    assert second.refusal and "\n" not in second.refusal and len(runs_in(tmp_path)) == 1
+    assert fit(tmp_path, rounds=3, ckpt_path="auto").round == 3, "a folder whose run has ended is free"
+
+
+def test_auto_starts_from_given_weights_once(tmp_path: Path) -> None:
+    weights = fit(tmp_path / "other", rounds=1).run_dir
+    assert weights is not None
+
+    def train(rounds: int) -> flcog.FederatedTrainer:
+        trainer = make_trainer(tmp_path / "auto", rounds=rounds)
+        trainer.fit(classifier(), TinyData(), ckpt_path="auto", init_from=str(weights / "checkpoints/last.ckpt"))
+        return trainer
+
+    first, second = train(1), train(2)
+    assert without_times(second.history)[:1] == without_times(first.history) and len(second.history) == 2
+    assert len(runs_in(tmp_path / "auto")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_of_two_processes_that_start_at_once_one_trains(tmp_path: Path, devices: int) -> None:
+    both = [start(tmp_path, rounds=3, ckpt="auto", sleep=3.0, devices=devices) for _ in range(2)]
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes[0] == 0 and codes[1] != 0, outputs
+    refused = outputs[0] if both[0].returncode else outputs[1]
+    assert "is being trained by" in refused and len(runs_in(tmp_path / "runs")) == 1
+    finish(start(tmp_path, rounds=4, ckpt="auto", devices=devices))
+    finish(start(tmp_path / "whole", rounds=4, devices=devices))
+    resumed, whole = outcome(tmp_path)[0], outcome(tmp_path / "whole")[0]
+    assert_close(resumed, whole, rtol=1e-12)
