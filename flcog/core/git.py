@@ -6,14 +6,25 @@ import tempfile
 from pathlib import Path
 
 
-def git_commit() -> str | None:
-    """The commit of the working directory, with "+changes" if files differ from it; None outside a repository."""
+def git_commit(folder: Path | None = None) -> str | None:
+    """The commit of a folder, with "+changes" if files differ from it; None outside a repository.
+
+    Args:
+        folder: the folder; by default the working directory.
+    """
     try:
-        asked = _git("rev-parse", "--show-toplevel", "--git-path", "objects", "--git-path", "index", "HEAD", env=os.environ)
-        root, objects, index, commit = asked.splitlines()
-        return commit + ("+changes" if _differs(Path(root), Path(objects), Path(index), commit) else "")
+        folder = (folder or Path()).resolve()
+        questions = ("--show-toplevel", "--git-path", "objects", "--git-path", "index", "HEAD")
+        root, objects, index, commit = _git("rev-parse", *questions, folder=folder, env=os.environ).splitlines()
+        return commit + ("+changes" if _differs(Path(root), folder / objects, folder / index, commit) else "")
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def clone_commit(package: Path = Path(__file__).parents[1]) -> str | None:
+    """The commit of the clone that contains flcog's package at its top; None for an installed package, even inside a repository."""
+    root = package.resolve().parent
+    return git_commit(root) if (root / ".git").exists() else None
 
 
 def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
@@ -30,8 +41,8 @@ def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
         environment = {
             "GIT_DIR": folder,
             "GIT_WORK_TREE": str(root),
-            "GIT_INDEX_FILE": str(index.absolute()),
-            "GIT_OBJECT_DIRECTORY": str(objects.absolute()),
+            "GIT_INDEX_FILE": str(index),
+            "GIT_OBJECT_DIRECTORY": str(objects),
             "GIT_OPTIONAL_LOCKS": "0",
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_ATTR_NOSYSTEM": "1",
@@ -41,8 +52,8 @@ def _differs(root: Path, objects: Path, index: Path, commit: str) -> bool:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         # Some file systems do not store whether a file is executable, so ignore that bit.
         status = ("-c", "core.fileMode=false", "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
-        return bool(_git(*status, env=kept | environment).strip())
+        return bool(_git(*status, folder=root, env=kept | environment).strip())
 
 
-def _git(*arguments: str, env: os._Environ[str] | dict[str, str]) -> str:
-    return subprocess.run(["git", *arguments], env=env, capture_output=True, text=True, timeout=5, check=True).stdout
+def _git(*arguments: str, folder: Path, env: os._Environ[str] | dict[str, str]) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=5, check=True).stdout

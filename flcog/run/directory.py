@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from flcog.core.files import RUN_REMEDY, append, as_yaml, make_folder, short, write_table, write_yaml
-from flcog.core.git import git_commit
+from flcog.core.git import clone_commit, git_commit
 from flcog.core.masking import masked_command
 from flcog.run.earlier_files import keep_earlier
 from flcog.run.metrics_rows import read_rows
@@ -234,6 +234,7 @@ def environment() -> dict[str, Any]:
     return {
         "command": masked_command(sys.argv),
         "git_commit": git_commit(),
+        "flcog_commit": clone_commit(),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},

@@ -10,6 +10,7 @@ from lightning.pytorch.profilers import Profiler
 
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
+from flcog.core.speed import Calibration
 from flcog.core.waiting import CoreWaiting
 from flcog.core.writer_lock import WriterLock
 from flcog.run.debugging import report
@@ -32,6 +33,7 @@ class Lifecycle:
         self.fabric, self.profiler, self.lock = fabric, profiler, WriterLock()
         self._run: Session | None = None
         self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
+        self._calibration = Calibration()
 
     def __enter__(self) -> Self:
         self._stop.listen()
@@ -88,7 +90,7 @@ class Lifecycle:
                 with self.profiler.profile("round"):
                     metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
                 metrics["time/round"] = time.perf_counter() - began
-                metrics |= waiting.column()
+                metrics |= waiting.column() | self._calibration.column()
                 if evaluated:
                     began = time.perf_counter()
                     with self.profiler.profile("evaluation"):

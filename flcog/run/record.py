@@ -122,6 +122,9 @@ RECORD: Schema = {
     "branch": ("the run that it branched from", _is_mapping),
     "command": ("a command", _is_text),
     "git_commit": ("a commit", _is_text),
+    "flcog_commit": ("a commit", _is_text),
+    "packages": ("a mapping of versions", _is_mapping),
+    "machine": ("a mapping of facts", _is_mapping),
 }
 
 CONFIG: Schema = {

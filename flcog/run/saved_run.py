@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from flcog.run import checkpoint
 from flcog.run.branching import check_best
 from flcog.run.directory import LAST, STATES, kept_checkpoint
 from flcog.run.metrics_rows import Row, read_rows
-from flcog.run.record import read_record
+from flcog.run.record import read_config, read_record
 from flcog.run.round_order import fault_in
 
 
@@ -50,7 +50,15 @@ class SavedRun:
     def description(self) -> Mapping[str, Any]:
         """The content of ``run.yaml``; empty if the file is missing or damaged."""
         try:
-            return read_record(self.directory)
+            return _parse_once(read_record, self.directory, _changed(self.directory / "run.yaml"))
+        except ValueError:
+            return {}
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The content of ``config.yaml``; empty if the file is missing or damaged."""
+        try:
+            return _parse_once(read_config, self.directory, _changed(self.directory / "config.yaml"))
         except ValueError:
             return {}
 
@@ -88,3 +96,13 @@ class SavedRun:
 @functools.lru_cache(maxsize=4096)
 def _read_once(table: Path, changed: int, size: int) -> tuple[list[Row], str | None]:
     return read_rows(table)
+
+
+def _changed(path: Path) -> int:
+    """The time of the file's last change; 0 without the file."""
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_once(read: Callable[[Path], Mapping[str, Any]], directory: Path, changed: int) -> Mapping[str, Any]:
+    return read(directory)

@@ -132,8 +132,8 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     ]
     a = ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (6.00 s)", "1.00 (2.00 s)", "1.5 KiB"]
     assert rows[0] == a
-    # Five evaluations back, the sixth is forgotten. Times are beside A's with the seed that both have.
-    b = ["B", "90.00 (n = 1)", "25.00 (n = 1)", "5.00 (n = 1)", "71.50", "5.00 (30.0 s)", "2.50 (5.00 s)", "3.0 KiB"]
+    # Five evaluations back, the sixth is forgotten. Without measured speeds of the machine, times have no ratio.
+    b = ["B", "90.00 (n = 1)", "25.00 (n = 1)", "5.00 (n = 1)", "71.50", "(30.0 s)", "(5.00 s)", "3.0 KiB"]
     assert rows[1] == b
     header, rows = summarise(filled(replace(plan, last=6), runs))
     assert header[3] == "mean of last 3 to 6" and rows[1][3] == f"{(90 + 25) / 6:.2f} (n = 1)"
@@ -160,7 +160,7 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
     header, rows = summarise(filled(plan, runs))
     assert header[:5] == ["", "best", "last", "mean of last 4", "rounds to accuracy_0.2"]
     # (1024 x 2.5 + 2048) bytes on average
-    assert [row[4] for row in rows] == ["2.5 (4.5 KiB, 1,500 s simulated)", "> 4 (1 of 2 seeds)", ""]
+    assert [row[4] for row in rows] == ["2.5 (4.5 KiB, 1,500 s simulated)", "> 4 (1 of 2 seeds reached it)", ""]
     assert figure_text(Figure(65 / 3), "rounds") == "21.7" and figure_text(Figure(100, beyond=True), "rounds") == "> 100"
 
 
@@ -216,7 +216,7 @@ def test_only_what_is_unfinished_is_run(
     arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
     # Settings may change as long as nothing was run with them.
     (cell, *_) = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])
-    cell.files.claim(cell.arguments)
+    cell.files.claim()
     with pytest.raises(SystemExit):
         main(arguments)
     assert "1 of 2 runs failed, the first, B · seed 0: the disk is full" in capsys.readouterr().err
@@ -233,9 +233,6 @@ def test_only_what_is_unfinished_is_run(
     shutil.copytree(tmp_path, tmp_path / "elsewhere")
     main(["compare", str(tmp_path / "elsewhere" / path.relative_to(tmp_path)), "--out", str(tmp_path / "elsewhere/out")])
     assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([*arguments, "--", "--trainer.rounds", "7"])
-    assert "holds this arm with other settings (now: --trainer.rounds 7): choose another --out" in capsys.readouterr().err
 
 
 def test_a_slip_in_the_command_is_told_once(
@@ -264,26 +261,6 @@ def test_a_slip_in_the_command_is_told_once(
     with pytest.raises(SystemExit):
         main(["compare", str(table), "--out", str(tmp_path / "two")])
     assert len(started) == 5 and "2 of 4 runs failed" in capsys.readouterr().err
-
-
-def test_what_was_refused_at_its_start_may_be_put_right(tmp_path: Path) -> None:
-    """A slip in the command costs no folder; a run that began does."""
-    wrong, right, other = (
-        cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds", word])[0] for word in ("x", "7", "2")
-    )
-    wrong.files.claim(wrong.arguments)
-    (wrong.folder / "output.txt").write_text("flcog: error: a whole number is wanted")
-    right.files.claim(right.arguments)
-    arguments = right.folder / "arguments.yaml"
-    assert yaml.safe_load(arguments.read_text()) == right.arguments
-    assert arguments.stat().st_mode & 0o777 == 0o600, "a table's options may contain secrets"
-    fake_run(right, [0.5])
-    right.files.claim(right.arguments)
-    (again, *_) = cells(read_table(plan_file(tmp_path)), tmp_path / "out", ["--trainer.rounds=7"])
-    again.files.claim(again.arguments)
-    # The option is named though it was given before, with another value.
-    with pytest.raises(ValueError, match=r"holds this arm with other settings \(now: --trainer.rounds 2\)"):
-        other.files.claim(other.arguments)
 
 
 @pytest.mark.parametrize(

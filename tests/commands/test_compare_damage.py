@@ -95,12 +95,9 @@ def test_a_report_says_where_a_run_is_damaged(tmp_path: Path, capsys: pytest.Cap
     )
 
 
-def test_the_notes_of_a_run_are_read_with_care_and_written_for_their_owner(tmp_path: Path) -> None:
-    """Its options may include a token, and a stranger's run.yaml anything."""
-    path, (first, _) = finished_table(tmp_path)
-    new = cells(read_table(path), tmp_path / "other", [])[0]
-    new.files.claim(["--trainer.logger.token", "abc"])
-    assert (new.folder / "arguments.yaml").stat().st_mode & 0o077 == 0
+def test_the_notes_of_a_run_are_read_with_care(tmp_path: Path) -> None:
+    """A stranger's run.yaml may contain anything."""
+    _, (first, _) = finished_table(tmp_path)
     assert first.run is not None
     for text in ("trainer: !!timedelta 3", "a: &a [*a]", "time: 2026-99-99"):
         (first.run.directory / "run.yaml").write_text(text)

@@ -55,7 +55,7 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\ncolumns: {x: }\npublished: {A: {x: .nan}}", "must be figures, .*; A, x is nan"),
         (
             b"rows: {A: }\npublished: {A: {'': {speed: 3}}}",
-            "may have score, rounds, seconds, bytes, saved for a cell; A is {'speed': 3}",
+            "may have score, gain, rounds, seconds, bytes, saved for a cell; A is {'speed': 3}",
         ),
         (b"rows: {A: }\npublished: {A: {'': {rounds: never}}}", "or for rounds \"> 100\"; A is 'never'"),
         (b"rows: {A: }\npublished: {A: {'': '> 100'}}", "must be figures, .*; A is '> 100'"),
@@ -67,6 +67,10 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\nsummary: median", "summary in .* must be best or last or mean"),
         (b"rows: {A: }\nsummary: [best]", "summary in .* must be best or last or mean"),
         (b"rows: {A: }\nover_rounds: 10", "over_rounds in .* must be true or false"),
+        (b"rows: {A: }\nmargin: 0\nreason: r", "margin in .* must be points above 0, .*; got 0"),
+        (b"rows: {A: }\nmargin: -1\nreason: r", "margin in .* must be points above 0, .*; got -1"),
+        (b"rows: {A: }\nmargin: {rounds: 1}\nreason: r", "margin in .* must be points above 0, .*; got {'rounds': 1}"),
+        (b"rows: {A: }\nmargin: 1", "has margin 1: give the reason for it under reason"),
         (b"rows: {A: }\ntrunks: 0", "trunks in .* must be true or false; got 0"),
         (b"rows: {A: }\naverage: [x]", "average in .* must be text"),
         (b"rows: {A: }\naverage: x\nworst: x", "worst in .* must be the name of a further column"),
@@ -125,14 +129,3 @@ def test_names_stay_below_out(name: str, tmp_path: Path) -> None:
 def test_seeds_are_run_once(tmp_path: Path) -> None:
     (tmp_path / "table.yaml").write_text("{rows: {A: }, seeds: [1, 0, 1]}")
     assert read_table(tmp_path / "table.yaml").seeds == (1, 0)
-
-
-def test_leftovers_that_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "table.yaml").write_text("{rows: {A: }}")
-    cell = tmp_path / "out/A/seed0"
-    cell.mkdir(parents=True)
-    (cell / "output.txt").touch()
-    (cell / "finished").touch()
-    for damaged in (b"", b"\xff", b"{a: b}", b"[1"):
-        (cell / "arguments.yaml").write_bytes(damaged)
-        assert "arguments.yaml is damaged: delete" in complaint(tmp_path / "table.yaml", tmp_path / "out", capsys)

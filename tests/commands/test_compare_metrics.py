@@ -57,7 +57,7 @@ def test_each_column_is_of_its_metric(tmp_path: Path) -> None:
         write_run(cell.folder)
     given = filled(plan, runs)
     assert given.scores("A", "training", "best") == {0: 75.0} and given.scores("A", "loss", "best") == {0: 2.0}
-    assert draw_curves(plan, runs, tmp_path)
+    assert draw_curves(plan, results_of(plan, runs, None), tmp_path)
     (runs[0].folder / "finished").touch()
     check_metric(results_of(plan, runs, None), runs)
     wrong = read_table(plan_file(tmp_path, metrics=METRICS | {"oops": "test/acuracy"}))
@@ -102,7 +102,7 @@ def test_a_metric_may_be_of_a_runs_first_rounds(tmp_path: Path) -> None:
     # What it cost is the whole run's.
     assert a[4].endswith("(3.00 s)")
     with mock.patch("flcog.commands.compare.curves.curves_figure", wraps=curves_figure) as drawn:
-        assert draw_curves(plan, runs, tmp_path)
+        assert draw_curves(plan, results_of(plan, runs, None), tmp_path)
     (panels, *_), _ = drawn.call_args
     assert {name: [len(seed) for seed in arms["A"]] for name, arms in panels.items()} == {"round 9": [3]}
 

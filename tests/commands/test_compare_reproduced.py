@@ -15,7 +15,7 @@ from commands.test_compare import fake_run
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import apart, cells
-from flcog.commands.compare.reproduced import DIFFERS, read_papers
+from flcog.commands.compare.reproduced import read_papers, write_page
 from flcog.commands.compare.table_file import read_table
 
 PAPERS: dict[str, Any] = {
@@ -40,6 +40,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "configs/papers.yaml").write_text(yaml.safe_dump(PAPERS, sort_keys=False))
     rows = {"rows": {"A": None, "B": None}, "seeds": [0, 1], "title": "Arms"}
     paper = {"reproduces": ["Paper, Table 1"], "deviations": ["Two seeds."], "published": {"A": {"": 50}, "B": {"": 90}}}
+    paper |= {"margin": 2, "reason": "A test."}
     (tables / "one.yaml").write_text(yaml.safe_dump(rows | paper))
     (tables / "other.yaml").write_text(yaml.safe_dump(rows | {"reproduces": ["Paper, Table 1"], "deviations": []}))
     (tables / "own.yaml").write_text(yaml.safe_dump(rows))
@@ -53,77 +54,60 @@ def run(clone: Path, table: str, scores: dict[tuple[str, int], float], extra: li
         if (cell.row, cell.seed) in scores:
             score = scores[cell.row, cell.seed]
             fake_run(cell, [score], finished=True)
-            (cell.folder / "arguments.yaml").write_text(yaml.safe_dump(cell.arguments))
 
 
-def page(*arguments: str) -> dict[str, list[list[str]]]:
-    """The page's lines by the item that they begin with."""
+def page(*arguments: str) -> dict[str, list[str]]:
+    """The page's lines by the table or the item that they are about."""
     main(["compare", "--reproduced", *arguments])
-    found: dict[str, list[list[str]]] = {}
-    item = ""
+    found: dict[str, list[str]] = {}
     for line in Path("REPRODUCED.md").read_text().splitlines():
-        if line.startswith("| ") and "| shows |" not in line:
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            item = cells[0] or (cells[1] and "own") or item
-            found.setdefault(item, []).append(cells)
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| "):
+            found[cells[7].partition("]")[0].strip("[") if len(cells) == 9 else cells[1]] = cells
     return found
 
 
 def test_nothing_has_been_run(clone: Path) -> None:
     found = page()
-    assert found["Table 1"] == [
-        ["Table 1", "arms", "`flcog compare one`", f"{DIFFERS} 1", "0 / 4", "not run"],
-        ["", "", "`flcog compare other`", "as in the paper", "0 / 4", "not run"],
-    ]
-    assert found["Table 2"] == [["Table 2", "more arms", "none", "", "", "not run"]]
-    assert found["Figure 1"][0][-1] == "nothing to reproduce"
-    assert found["Figure 2"] == [["Figure 2", "the split", "`flcog partition`", f"{DIFFERS} 2", "", "by eye"]]
-    assert found["own"] == [["", "Arms", "`flcog compare own`", "", "0 / 4", "not run"]]
-    assert "1. Two seeds.\n2. Other colours.\n" in Path("REPRODUCED.md").read_text(), (
-        "differences are listed once, below the table"
-    )
+    link = "[one](configs/tables/one.yaml)"
+    assert found["one"] == ["Paper", "Table 1", "arms", "3 not run", "0 / 4", "", "", link, "1"]
+    assert found["other"][3:5] == ["none", "0 / 4"] and found["other"][8] == ""
+    assert found["Table 2"] == ["Paper", "Table 2", "more arms", "none", ""]
+    assert found["Figure 1"][3] == "nothing to reproduce"
+    assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "2"]
+    assert found["own"][:3] == ["", "", "Arms"]
+    assert "1. Two seeds.\n2. Other colours.\n" in Path("REPRODUCED.md").read_text(), "deviations are listed once"
 
 
 def test_what_has_been_run_is_judged(clone: Path) -> None:
-    run(clone, "one", {("A", 0): 0.49, ("A", 1): 0.51, ("B", 0): 0.5, ("B", 1): 0.51}, [])
+    run(clone, "one", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 0): 0.5, ("B", 1): 0.5}, [])
     run(clone, "other", {("A", 0): 0.5}, [])
-    first, second = page()["Table 1"]
-    # A's figure lies in its interval; B's does not, nor does its gain of 40.
-    assert first[4:] == ["4 / 4", "1 of 2 figures; 0 of 1 gains"]
-    assert second[4:] == ["1 / 4", "no published figures: see its table and curves"]
-    assert page("configs/tables/other.yaml")["Table 1"] == [["Table 1", "arms", *second[2:]]]
+    found = page()
+    # A has its figure; B has neither its figure of 90 nor its gain of 40.
+    assert found["one"][3:7] == ["1 reproduced, 2 contradicted", "4 / 4", "0, 1", "2026-01-01"]
+    assert found["other"][3:6] == ["none", "1 / 4", "0"]
 
 
 def test_one_seed_and_unfinished_runs(clone: Path) -> None:
     run(clone, "one", {("A", 0): 0.49, ("B", 0): 0.5}, [])
     (clone / "runs/one/B/seed0/finished").unlink()
-    assert page()["Table 1"][0][4:] == ["1 / 4", "1 one seed; 1 not run"]
+    assert page()["one"][3:5] == ["1 1 of 2 seeds, 2 not run", "1 / 4"]
 
 
-def test_runs_with_other_settings_count_for_nothing(clone: Path) -> None:
-    run(clone, "one", {("A", 0): 0.49}, ["--trainer.rounds", "2", "--data.data_dir", "/here"])
-    assert page()["Table 1"][0][4:] == ["0 / 4; others with `--trainer.rounds 2`", "not run"]
-    # The same cell in another folder, as it should be; where the data lies is no setting.
-    run(clone, "one", {("A", 0): 0.49}, ["--data.data_dir", "/here"], root="more")
-    assert page("--out", "runs", "--out", "more")["Table 1"][0][4:] == [
-        "1 / 4; others with `--trainer.rounds 2`",
-        "1 one seed; 1 not run",
-    ]
-    # The table is changed.
-    path = clone / "configs/tables/one.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"arguments": {"trainer.lr": 1}}))
-    assert page("--out", "more")["Table 1"][0][4:] == ["0 / 4; 1 before the table was changed", "not run"]
-
-
-def test_saved_results_count(clone: Path) -> None:
+def test_saved_results_count_and_give_the_same_page(clone: Path) -> None:
     run(clone, "one", {("A", 0): 0.49, ("A", 1): 0.51}, [])
-    expected = page()["Table 1"]
+    page()
+    before = Path("REPRODUCED.md").read_bytes()
     main(["compare", "configs/tables/one.yaml", "--show", "--save-results"])
     shutil.rmtree(clone / "runs")
-    assert page()["Table 1"] == expected and expected[0][4] == "2 / 4"
-    # A trial with other settings does not take their place.
-    run(clone, "one", {("A", 0): 0.1}, ["--trainer.rounds", "2"])
-    assert page()["Table 1"][0][4] == "2 / 4; others with `--trainer.rounds 2`"
+    page()
+    assert Path("REPRODUCED.md").read_bytes() == before and b"2 / 4" in before
+
+
+def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_bytes() == (ROOT / "REPRODUCED.md").read_bytes()
 
 
 def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,4 +170,4 @@ def test_runs_are_counted_not_the_columns_that_show_them(clone: Path) -> None:
     content = {"rows": {"A": None, "B": None}, "seeds": [0, 1], "title": "Arms", "metrics": metrics}
     (clone / "configs/tables/own.yaml").write_text(yaml.safe_dump(content))
     run(clone, "own", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 1): 0.5}, [])
-    assert page()["own"][0][4] == "3 / 4"
+    assert page()["own"][4] == "3 / 4"

@@ -1,24 +1,30 @@
 """What a run came to: its scores, the rounds in which it acts, and results that are kept when its directory is gone."""
 
 import csv
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
+from harness import ROOT
 
 from commands.test_compare import fake_run, plan_file
 from flcog.callbacks import FedCOG, FedProx
 from flcog.commands.cli import main
+from flcog.commands.compare.facts import facts_of
 from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.latex import latex
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.report import text
+from flcog.commands.compare.resolved import digest, resolved
 from flcog.commands.compare.results import Result, percent_scale, result_of
 from flcog.commands.compare.saved_results import read_results, results_of, write_results
+from flcog.commands.compare.settings_of_runs import check_settings, table_settings
 from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.verdicts import verdicts
 from flcog.run.description import acting_rounds
 
 
@@ -28,13 +34,12 @@ def cell(tmp_path: Path) -> Cell:
 
 
 def came_to(cell: Cell, metric: str | None = None, last: int = 5) -> Result:
-    result = result_of(cell, metric, last)
-    assert result is not None
-    return result
+    assert cell.run is not None
+    cell = replace(cell, metric=metric or cell.metric)
+    return result_of(cell, cell.history(), facts_of(cell, cell.run), last, cell.finished)
 
 
 def test_the_scores_of_a_run(cell: Cell) -> None:
-    assert result_of(cell, None, 5) is None
     fake_run(cell, [0.1, 0.5, 0.3, 0.4])
     result = came_to(cell, last=3)
     assert result.scores == {"best": 0.5, "last": 0.4, "mean": pytest.approx(0.4)} and result.metric == "test/accuracy"
@@ -69,7 +74,7 @@ def test_errors_are_best_where_they_are_small(cell: Cell) -> None:
 
 
 def test_no_score_is_no_best_one(cell: Cell) -> None:
-    fake_run(cell, [float("nan"), 0.25, float("nan")], val__accuracy=[float("nan")] * 3)
+    fake_run(cell, [float("nan"), 0.25, 0.125], val__accuracy=[float("nan")] * 3)
     scores = came_to(cell, "test/accuracy").scores
     assert scores["best"] == 0.25 and "val" not in scores, "no validation chose a round"
 
@@ -93,13 +98,13 @@ def test_rounds_in_which_all_methods_act(methods: list[Any], rounds: list[int]) 
 def test_time_is_the_total_and_that_of_acting_rounds(cell: Cell) -> None:
     """One slow round in five: the median round would not show it."""
     run = fake_run(cell, [0.1] * 5, time__round=[1.0, 1.0, 1.0, 1.0, 9.0], comm__total_bytes=[10, 20, 30, 40, 50])
-    assert (came_to(cell).seconds, came_to(cell).acting_seconds) == (13, 2.6)
-    (run / "run.yaml").write_text("{acting_rounds: [5, 5], git_commit: abc}")
-    result = came_to(cell)
-    assert (result.seconds, result.acting_seconds, result.commit) == (13, 9, "abc")
-    assert (result.up_bytes, result.total_bytes) == (5 * 512, 50)
+    assert (came_to(cell).facts.seconds, came_to(cell).facts.acting_seconds) == (13, 2.6)
+    (run / "run.yaml").write_text("{acting_rounds: [5, 5], flcog_commit: abc}")
+    facts = came_to(cell).facts
+    assert (facts.seconds, facts.acting_seconds, facts.commit) == (13, 9, "abc")
+    assert (facts.up_bytes, facts.total_bytes) == (5 * 512, 50)
     (run / "run.yaml").write_bytes(b"\xff")
-    assert came_to(cell).acting_seconds == 2.6
+    assert came_to(cell).facts.acting_seconds == 2.6
 
 
 def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,8 +122,8 @@ def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.Cap
     times = [[cell.strip() for cell in line.split("|")[-4:-2]] for line in shown.splitlines() if line.startswith("|")][2:5]
     assert times == [
         ["1.00 (9.00 s)", "1.00 (3.00 s)"],
-        ["1.00 (9.00 s) *", "1.00 (3.00 s) *"],
-        ["1.00 (9.00 s) *", "2.00 (6.00 s)"],
+        ["(9.00 s) *", "(3.00 s) *"],
+        ["(9.00 s) *", "(6.00 s)"],
     ]
     assert (
         "trained, and timed, once for several arms: A trained the first 2 of A, late; A, late trained the first 2 of B." in shown
@@ -136,7 +141,7 @@ def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
     for cell, share in zip(runs, (0.0, 0.4), strict=True):
         fake_run(cell, [0.5, 0.6], finished=True, time__waiting_share=[share] * 2)
     results = results_of(plan, runs, None)
-    write_results(tmp_path / "saved.csv", results, runs)
+    write_results(tmp_path / "saved.csv", plan, runs)
     shutil.rmtree(tmp_path / "out")
     for found in (results, results_of(plan, runs, tmp_path / "saved.csv")):
         said = text(Filled(plan, found), "std")
@@ -155,8 +160,9 @@ def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: 
     shown = capsys.readouterr().out
     assert f"3 finished runs saved in {saved / 'table.csv'}" in shown
     lines = list(csv.DictReader((saved / "table.csv").open()))
-    assert [(line["row"], line["seed"], float(line["best"]), float(line["val"])) for line in lines] == [
-        *(("A", "0", 0.25, 0.1), ("A", "1", 0.375, 0.1), ("B", "0", 0.5, 0.1))
+    assert [(line["row"], line["seed"], line["round"], line["test/accuracy"], line["val/accuracy"]) for line in lines] == [
+        *(("A", seed, "1 2", f"0.1 {last}", "0.5 0.25") for seed, last in (("0", 0.25), ("1", 0.375))),
+        ("B", "0", "1 2", "0.1 0.5", "0.5 0.25"),
     ]
     shutil.rmtree(out)
     main(command)
@@ -166,49 +172,106 @@ def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: 
     # Saving some again leaves the others.
     fake_run(runs[0], [0.9], finished=True)
     main([*command, "--save-results", "--seeds", "0"])
-    assert [line["best"] for line in csv.DictReader((saved / "table.csv").open())] == ["0.9", "0.375", "0.5"]
+    assert [line["round"] for line in csv.DictReader((saved / "table.csv").open())] == ["1", "1 2", "1 2"]
 
 
-def test_saved_results_are_finite_and_of_the_tables_metric(tmp_path: Path) -> None:
-    path, saved = plan_file(tmp_path), tmp_path / "saved.csv"
-    runs = cells(read_table(path), tmp_path / "out", [])
+QUICKSTART = str(ROOT / "configs/quickstart.yaml")
+
+
+def real_run(cell: Cell, *changes: str) -> None:
+    """A finished run with the configuration that its command line has."""
+    run = fake_run(cell, [0.25, 0.5], finished=True, test__loss=[1.5, 0.75])
+    config = resolved(cell, [*cell.common_arguments, *changes])
+    (run / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))
+
+
+def a_table(folder: Path, **content: Any) -> Path:
+    return plan_file(folder, configs=[QUICKSTART], rows={"A": None, "B": None}, **content)
+
+
+def test_settings_are_compared_by_content(tmp_path: Path) -> None:
+    """A changed number in a config, a default or a column is another cell; a comment or a folder is none."""
+    (tmp_path / "own.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.01}}}}\n")
+    table = read_table(plan_file(tmp_path, configs=[QUICKSTART, "own.yaml"], rows={"A": None}))
+    (cell,) = cells(table, tmp_path / "out", [])
+    real_run(cell, "--trainer.default_root_dir", "/x")
+    assert came_to(cell).facts.other == "" and came_to(cell).facts.settings == digest(table_settings(cell))
+    (moved,) = cells(table, tmp_path / "out", ["--trainer.rounds", "9"])
+    assert came_to(moved).facts.other == "", "the user's own arguments are no part of the table"
+    other = replace(cell, common_arguments=[*cell.common_arguments, "--model.optimizer.lr", "0.5"])
+    assert came_to(other).facts.other == "model.optimizer.lr 0.01 instead of 0.5"
+    with pytest.raises(ValueError, match=r"holds this arm with other settings \(model.optimizer.lr 0.01 instead of 0.5\)"):
+        check_settings(other)
+
+
+def test_saved_results_redraw_the_table(tmp_path: Path) -> None:
+    path, saved = a_table(tmp_path), tmp_path / "saved.csv"
+    table = read_table(path)
+    runs = cells(table, tmp_path / "out", [])
     for cell in runs:
-        fake_run(cell, [0.5], finished=True)
-    write_results(saved, [came_to(cell) for cell in runs], runs)
-    assert not any(result.outdated for result in read_results(saved, runs))
-    other = [replace(cell, metric="test/loss") for cell in runs]
-    assert all(result.outdated for result in read_results(saved, other))
-    saved.write_text(saved.read_text().replace("0.5", "inf"))
-    with pytest.raises(ValueError, match=r"is damaged .*inf is no figure of a run"):
-        read_results(saved, runs)
-
-
-def test_saved_results_know_their_settings(tmp_path: Path) -> None:
-    path, saved = plan_file(tmp_path), tmp_path / "saved.csv"
-    runs = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "5", "--data.data_dir", "/here"])
+        real_run(cell)
+    assert write_results(saved, table, runs) == 2
+    results = results_of(table, runs, None)
+    shutil.rmtree(tmp_path / "out")
+    again = results_of(table, runs, saved)
+    assert text(Filled(table, again), "std") == text(Filled(table, results), "std")
+    assert [result.scores for result in again] == [result.scores for result in results]
+    assert [row["test/loss"] for row in again[0].history] == [1.5, 0.75]
+    changed = cells(read_table(a_table(tmp_path, arguments={"trainer.rounds": 9})), tmp_path / "out", [])
+    with pytest.raises(ValueError, match=r"saved.csv, row 2: its settings '\w+' are not the table's"):
+        results_of(table, changed, saved)
+    # Runs with other settings are not saved.
     for cell in runs:
-        fake_run(cell, [0.5], finished=True)
-        (cell.folder / "arguments.yaml").write_text(yaml.safe_dump(cell.arguments))
-    plain = cells(read_table(path), tmp_path / "out", [])
-    # Whether the command that looks at them gives the arguments again or not.
-    for looked_at in (runs, plain):
-        results = [result for cell in looked_at if (result := result_of(cell, None, 5))]
-        assert [result.arguments for result in results] == ["--trainer.rounds 5"] * 2 and not any(r.outdated for r in results)
-    write_results(saved, results, plain)
-    found = read_results(saved, plain)
-    np.testing.assert_equal(*([vars(result) | {"scores": {}} for result in each] for each in (found, results)))  # some are NaN
-    changed = cells(read_table(plan_file(tmp_path, arguments={"trainer.rounds": 9})), tmp_path / "out", [])
-    assert all(result.outdated for result in read_results(saved, changed))
-    assert all(came_to(cell).outdated for cell in changed)
-    # Saving leaves out what is outdated.
-    assert write_results(tmp_path / "none.csv", [came_to(cell) for cell in changed], changed) == 0
-    assert not (tmp_path / "none.csv").exists()
+        real_run(cell, "--trainer.rounds", "7")
+    assert write_results(tmp_path / "none.csv", table, runs) == 0 and not (tmp_path / "none.csv").exists()
 
 
-def test_saved_results_that_are_damaged(tmp_path: Path) -> None:
-    saved = tmp_path / "saved.csv"
-    for damaged in ("row,column\nA,\n", "\x00", 'row,"'):
-        saved.write_text(damaged)
-        with pytest.raises(ValueError, match=r"saved\.csv is damaged .*: write it again with --save-results"):
-            read_results(saved, [])
-            raise ValueError(f"{damaged!r} was read")
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("table,2,A", "other,2,A", "row 2: table 'other' in format 2; expected 'table' in format 2"),
+        ("table,2,A", "table,1,A", "row 2: table 'table' in format 1; expected"),
+        ("table,2,A", "table,2,C", "row 2: the table has no row 'C'"),
+        ("table,2,A,,0", "table,2,A,,x", "row 2: the seed must be a whole number; got 'x'"),
+        ("table,2,B", "table,2,A", "row 3: row 2 has the same run"),
+        ("0.25 0.5", "0.25 nan", "row 2: test/accuracy has a value that is not finite"),
+        ("0.25 0.5", "0.25", "row 2: test/accuracy has 1 values for 2 rounds"),
+        (",1 2,", ",2 2,", "row 2: its rounds must rise"),
+        ("seed,", "sead,", "row 1: no column seed"),
+        ("table,", "\x00table,", "is damaged|line contains NUL|row 1: no column table"),
+    ],
+)
+def test_saved_results_with_a_fault_are_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
+    table, saved = read_table(a_table(tmp_path)), tmp_path / "saved.csv"
+    runs = cells(table, tmp_path / "out", [])
+    for cell in runs:
+        real_run(cell)
+    write_results(saved, table, runs)
+    assert old in saved.read_text()
+    saved.write_text(saved.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=message) as error:
+        read_results(saved, table, runs)
+    assert "\n" not in str(error.value)
+
+
+def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:
+    table = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, seeds=[0, 1], published={"B": {"": 50}}))
+    runs = cells(table, tmp_path / "out", [])
+    for cell in runs:
+        bad = cell.row == "B" and cell.seed == 1
+        fake_run(cell, [0.5, 0.25 if bad else 0.75], finished=True, test__loss=[1, float("nan") if bad else 1])
+    given = Filled(table, results_of(table, runs, None))
+    assert given.scores("B", "", "best") == {0: 75, 1: 25} and given.comparisons("") == {}
+    said = text(given, "std")
+    assert "50.00 ± 35.36 (1 of 2 diverged)" in said and "Diverged, counted with the last score" in said
+    assert [verdict.mark for verdict in verdicts(given)] == ["diverged"]
+    assert "(1 of 2 diverged)" in latex(given, "std")
+
+
+def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell) -> None:
+    """Best so far 0.2, 0.6, 0.6, 1.0 in rounds 1 to 4: it reaches 0.8 half-way between rounds 3 and 4."""
+    fake_run(cell, [0.2, 0.6, 0.4, 1.0], comm__total_bytes=[10, 20, 30, 40])
+    cell.target = 0.8
+    assert came_to(cell).targets == {"accuracy_0.8": (pytest.approx(3.5), pytest.approx(35))}
+    cell.target = 0.1
+    assert came_to(cell).targets == {"accuracy_0.1": (1, 10)}

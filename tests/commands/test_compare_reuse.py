@@ -1,6 +1,7 @@
 """``flcog compare`` does not run a cell twice that another table under the same root has finished."""
 
 import csv
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import flcog
 from flcog.commands.cli import main
 from flcog.commands.compare.folder import SAME_RUN
 from flcog.commands.compare.plan import Cell, cells, select
-from flcog.commands.compare.resolved import identity, resolve
+from flcog.commands.compare.resolved import identity, resolve, resolved
 from flcog.commands.compare.table_file import read_table
 
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
@@ -48,6 +49,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             run.mkdir(parents=True)
             with (run / "metrics.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([["round", "test/accuracy", "time/round"], [1, 0.5, 1.0], [2, 0.25, 1.0]])
+
+            config = resolved(Cell("", "", 0, run, []), command[command.index("fit") + 1 :])
+            (run / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))
 
         def wait(self) -> int:
             return 0

@@ -117,7 +117,7 @@ def test_what_another_process_trains_is_no_failure(
 def test_what_another_comparison_has_finished_meanwhile_is_not_run_again(tmp_path: Path, runs: list[Run]) -> None:
     both = cells(read_table(table(tmp_path)), tmp_path / "out", [])
     for cell in both:
-        cell.files.claim(cell.arguments)
+        cell.files.claim()
         (cell.folder / "finished").touch()
     assert [cell.error for cell, _ in Runner(1).run(both)] == [None, None] and not runs
 

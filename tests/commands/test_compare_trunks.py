@@ -182,7 +182,7 @@ def test_a_run_goes_on_with_what_it_carried(tmp_path: Path, monkeypatch: pytest.
             return 2
 
     monkeypatch.setattr(subprocess, "Popen", Process)
-    trunk.files.claim(trunk.arguments)
+    trunk.files.claim()
     list(Runner(1).run([trunk]))
     (tmp_path / "out/FedCOG/seed0/20260101-000000/checkpoints").mkdir(parents=True)
     (tmp_path / "out/FedCOG/seed0/20260101-000000/checkpoints/last.ckpt").touch()
@@ -251,7 +251,7 @@ def test_runs_wait_for_the_rounds_that_they_share(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("flcog.commands.compare.runner.LOOK_EVERY", 0.02)
     runs = [found["late"], found["FedAvg"], found["other"]]
     for cell in runs:
-        cell.files.claim(cell.arguments)
+        cell.files.claim()
     assert {cell.row: cell.error for cell, _ in Runner(2).run(runs)} == dict.fromkeys(rows)
     assert set(list(commands)[:2]) == {"FedAvg", "other"} and list(commands)[2] == "late"
     assert commands["late"][-4:] == ["--branch", str(tmp_path / "out/FedAvg/seed0/20260101-000000"), "--round", "3"]
@@ -272,7 +272,7 @@ def test_a_trunk_that_fails_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(subprocess, "Popen", Process)
     runs = list(found.values())
     for cell in runs:
-        cell.files.claim(cell.arguments)
+        cell.files.claim()
     assert len(list(Runner(1).run(runs))) == 2 and not any("--branch" in command for command in commands)
 
 

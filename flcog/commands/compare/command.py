@@ -155,10 +155,11 @@ def _report(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: 
 
     saved = _saved_file(options, path)
     results = results_of(table, runs, saved if options.show else None)
-    report(table, runs, results, out, options.spread)
+    report(table, results, out, options.spread)
     if options.save_results:
-        count = write_results(saved, results, runs)
-        print(f"{count} finished runs saved in {saved}" if count else f"no run has finished: nothing is saved in {saved}")
+        count = write_results(saved, table, runs)
+        none = f"no run with the table's settings has finished: nothing is saved in {saved}"
+        print(f"{count} finished runs saved in {saved}" if count else none)
     check_metric(results, runs)
 
 

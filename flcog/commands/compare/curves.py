@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from flcog.commands.compare.facts import History
 from flcog.commands.compare.findings import percent
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.paired import Estimate, estimate
-from flcog.commands.compare.plan import Cell, Table
-from flcog.commands.compare.results import History, compared_metric
+from flcog.commands.compare.plan import Table
+from flcog.commands.compare.results import Result
 from flcog.core.files import write_figure
 from flcog.core.monitor import lower_is_better
 
@@ -193,21 +194,19 @@ def over_seeds(seeds: Series, confidence: float) -> Curve:
     return Curve(np.array(rounds), means, means - halves, means + halves)
 
 
-def draw_curves(table: Table, runs: Sequence[Cell], out: Path) -> list[Path]:
+def draw_curves(table: Table, results: Sequence[Result], out: Path) -> list[Path]:
     """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files if no run has been evaluated yet."""
     panels: dict[str, dict[str, Series]] = {}
     labels: dict[str, str] = {}
     # Columns that differ only in the last round that counts share a curve: the last one's.
     curves = {(part.setting, part.metric) if part.metric else column: column for column, part in table.columns.items()}
     for column in curves.values():
-        histories = {(cell.row, cell.seed): cell.history() for cell in runs if cell.column == column}
-        metric = next(
-            (name for cell in runs if cell.column == column and (name := compared_metric(cell.metric, cell.history()))), None
-        )
+        histories = {(result.row, result.seed): result.history for result in results if result.column == column}
+        metric = next((result.metric for result in results if result.column == column and result.metric), None)
         measured = [row[metric] for history in histories.values() for row in history if metric in row] if metric else []
         scale = 100 if metric and _is_share(metric, measured) else 1
         panels[column] = {
-            row: _evaluations([histories.get((row, seed), []) for seed in table.seeds], metric, scale) for row in table.rows
+            row: _evaluations([histories.get((row, seed), ()) for seed in table.seeds], metric, scale) for row in table.rows
         }
         words = f"test {metric.removeprefix('test/')}" if metric and metric.startswith("test/") else metric or ""
         labels[column] = words[:1].upper() + words[1:] + (" (%)" if scale == 100 else "")

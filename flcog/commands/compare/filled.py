@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from flcog.commands.compare.facts import Facts
 from flcog.commands.compare.paired import Difference, Estimate, estimate, holm, paired_difference
 from flcog.commands.compare.plan import Summary, Table
 from flcog.commands.compare.results import Result, percent_scale
@@ -83,6 +84,10 @@ class Filled:
             if summary in result.scores and (result.finished or not finished)
         }
 
+    def diverged(self, row: str, column: str) -> int:
+        """The number of seeds that have diverged."""
+        return sum(result.diverged for result in self.of(row, column))
+
     def deviation(self, row: str, column: str) -> float:
         """The standard deviation over a run's last evaluations, averaged over the runs; NaN if no run has two evaluations."""
         found = [result.deviation for result in self.of(row, column) if not math.isnan(result.deviation)]
@@ -108,6 +113,8 @@ class Filled:
 
     def _difference(self, row: str, against: str, column: str) -> Difference:
         ours, theirs = (self.scores(name, column, self.table.summary_of(column), finished=True) for name in (row, against))
+        if self.diverged(row, column) or self.diverged(against, column):
+            ours = {}
         seeds = [seed for seed in ours if seed in theirs and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])]
         return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self.table.confidence)
 
@@ -142,9 +149,11 @@ def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bo
                 name,
                 seed,
                 finished=all(part.finished for part in parts),
-                rounds=min(part.rounds for part in parts),
                 metric=parts[0].metric,
                 scores={summary: of(part.scores[summary] for part in parts) for summary in common},
+                rounds=min(part.rounds for part in parts),
+                facts=Facts(other="; ".join(filter(None, {part.facts.other for part in parts}))),
+                diverged=any(part.diverged for part in parts),
                 averaged=min(part.averaged for part in parts),
                 deviation=statistics.fmean(part.deviation for part in parts),
             )

@@ -8,8 +8,10 @@ from flcog.commands.compare.folder import finished_runs
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.progress import Progress, Rows
 from flcog.commands.compare.resolved import identity, resolve
-from flcog.commands.compare.results import number, percent_scale, result_of
+from flcog.commands.compare.results import number, percent_scale
 from flcog.commands.compare.runner import Runner
+from flcog.commands.compare.saved_results import last_result
+from flcog.commands.compare.settings_of_runs import check_settings
 from flcog.commands.compare.trunks import share_rounds
 from flcog.core import signals
 from flcog.core.files import short
@@ -28,7 +30,8 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
         filled: returns the table with the results so far.
     """
     for cell in runs:
-        cell.files.claim(cell.arguments)
+        cell.files.claim()
+        check_settings(cell)
     done = sum(cell.finished for cell in runs)
     print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
     known, rounds = _prepare(runs, root, trunks) if done < len(runs) else ({}, {})
@@ -75,8 +78,10 @@ def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[dict[str, 
 def _outcome(cell: Cell) -> str:
     if cell.error:
         return cell.error if cell.busy else f"failed: {cell.error}"
-    result = result_of(cell, cell.metric, last=1)
+    result = last_result(cell)
     if result is None or not result.scores:
         return "no evaluation"
     scale = percent_scale([result])
-    return ", ".join(f"{name} {number(scale * result.scores[name])}" for name in ("best", "last"))
+    return "diverged, " * result.diverged + ", ".join(
+        f"{name} {number(scale * result.scores[name])}" for name in ("best", "last")
+    )

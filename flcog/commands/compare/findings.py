@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from flcog.commands.compare.filled import Comparison, Filled
-from flcog.commands.compare.paired import Difference, Estimate
+from flcog.commands.compare.paired import Estimate
 from flcog.commands.compare.plan import Summary, Table
 from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.results import number
@@ -21,6 +21,7 @@ SUMMARIES: Mapping[Summary, str] = {
 
 FIGURES: Mapping[Quantity, str] = {
     "score": "score",
+    "gain": "gain",
     "rounds": "rounds to the target",
     "seconds": "total time",
     "bytes": "bytes sent in all",
@@ -71,26 +72,21 @@ def _difference_row(comparison: Comparison) -> list[str | int]:
 
 def paper_table(filled: Filled) -> str:
     """A table of our figures beside the paper's. Empty without published figures of rows that were run."""
-    confidence = percent(filled.table.confidence)
-    header = ["", "setting", "figure", "ours", f"{confidence} interval", "seeds", "published"]
-    header += ["our gain", "published gain", "reproduced"]
-    rows = [_paper_row(verdict) for verdict in verdicts(filled) if verdict.ours is None or verdict.ours.count]
-    return _table(header, rows)
+    header = ["", "setting", "figure", "ours", "seeds", "published", "95 % interval of the difference", "width", "verdict"]
+    return _table(header, [_paper_row(verdict) for verdict in verdicts(filled) if verdict.ours is None or verdict.ours.count])
 
 
 def _paper_row(verdict: Verdict) -> list[str | int]:
-    ours, quantity = verdict.ours, verdict.quantity
-    gain = ["", ""] if verdict.gain is None else [_gain_text(verdict.gain[0]), _signed(verdict.gain[1])]
+    ours, quantity, interval = verdict.ours, verdict.quantity, verdict.interval
     mean = verdict.text if ours is None else figure_text(Figure(ours.mean), quantity)
-    half = "" if ours is None or not ours.has_interval else figure_text(Figure(ours.half), quantity)
-    interval = "" if ours is None or quantity == "bytes" else f"± {half}" if half else interval_text(ours)
-    published = figure_text(verdict.published, quantity)
+    between = width = ""
+    if interval is not None and quantity == "rounds":
+        between, width = f"{interval[0]:.2f} to {interval[1]:.2f} times", f"{interval[1] / interval[0]:.2f} times"
+    elif interval is not None:
+        between, width = f"{_signed(interval[0])} to {_signed(interval[1])}", number(interval[1] - interval[0])
     count = "" if ours is None else ours.count
-    return [verdict.row, verdict.column, FIGURES[quantity], mean, interval, count, published, *gain, verdict.mark]
-
-
-def _gain_text(gain: Difference) -> str:
-    return _signed(gain.mean) + (f" ± {gain.half:.2f}" if gain.has_interval else "")
+    published = figure_text(verdict.published, quantity)
+    return [verdict.row, verdict.column, FIGURES[quantity], mean, count, published, between, width, verdict.shown]
 
 
 def _signed(value: float) -> str:

@@ -1,12 +1,12 @@
 """A cell's folder: its run's directory, and files about the run.
 
-``arguments.yaml`` holds the command line and ``output.txt`` the run's output. ``finished`` is written at its end. ``same_run.yaml``
-names the folder of another table that has finished the same run. ``carried.yaml`` lists methods that the run carries for others.
+``output.txt`` holds the run's output. ``finished`` is written at its end, and ``diverged`` if its model became NaN or infinite.
+``same_run.yaml`` names the folder of another table that has finished the same run. ``carried.yaml`` lists methods that the run carries
+for others.
 Runs with a damaged ``metrics.csv`` are moved to the folder ``damaged``.
 """
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from flcog import SavedRun
-from flcog.core.files import OWNER_ONLY, clear_errors, make_folder, replacing, write_yaml
+from flcog.core.files import clear_errors, make_folder, replacing, write_yaml
 from flcog.core.yaml_files import load_yaml
 
 OUT_REMEDY = "free space or choose another --out"
 """The fix if the folder of the runs and the table cannot be written."""
 
-FINISHED, SAME_RUN, CARRIED, DAMAGED = "finished", "same_run.yaml", "carried.yaml", "damaged"
-OUTPUT, ARGUMENTS = "output.txt", "arguments.yaml"
-
-Option = tuple[str, ...]
-"""An option of a command line with its values."""
+FINISHED, DIVERGED, SAME_RUN, CARRIED, DAMAGED = "finished", "diverged", "same_run.yaml", "carried.yaml", "damaged"
+OUTPUT = "output.txt"
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,11 @@ class CellFolder:
         return (self.path / FINISHED).is_file() and self.damage is None
 
     @property
+    def diverged(self) -> bool:
+        """Whether its run ended because the model became NaN or infinite."""
+        return (self.path / DIVERGED).is_file()
+
+    @property
     def identity(self) -> str:
         """The identity of its finished run; empty if the file does not tell."""
         return (self._finished_lines() or [""])[0].strip()
@@ -87,9 +89,11 @@ class CellFolder:
             damage = "it is not as it was when the run finished"
         return None if damage is None else f"{run.table}: {damage}"
 
-    def mark_finished(self, identity: str) -> None:
-        """Write that the run has finished, with its identity and the digest of its rows."""
+    def mark_finished(self, identity: str, diverged: bool = False) -> None:
+        """Write that the run has finished, with its identity and the digest of its rows, and whether its model became NaN or infinite."""
         run = self.own_run
+        if diverged:
+            (self.path / DIVERGED).touch()
         with replacing(self.path / FINISHED, "w", OUT_REMEDY) as file:
             file.write(identity + (f"\nmetrics.csv {run.digest}\n" if run is not None else ""))
 
@@ -109,22 +113,15 @@ class CellFolder:
         if parts:
             write_yaml(self.path / CARRIED, list(parts), OUT_REMEDY)
 
-    def claim(self, arguments: Sequence[str]) -> None:
-        """Make the folder, or check that the run in it has these arguments. A damaged run is moved aside, to be trained again."""
+    def claim(self) -> None:
+        """Make the folder. A damaged run is moved aside, to be trained again."""
         self._move_damaged()
-        given, now = self.path / ARGUMENTS, settings_of(arguments)
-        if given.is_file() and self._has_run():
-            if (then := settings_of(self._earlier_arguments())) != now:
-                changed = shlex.join([word for option in now if option not in then for word in option]) or "fewer arguments"
-                raise ValueError(
-                    f"{self.path} holds this arm with other settings (now: {changed}): choose another --out, or delete it"
-                )
-            return
         with clear_errors(self.path, OUT_REMEDY):
             make_folder(self.path)
-            if (self.path / SAME_RUN).is_file() and settings_of(self._earlier_arguments()) != now:
-                (self.path / SAME_RUN).unlink(missing_ok=True)  # the table has changed since
-        write_yaml(given, list(arguments), OUT_REMEDY, OWNER_ONLY)  # a table's options may contain secrets
+
+    def forget_same_run(self) -> None:
+        """Delete the note about the same run in another folder."""
+        (self.path / SAME_RUN).unlink(missing_ok=True)
 
     def _move_damaged(self) -> None:
         run = self.own_run
@@ -133,17 +130,7 @@ class CellFolder:
                 make_folder(self.path / DAMAGED)
                 run.directory.rename(self.path / DAMAGED / f"{time.time_ns()}-{run.directory.name}")
                 (self.path / FINISHED).unlink()
-
-    def _has_run(self) -> bool:
-        """Whether a run was started here: a run that is refused leaves only its output."""
-        begun = (self.path / FINISHED).is_file() or any(path.is_dir() for path in self.path.iterdir())
-        return begun and (self.path / OUTPUT).is_file()
-
-    def _earlier_arguments(self) -> list[str]:
-        earlier = self.read(ARGUMENTS)
-        if not isinstance(earlier, list) or not all(isinstance(word, str) for word in earlier):
-            raise ValueError(f"{self.path / ARGUMENTS} is damaged: delete {self.path}, or choose another --out")
-        return earlier
+                (self.path / DIVERGED).unlink(missing_ok=True)
 
     def _finished_lines(self) -> list[str] | None:
         try:
@@ -167,19 +154,3 @@ def print_damage(damages: Sequence[str | None], consequence: str = "") -> None:
     """Print each damage once, and that the run counts as unfinished."""
     for damage in filter(None, dict.fromkeys(damages)):
         print(f"{damage}. The run counts as unfinished{consequence}", file=sys.stderr, flush=True)
-
-
-def options_of(arguments: Sequence[str]) -> list[Option]:
-    """The options of a command line. Configs count by their file names, so that another clone's are equal."""
-    options: list[list[str]] = []
-    for word in arguments:
-        if word.startswith("--") or word == "-c":
-            options.append(word.split("=", 1))
-        elif options:
-            options[-1].append(Path(word).name if options[-1][0] == "-c" else word)
-    return [tuple(option) for option in options]
-
-
-def settings_of(arguments: Sequence[str]) -> list[Option]:
-    """The options that make the run. Its place does not count, so that a moved folder can be resumed."""
-    return [option for option in options_of(arguments) if option[0] != "--trainer.default_root_dir"]

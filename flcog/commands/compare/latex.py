@@ -10,7 +10,7 @@ from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import compared, percent
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import number
-from flcog.commands.compare.table import Spread, spread_of
+from flcog.commands.compare.table import Spread, diverged_text, spread_of
 
 ESCAPES = (
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -103,6 +103,7 @@ def _cell(filled: Filled, row: str, column: str, text: str, ranks: Sequence[floa
     marked = text
     if float(text) in ranks:
         marked = rf"\textbf{{{text}}}" if float(text) == ranks[0] else rf"\underline{{{text}}}"
+    marked += escape(diverged_text(filled, row, column))
     deviation = spread_of(filled, row, column, filled.table.summary_of(column), spread)
     return marked if deviation != deviation else rf"{marked} {{\scriptsize $\pm$ {deviation:.2f}}}"
 

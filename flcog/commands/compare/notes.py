@@ -20,6 +20,7 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
         _on_times(filled),
         _on_bytes(filled),
         _on_runs(filled),
+        _on_the_code(filled),
     )
     different = [f"Different from the paper, or not stated there: {text.rstrip('.')}." for text in filled.table.deviations]
     return [*(note for topic in found for note in topic), *different]
@@ -72,31 +73,41 @@ def _on_the_split(filled: Filled) -> Iterator[str]:
 
 
 def _on_the_paper(filled: Filled) -> Iterator[str]:
-    if paper_table(filled):
+    table = filled.table
+    if not paper_table(filled):
+        return
+    if table.margins:
+        margins = ", ".join(f"{name} {margin:g}" + " times" * (name == "rounds") for name, margin in table.margins.items())
         yield (
-            f"A published figure is reproduced if our {percent(filled.table.confidence)} interval of the mean over seeds, widened by the "
-            "paper's rounding, contains it. A published gain over the compared row is reproduced if our interval of the paired difference "
-            "contains it and the difference has the same sign. A wide interval contains many figures, so look at its width, too. One seed "
-            "has no interval and no mark. Bytes are reproduced within one per cent. Seconds depend on the machine and are not judged, "
-            "and neither are runs with other settings than the table's."
+            f"A published figure is reproduced if the 90 % interval of ours minus the paper's lies within the margin ({margins}; for a "
+            "gain at most half of it), contradicted if the 95 % interval lies wholly outside, and undecided otherwise. A gain is "
+            f"reproduced only if our paired interval also excludes 0. The score that counts is the {compared(table)}. {table.reason} "
+            f"The verdicts wait for all {len(table.planned)} seeds of the table."
         )
+    else:
+        yield "The table names no margin, so its published figures are shown and not judged."
+    if table.exploratory:
+        yield f"Seeds {', '.join(map(str, table.exploratory))} had been seen before the margin was fixed: verdicts on them are exploratory."
 
 
 def _on_times(filled: Filled) -> Iterator[str]:
-    if any(result.seconds > 0 for result in filled.results):
+    if any(result.facts.seconds > 0 for result in filled.results):
         yield (
-            "Times are means over runs, and relative to the first row's in the same settings and with the same seeds: the whole training, "
-            "without evaluations and preparations before round 1, and a round with all of the arm's methods."
+            "Times are means over runs: the whole training, without evaluations and preparations before round 1, and a round with all of "
+            "the arm's methods. A number before the brackets is the ratio to the first row's time, by setting and seed. "
+            "It is left out unless the machine was equally fast during all of these runs."
         )
     arms = {file_name(row): row for row in filled.table.rows}
-    shared = dict.fromkeys((run.row, run.shared_rounds, run.trunk) for run in filled.results if run.shared_rounds)
+    shared = dict.fromkeys(
+        (run.row, run.facts.shared_rounds, run.facts.trunk) for run in filled.results if run.facts.shared_rounds
+    )
     if shared:
         rounds = "; ".join(f"{arms.get(trunk, trunk)} trained the first {count} of {row}" for row, count, trunk in shared)
         yield (
             f"A time with * includes rounds that were trained, and timed, once for several arms: {rounds}. "
             "To time every arm by itself, run the table with --no-trunks."
         )
-    slowed = [f"{result.name} ({percent(round(result.waiting, 2))})" for result in filled.results if result.disturbed]
+    slowed = [f"{result.name} ({percent(round(result.facts.waiting, 2))})" for result in filled.results if result.disturbed]
     if slowed:
         yield (
             "A time with † is too long, because other programs used the same cores. The brackets show the share of the time that a run "
@@ -105,7 +116,7 @@ def _on_times(filled: Filled) -> Iterator[str]:
 
 
 def _on_bytes(filled: Filled) -> Iterator[str]:
-    if any(result.up_bytes > 0 or result.total_bytes > 0 for result in filled.results):
+    if any(result.facts.up_bytes > 0 or result.facts.total_bytes > 0 for result in filled.results):
         targets = "; bytes to a target count in both directions" if any(result.targets for result in filled.results) else ""
         yield (
             "Bytes are means over runs, for all clients and rounds and for exchanges before round 1: sent up counts from clients to "
@@ -117,15 +128,10 @@ def _on_runs(filled: Filled) -> Iterator[str]:
     """Runs that differ from the others, or that some figures leave out."""
     if unfinished := [f"{result.name} (round {result.rounds})" for result in filled.unfinished]:
         yield f"Not finished, and left out if another seed has finished: {'; '.join(unfinished)}."
-    given: dict[str, list[str]] = {}
-    for result in filled.results:
-        if result.arguments:
-            given.setdefault(result.arguments, []).append(result.name)
-    named = [
-        f"{words} ({'every run' if len(names) == len(filled.results) else '; '.join(names)})" for words, names in given.items()
-    ]
-    if named:
-        yield f"Run with other settings than the table's: {', and '.join(named)}."
+    if others := [f"{result.facts.other} ({result.name})" for result in filled.results if result.facts.other]:
+        yield f"Run with other settings than the table's, and not judged: {'; '.join(others)}."
+    if diverged := [result.name for result in filled.results if result.diverged]:
+        yield (f"Diverged, counted with the last score, not judged and in no gain: {'; '.join(diverged)}.")
     infinite = [
         " · ".join(filter(None, (row, column, f"seed {seed}")))
         for column in filled.table.columns
@@ -135,5 +141,19 @@ def _on_runs(filled: Filled) -> Iterator[str]:
     ]
     if infinite:
         yield f"Without a finite score at the end, and left out of intervals and differences: {'; '.join(infinite)}."
-    if outdated := [result.name for result in filled.results if result.outdated]:
-        yield f"Run before the table was changed: {'; '.join(outdated)}."
+
+
+def _on_the_code(filled: Filled) -> Iterator[str]:
+    """The versions of flcog that the runs were made with."""
+    made: dict[str, int] = {}
+    for facts in {(run.row, run.seed, run.facts.date): run.facts for run in filled.results}.values():
+        version = " at ".join(
+            filter(None, (facts.version and f"flcog {facts.version}", facts.commit and f"commit {facts.commit[:10]}"))
+        )
+        changed = " with changes" if facts.commit.endswith("+changes") else ""
+        made[version + changed] = made.get(version + changed, 0) + 1
+    made.pop("", None)
+    if len(made) > 1:
+        yield f"The runs compare {len(made)} versions of the code: {'; '.join(f'{name} ({count} runs)' for name, count in made.items())}."
+    elif made:
+        yield f"All runs that say so were made with {next(iter(made))}."

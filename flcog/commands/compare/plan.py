@@ -34,6 +34,7 @@ class Part:
     setting: str | None = None
     summary: Summary | None = None
     round: int | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Table:
 
     Args:
         title: its title.
+        name: the name of its file, without the ending.
         common: the configuration of all runs.
         rows: arms, by name. Times are shown relative to the first.
         columns: settings, by name.
@@ -49,6 +51,12 @@ class Table:
         metric: the column of ``metrics.csv`` that is compared; None for the task's main one.
         last: the number of last evaluations in the mean.
         published: a paper's figures by row and column, shown beside ours.
+        margins: the largest differences that reproduce a score (in points), rounds (a ratio) or saved bytes (in points), by quantity.
+        reason: the reason for the margins and for the summary.
+        trials: the paper's number of trials, by which the error of its figures is smaller than its ±.
+        planned: the seeds of its file, which are fixed before the runs.
+        exploratory: seeds that had been seen before the margins were fixed.
+        hypothesis: the hypothesis that was stated before the runs, or empty.
         against: for each row, the row that it is compared with. A row is not compared with itself.
         varies_split: whether each seed draws its own split; else all seeds share one.
         confidence: of the intervals, such as 0.95 for 95 %.
@@ -61,6 +69,7 @@ class Table:
     """
 
     title: str
+    name: str
     common: Part
     rows: Mapping[str, Part]
     columns: Mapping[str, Part]
@@ -78,6 +87,15 @@ class Table:
     reproduces: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     trunks: bool = True
+    margins: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    trials: int = 1
+    planned: tuple[int, ...] = ()
+    exploratory: tuple[int, ...] = ()
+    hypothesis: str = ""
+    all_rows: frozenset[str] = frozenset()
+    all_settings: frozenset[str] = frozenset()
+    """Its rows and settings before a selection."""
 
     def summary_of(self, column: str) -> Summary:
         """The score of a run that is compared in this column."""
@@ -98,8 +116,12 @@ class Cell:
     """Whether it was skipped, because another process is training it."""
     metric: str | None = None
     """The compared column of ``metrics.csv``; None for the task's main metric."""
+    setting: str = ""
+    """The setting of its column. Columns with different metrics of one setting show the same runs."""
     until: int | None = None
     """The last round that counts for its scores; None for all."""
+    target: float | None = None
+    """The score whose round and bytes are read off the curve."""
     extra: Sequence[str] = ()
     """The user's own arguments on its command line."""
     common_arguments: Sequence[str] = ()
@@ -177,8 +199,10 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
         metric = setting.metric or table.metric
-        cell = Cell(row, column, seed, folder, arguments, metric=metric, until=setting.round, extra=extra)
-        cell.common_arguments, cell.varies_split = common, table.varies_split
+        cell = Cell(
+            row, column, seed, folder, arguments, metric=metric, setting=place, until=setting.round, target=setting.target
+        )
+        cell.extra, cell.common_arguments, cell.varies_split = extra, common, table.varies_split
         result.append(cell)
     _check_apart(result)
     return result

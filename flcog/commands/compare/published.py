@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Quantity = Literal["score", "rounds", "seconds", "bytes", "saved"]
-"""The compared metric (shares in percent), the rounds to a target, a run's total time, its bytes in both directions, and the saved per cent
-of the other row's bytes to the target."""
+Quantity = Literal["score", "gain", "rounds", "seconds", "bytes", "saved"]
+"""The compared metric (shares in percent), its difference from the compared row, the rounds to a target, a run's total time, its bytes in
+both directions, and the saved per cent of the other row's bytes to the target."""
 
 MAY_BE_BEYOND = ("rounds", "saved")
 """Quantities for which a paper may only give a lower bound, because the target was not reached."""
@@ -40,8 +40,8 @@ def read_published(value: Any, rows: Collection[str], columns: Collection[str], 
     """Check and read the entry ``published``.
 
     Args:
-        value: figures by row and column. A number or ``[mean, ±]`` is a score. A mapping may have score, rounds, seconds, bytes and saved.
-            Rounds and saved may be "> 100", if the paper did not reach the target.
+        value: figures by row and column. A number or ``[mean, ±]`` is a score. A mapping may have score, gain, rounds, seconds, bytes and
+            saved. Rounds and saved may be "> 100", if the paper did not reach the target.
         rows: the table's rows.
         columns: the columns that may have figures.
         path: the table's file.

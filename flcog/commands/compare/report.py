@@ -9,7 +9,7 @@ from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.latex import latex
 from flcog.commands.compare.notes import notes
-from flcog.commands.compare.plan import Cell, Table
+from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.table import Spread, in_setting, summarise
 from flcog.commands.compare.table_csv import write_csv
@@ -21,7 +21,15 @@ def text(filled: Filled, spread: Spread) -> str:
     """The title, the table, the differences, the paper's figures, the notes, and a table for each of several settings."""
     found = {"Differences": difference_table(filled), "The paper": paper_table(filled)}
     settings = {column: markdown(*in_setting(filled, column, spread)) for column in filled.columns if _several(filled, column)}
-    parts = [filled.table.title, markdown(*summarise(filled, spread)), *_titled(found), *notes(filled, spread)]
+    table = filled.table
+    hypothesis = [f"Hypothesis, stated before the runs: {table.hypothesis}"] if table.hypothesis else []
+    parts = [
+        table.title,
+        *hypothesis,
+        markdown(*summarise(filled, spread)),
+        *_titled(found),
+        *notes(filled, spread),
+    ]
     return "\n\n".join([*parts, *_titled(settings)])
 
 
@@ -34,16 +42,16 @@ def _several(filled: Filled, column: str) -> bool:
     return len(filled.columns) > 1 and bool(filled.in_column(column))
 
 
-def report(table: Table, runs: Sequence[Cell], results: Sequence[Result], out: Path, spread: Spread) -> None:
-    """Print the filled table. If there are runs, write the table and its curves beside them."""
+def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -> None:
+    """Print the filled table. If there are results, write the table and its curves into the folder of the runs."""
     filled = Filled(table, results)
     said = text(filled, spread)
     print(f"\n{said}\n", flush=True)
-    if not out.is_dir():
+    if not results:
         return
     paths = [out / "table.md", out / "table.tex", out / "table.csv"]
     for path, content in zip(paths, (f"{said}\n", latex(filled, spread)), strict=False):
         with replacing(path, "w", OUT_REMEDY) as file:
             file.write(content)
     write_csv(filled, paths[-1])
-    print(", ".join(map(str, [*paths, *draw_curves(table, runs, out)])))
+    print(", ".join(map(str, [*paths, *draw_curves(table, results, out)])))

@@ -1,5 +1,6 @@
-"""REPRODUCED.md: every table and figure of the papers with its command, its deviations, the trained cells and the reproduced figures."""
+"""REPRODUCED.md: one line for each table and each other item of the papers, with its verdicts; deviations in a section of their own."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,37 +11,32 @@ from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Table, cells
 from flcog.commands.compare.results import Result
-from flcog.commands.compare.saved_results import read_results, results_of, seeds_run
+from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table_file import read_mapping, read_table
-from flcog.commands.compare.verdicts import NO, NOT_JUDGED, NOT_RUN, ONE_SEED, YES, Verdict, verdicts
+from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
 ITEM_KEYS = ("shows", "command", "deviations", "illustration")
-SAME, DIFFERS = "as in the paper", "differences"
-HEADER = ["", "shows", "command", "settings", "cells trained", "reproduced"]
+HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
 
 
 @dataclass(frozen=True)
 class Filling:
-    """A table's file, the number of its trained cells, and the verdicts on the published figures.
+    """A table's file with its finished runs and the verdicts on the published figures.
 
     Args:
         path: the file.
         table: its content.
-        done: the number of cells that have finished with exactly the table's settings.
-        total: the number of all cells.
-        added: additional arguments of other finished cells.
-        outdated: the number of cells that finished before the table was changed.
+        runs: the finished runs with exactly the table's settings.
+        total: the number of all runs of the table.
         verdicts: on the published figures.
     """
 
     path: Path
     table: Table
-    done: int
+    runs: Sequence[Result]
     total: int
-    added: tuple[str, ...]
-    outdated: int
     verdicts: Sequence[Verdict]
 
 
@@ -59,7 +55,7 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     fillings = [_filling(path, roots, saved) for path in paths]
     with replacing(page, "w") as file:
         file.write(page_text(papers, fillings))
-    run = sum(filling.done > 0 for filling in fillings)
+    run = sum(bool(filling.runs) for filling in fillings)
     print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
 
 
@@ -81,106 +77,100 @@ def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
 def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
     table = read_table(path)
     kept = saved / f"{path.stem}.csv"
-    results: list[Result] = []
+    whole: dict[str, Result] = {}
     for root in roots:
         out = root / path.stem
         with_seeds = replace(table, seeds=tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, kept)])))
         runs = cells(with_seeds, out, [])
         print_damage([run.damage for run in runs])
-        found = [*read_results(kept, runs), *results_of(with_seeds, runs, None)]
-        results += [result for result in found if result.finished]
-    whole = {result.name: result for result in results if not result.outdated and not result.arguments}
-    # Several columns may show figures of the same runs.
-    settings = {name: name if part.setting is None else part.setting for name, part in table.columns.items()}
-    return Filling(
-        path,
-        table,
-        done=len({(run.row, settings[run.column], run.seed) for run in whole.values() if run.seed in table.seeds}),
-        total=len(table.rows) * len(set(settings.values())) * len(table.seeds),
-        added=tuple(dict.fromkeys(result.arguments for result in results if result.arguments)),
-        outdated=len({result.name for result in results if result.outdated} - whole.keys()),
-        verdicts=verdicts(Filled(table, list(whole.values()))),
-    )
+        found = results_of(with_seeds, runs, kept)
+        whole |= {result.name: result for result in found if result.finished and not result.facts.other}
+    settings = {part.setting if part.setting is not None else name for name, part in table.columns.items()}
+    total = len(table.rows) * len(settings) * len(table.seeds)
+    return Filling(path, table, list(whole.values()), total, verdicts(Filled(table, list(whole.values()))))
 
 
 def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:
-    """Make the page: a table for each paper, followed by a numbered list of the differences from the paper."""
+    """Make the page: a line for each table, further items of the papers, and the numbered deviations."""
+    numbers: dict[str, int] = {}
+    known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
+    lines = []
+    for name, paper in papers.items():
+        lines += [_line(name, paper, filling, numbers) for filling in fillings if _items(name, paper, filling.table)]
+    own = [_line("", {"items": {}}, filling, numbers) for filling in fillings if not set(filling.table.reproduces) & known]
     parts = [
         "# Reproduced tables of the papers",
-        "`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. *Cells trained* "
-        "counts the cells of a table (method by setting by seed) that have finished with exactly the table's settings. A published figure "
-        "is *reproduced* if our confidence interval over seeds contains it, and a published gain if the interval of our paired difference "
-        "contains it and both have the same sign. One seed has no interval and reproduces nothing. `flcog compare TABLE --show` prints the "
-        "figures. The numbers in the column *settings* refer to the list below each table.",
+        "`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published "
+        "figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % "
+        "interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the "
+        "table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the list of deviations below.",
+        "\n".join(f"- **{name}**: {_link(name, paper)}" for name, paper in papers.items()),
+        *([markdown(HEADER, lines)] if lines else []),
+        *(["## Tables of our own", markdown(HEADER, own)] if own else []),
+        *_further_items(papers, fillings, numbers),
     ]
-    for name, paper in papers.items():
-        link = f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name)
-        numbers: dict[str, int] = {}
-        rows = [row for item, about in paper["items"].items() for row in _rows(name, item, about, fillings, numbers)]
-        parts += [f"## {name}", f"{link}", markdown(HEADER, rows)]
-        if numbers:
-            parts += ["Settings that differ from the paper, or that it does not state:", _listed(numbers)]
-    known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
-    others = [filling for filling in fillings if not set(filling.table.reproduces) & known]
-    if others:
-        parts += ["## Tables of our own", markdown(HEADER, [_row("", filling.table.title, filling, {}) for filling in others])]
+    if numbers:
+        listed = (f"{number}. {text[:1].upper()}{text[1:].rstrip('.')}." for text, number in numbers.items())
+        parts += ["## Deviations from the papers, and settings that they do not state", "\n".join(listed)]
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(
-    paper: str, item: str, about: Mapping[str, Any], fillings: Sequence[Filling], numbers: dict[str, int]
-) -> list[list[str]]:
-    """Make a row for each table that reproduces an item, or a row with the command that reproduces it."""
-    found = [filling for filling in fillings if f"{paper}, {item}" in filling.table.reproduces]
-    shows = str(about["shows"])
-    if found:
-        return [_row(item, shows, found[0], numbers), *(_row("", "", filling, numbers) for filling in found[1:])]
+def _link(name: str, paper: Mapping[str, Any]) -> str:
+    return f"[{paper['title']}]({paper['url']})" if paper.get("url") else str(paper.get("title", name))
+
+
+def _items(name: str, paper: Mapping[str, Any], table: Table) -> list[str]:
+    """The items of a paper that a table fills."""
+    return [item for item in paper["items"] if f"{name}, {item}" in table.reproduces]
+
+
+def _line(name: str, paper: Mapping[str, Any], filling: Filling, numbers: dict[str, int]) -> list[str]:
+    """The line of a table."""
+    table, runs = filling.table, filling.runs
+    items = _items(name, paper, table)
+    shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
+    settings = {column: column if part.setting is None else part.setting for column, part in table.columns.items()}
+    done = {(run.row, settings[run.column], run.seed) for run in runs if run.seed in table.planned}
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    date = max((run.facts.date for run in runs), default="")
+    shipped = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
+    stem = filling.path.stem
+    link = f"[{stem}](configs/tables/{filling.path.name})" if shipped else str(short(filling.path))
+    deviations = _numbers(table.deviations if table.reproduces else (), numbers)
+    return [name, ", ".join(items), shows, _counts(filling), f"{len(done)} / {filling.total}", seeds, date, link, deviations]
+
+
+def _counts(filling: Filling) -> str:
+    """The numbers of verdicts of each kind."""
+    marks = Counter(verdict.mark for verdict in filling.verdicts if verdict.mark != NOT_JUDGED)
+    first = [f"{marks.pop(mark)} {mark}" for mark in (REPRODUCED, CONTRADICTED, UNDECIDED) if mark in marks]
+    last = [f"{marks.pop(NOT_RUN)} {NOT_RUN}"] if NOT_RUN in marks else []
+    return ", ".join([*first, *(f"{count} {mark}" for mark, count in marks.items()), *last]) or "none"
+
+
+def _further_items(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling], numbers: dict[str, int]) -> list[str]:
+    """The items of the papers that no table fills, with their commands."""
+    filled = {item for filling in fillings for item in filling.table.reproduces}
+    rows = [
+        [name, item, str(about["shows"]), *_command(about, numbers)]
+        for name, paper in papers.items()
+        for item, about in paper["items"].items()
+        if f"{name}, {item}" not in filled
+    ]
+    if not rows:
+        return []
+    return ["## Other items of the papers", markdown(["paper", "item", "content", "command", "deviations"], rows)]
+
+
+def _command(about: Mapping[str, Any], numbers: dict[str, int]) -> list[str]:
     if about.get("illustration"):
-        return [[item, shows, "", "", "", "nothing to reproduce"]]
-    if "command" in about:
-        return [[item, shows, f"`{about['command']}`", _deviations(about.get("deviations", []), numbers), "", "by eye"]]
-    return [[item, shows, "none", "", "", NOT_RUN]]
+        return ["nothing to reproduce", ""]
+    command = f"`{about['command']}`" if "command" in about else "none"
+    return [command, _numbers(about.get("deviations", []), numbers)]
 
 
-def _row(item: str, shows: str, filling: Filling, numbers: dict[str, int]) -> list[str]:
-    deviations = _deviations(filling.table.deviations, numbers) if filling.table.reproduces else ""
-    ours = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
-    name = filling.path.stem if ours else short(filling.path)
-    return [item, shows, f"`flcog compare {name}`", deviations, _run(filling), _reproduced(filling)]
-
-
-def _deviations(deviations: Sequence[str], numbers: dict[str, int]) -> str:
-    """The numbers of the deviations. New deviations are added to ``numbers``."""
+def _numbers(deviations: Sequence[str], numbers: dict[str, int]) -> str:
+    """The numbers of deviations. New deviations are added to ``numbers``."""
     for text in deviations:
         numbers.setdefault(text.rstrip("."), len(numbers) + 1)
-    found = sorted(numbers[text.rstrip(".")] for text in deviations)
-    return f"{DIFFERS} {', '.join(map(str, found))}" if found else SAME
-
-
-def _listed(numbers: Mapping[str, int]) -> str:
-    return "\n".join(f"{number}. {text[:1].upper()}{text[1:]}." for text, number in numbers.items())
-
-
-def _run(filling: Filling) -> str:
-    text = f"{filling.done} / {filling.total}"
-    if filling.outdated:
-        text += f"; {filling.outdated} before the table was changed"
-    if filling.added:
-        text += "; others with " + " and with ".join(f"`{words}`" for words in filling.added)
-    return text
-
-
-def _reproduced(filling: Filling) -> str:
-    """The numbers of reproduced figures and gains."""
-    if filling.done == 0:
-        return NOT_RUN
-    judged = [verdict for verdict in filling.verdicts if verdict.marks[0] != NOT_JUDGED]
-    if not judged:
-        return "no published figures: see its table and curves"
-    marks = {
-        "figures": [verdict.marks[0] for verdict in judged],
-        "gains": [verdict.marks[1] for verdict in judged if len(verdict.marks) > 1],
-    }
-    known = {name: [mark for mark in given if mark in (YES, NO)] for name, given in marks.items()}
-    parts = [f"{given.count(YES)} of {len(given)} {name}" for name, given in known.items() if given]
-    return "; ".join([*parts, *(f"{count} {mark}" for mark in (ONE_SEED, NOT_RUN) if (count := marks["figures"].count(mark)))])
+    return ", ".join(str(number) for number in sorted(numbers[text.rstrip(".")] for text in deviations))

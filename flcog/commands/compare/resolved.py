@@ -2,11 +2,12 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import flcog
@@ -15,10 +16,19 @@ from flcog.commands.compare.plan import SPLIT_SEED, Cell
 
 Config = Mapping[str, Any]
 
+Settings = Mapping[str, Any]
+"""Settings by their dotted names."""
+
 WHERE_IT_LIES = ("default_root_dir", "logger", "resume_changed")
 """Options of the trainer without influence on the results."""
 WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "Summary")
 """Callbacks that add no columns to metrics.csv."""
+NO_SETTINGS = {
+    *("default_root_dir", "data_dir", "cache_dir", "directory", "download", "logger", "resume_changed", "profiler", "max_time"),
+    *("accelerator", "strategy", "devices", "num_nodes", "processes_per_device", "num_workers", "detect_anomaly"),
+    *("enable_progress_bar", "enable_checkpointing", "enable_model_summary"),
+}
+"""Last names of options that change no result: paths, devices, processes, threads and trackers."""
 
 
 class _Reader(CommandCLI):
@@ -33,19 +43,18 @@ class _Reader(CommandCLI):
 
 def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
     """The cells' configurations by name. Cells with an invalid command line are left out; their runs will report the error."""
-    read: dict[tuple[str, ...], Config | None] = {}
-    found = {}
-    for cell in cells:
-        words = tuple(cell.common_arguments)
-        if words not in read:
-            read[words] = _read(words)
-        config = read[words]
-        if config is not None:
-            found[cell.name] = _with_seed(config, cell)
-    return found
+    found = {cell.name: resolved(cell, cell.common_arguments) for cell in cells}
+    return {name: config for name, config in found.items() if config is not None}
 
 
-def _read(words: Sequence[str]) -> Config | None:
+def resolved(cell: Cell, words: Sequence[str]) -> Config | None:
+    """The configuration of a command line with the cell's seed; None for an invalid one."""
+    config = _read(tuple(words))
+    return None if config is None else _with_seed(config, cell)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(words: tuple[str, ...]) -> Config | None:
     """The configuration of ``flcog fit`` for a command line; None for an invalid one, without any output."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
@@ -65,6 +74,33 @@ def _with_seed(config: Config, cell: Cell) -> Config:
     if cell.varies_split:
         config["data"]["init_args"][SPLIT_SEED.removeprefix("data.")] = cell.seed
     return config
+
+
+def settings_of(config: Config) -> Settings:
+    """The settings that can change a result, with defaults and class paths.
+
+    Options that are off (null, false or empty) are left out, so that a new option does not change the settings of earlier runs.
+    """
+    kept = {name: value for name, value in config.items() if name in ("model", "data", "seed_everything")}
+    return dict(_flat({**kept, "trainer": {**config["trainer"], "callbacks": callbacks_of(config)}}, ""))
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in NO_SETTINGS:
+                yield from _flat(inner, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for place, inner in enumerate(value):
+            yield from _flat(inner, f"{name}.{place}")
+    elif value is not None and value is not False and value not in ("", [], ()):
+        yield name, value
+
+
+def digest(settings: Settings) -> str:
+    """Twelve hex digits, equal for equal settings; empty for unknown ones."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12] if settings else ""
 
 
 def callbacks_of(config: Config) -> list[Any]:

@@ -4,19 +4,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from flcog.commands.compare.facts import Facts, History
 from flcog.commands.compare.plan import Cell, Summary
-from flcog.commands.compare.settings_of_runs import added_arguments, is_outdated
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.core.waiting import DISTURBED, share_of_waiting
+from flcog.core.waiting import DISTURBED
 
 WAYS = ("up", "down")
-History = Sequence[Mapping[str, float]]
-"""The rows of a ``metrics.csv``."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +21,18 @@ class Result:
 
     Args:
         row, column, seed: its cell.
-        finished: whether all rounds are done.
+        finished: whether all rounds are done, or the run has diverged.
         rounds: the number of finished rounds.
         metric: the compared column; None if it was never evaluated.
-        scores: the best, the last, the mean of the last evaluations, and, with a validation set, the score in its best round.
-        averaged: the number of evaluations in this mean.
+        scores: the best, the last, the mean of the last evaluations, and, with a validation set, the score in its best round. A run that
+            has diverged has its last score in all of them.
+        facts: its costs and its origin.
+        averaged: the number of evaluations in the mean.
         deviation: their standard deviation; NaN for one evaluation.
-        targets: for each target of ``RoundsToTarget``, such as ``accuracy_0.8``, the rounds and the bytes until it was reached.
+        targets: for each target, such as ``accuracy_0.8``, the rounds and the bytes until it was reached.
         simulated: the simulated seconds until each of these targets, in runs with simulated time.
-        seconds: the time of all rounds, without evaluations.
-        acting_seconds: the mean time of the rounds with all of the arm's methods.
-        shared_rounds, shared_acting_rounds: the numbers of rounds, and of rounds with all methods, that another run trained and timed.
-        trunk: the arm of that run, or empty.
-        up_bytes: bytes from clients to server, including exchanges before the first round.
-        total_bytes: bytes in both directions.
-        waiting: the share of the rounds' time that the run's threads waited for a core that other programs used.
-        commit: the commit of the code.
-        arguments: options of the command that are not in the table.
-        outdated: whether the table has changed since the run.
+        diverged: whether its model became NaN or infinite.
+        history: its rows.
     """
 
     row: str
@@ -52,74 +42,63 @@ class Result:
     rounds: int
     metric: str | None
     scores: Mapping[Summary, float]
+    facts: Facts = field(default_factory=Facts)
     averaged: int = 0
     deviation: float = math.nan
     targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     simulated: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = math.nan
-    acting_seconds: float = math.nan
-    shared_rounds: int = 0
-    shared_acting_rounds: int = 0
-    trunk: str = ""
-    up_bytes: float = math.nan
-    total_bytes: float = math.nan
-    waiting: float = 0.0
-    commit: str = ""
-    arguments: str = ""
-    outdated: bool = False
+    diverged: bool = False
+    history: History = field(default=(), repr=False, compare=False)
 
     @property
     def disturbed(self) -> bool:
         """Whether its times are too long, because other programs used the same cores."""
-        return self.waiting > DISTURBED
+        return self.facts.waiting > DISTURBED
 
     @property
     def name(self) -> str:
         return " · ".join(part for part in (self.row, self.column, f"seed {self.seed}") if part)
 
 
-def result_of(cell: Cell, metric: str | None, last: int) -> Result | None:
-    """The result of a cell's run so far; None before the first round.
+def result_of(cell: Cell, history: History, facts: Facts, last: int, finished: bool) -> Result:
+    """The result of a cell.
 
     Args:
         cell: the cell.
-        metric: the compared column, or None for the run's main metric.
+        history: the rows of its run, or the rows of its evaluations.
+        facts: the run's costs and origin.
         last: the number of evaluations in the mean.
+        finished: whether the run has ended.
     """
-    history = cell.history()
-    if not history:
-        return None
-    about = cell.run.description if cell.run else {}
-    compared = compared_metric(metric, history)
+    compared = compared_metric(cell.metric, history)
     seen = [row for row in history if cell.until is None or row["round"] <= cell.until]
     values = [row[compared] for row in seen if compared in row] if compared else []
-    tail = values[-last:]
-    times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
-    acting, (shared, trunk) = _acting_rounds(about), _branch(about)
+    tail, diverged = values[-last:], facts.diverged or _ends_badly(seen, compared)
+    scores = _scores(compared, values, tail, seen) if compared and values else {}
     return Result(
         cell.row,
         cell.column,
         cell.seed,
-        finished=cell.finished,
-        rounds=int(history[-1]["round"]),
+        finished=finished,
+        rounds=facts.rounds,
         metric=compared if values else None,
-        scores=_scores(compared, values, tail, seen) if compared and values else {},
+        scores=dict.fromkeys(scores, scores["last"]) if diverged and scores else scores,
+        facts=facts,
         averaged=len(tail),
         deviation=standard_deviation(tail),
-        targets=_targets(history),
+        targets={**_targets(history), **_crossing(cell, compared, history)},
         simulated=_simulated(history),
-        seconds=sum(times.values()),
-        acting_seconds=_acting_seconds(times, acting),
-        shared_rounds=shared,
-        shared_acting_rounds=sum(acting[0] <= round <= min(acting[1], shared) for round in times),
-        trunk=trunk,
-        up_bytes=history[-1].get("comm/up_bytes_total", sum(row.get("comm/up_bytes", 0) for row in history)),
-        total_bytes=history[-1].get("comm/total_bytes", math.nan),
-        waiting=share_of_waiting(history),
-        commit=str(about.get("git_commit") or ""),
-        arguments=added_arguments(cell),
-        outdated=is_outdated(cell),
+        diverged=diverged,
+        history=history,
     )
+
+
+def _ends_badly(history: History, metric: str | None) -> bool:
+    """Whether the last evaluation has a score or a loss that is no finite number."""
+    if metric is None:
+        return False
+    last: Mapping[str, float] = next((row for row in reversed(history) if metric in row), {})
+    return any(not math.isfinite(last[name]) for name in (metric, "test/loss", "val/loss", "train/loss") if name in last)
 
 
 def compared_metric(metric: str | None, history: History) -> str | None:
@@ -175,24 +154,27 @@ def _targets(history: History) -> Mapping[str, tuple[float, float]]:
     }
 
 
-def _acting_rounds(about: Mapping[str, Any]) -> tuple[float, float]:
-    """The first and the last round in which all methods act. A run that does not name them counts with all rounds."""
-    acting = about.get("acting_rounds")
-    return (acting[0], acting[1]) if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
+def _crossing(cell: Cell, metric: str | None, history: History) -> Mapping[str, tuple[float, float]]:
+    """The rounds and bytes at which the curve crosses the column's target, as McMahan et al. (2017) read them.
 
-
-def _acting_seconds(times: Mapping[float, float], acting: tuple[float, float]) -> float:
-    """The mean time of these rounds."""
-    chosen = [seconds for round, seconds in times.items() if acting[0] <= round <= acting[1]]
-    return statistics.fmean(chosen) if chosen else math.nan
-
-
-def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
-    """The number of rounds from the run that it branched from, and the arm of that run; 0 and an empty text without one."""
-    branch = about.get("branch")
-    if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
-        return 0, ""
-    return branch["round"], Path(str(branch.get("run"))).parent.parent.name
+    The curve is made monotone (each point is the best so far) and interpolated between evaluations.
+    """
+    if cell.target is None or metric is None:
+        return {}
+    sign = -1 if lower_is_better(metric) else 1
+    before: tuple[float, float, float] | None = None
+    for row in history:
+        if metric not in row or math.isnan(row[metric]):
+            continue
+        now = (sign * row[metric], row["round"], row.get("comm/total_bytes", math.nan))
+        if now[0] >= sign * cell.target:
+            before = before or now
+            share = 1.0 if now[0] == before[0] else (sign * cell.target - before[0]) / (now[0] - before[0])
+            rounds, sent = (before[i] + share * (now[i] - before[i]) for i in (1, 2))
+            return {f"{metric.removeprefix('test/').replace('/', '_')}_{cell.target:g}": (rounds, sent)}
+        # A lower point later in the run becomes the best so far, at its own round.
+        before = (max(now[0], before[0]) if before else now[0], now[1], now[2])
+    return {}
 
 
 def percent_scale(results: Sequence[Result]) -> float:
@@ -217,14 +199,10 @@ def check_metric(results: Sequence[Result], cells: Sequence[Cell]) -> None:
     """Refuse a metric that no finished run of its columns has logged."""
     for metric in dict.fromkeys(cell.metric for cell in cells if cell.metric):
         columns = {cell.column for cell in cells if cell.metric == metric}
-        _check_logged(metric, [result for result in results if result.column in columns], cells)
-
-
-def _check_logged(metric: str, results: Sequence[Result], cells: Sequence[Cell]) -> None:
-    if not any(result.finished for result in results) or any(result.metric for result in results):
-        return
-    logged = sorted({name for cell in cells if cell.finished for row in cell.history() for name in row})
-    raise ValueError(
-        f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "
-        f"nothing is run twice"
-    )
+        found = [result for result in results if result.column in columns]
+        if any(result.finished for result in found) and not any(result.metric for result in found):
+            logged = sorted({name for result in found if result.finished for row in result.history for name in row})
+            raise ValueError(
+                f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "
+                f"nothing is run twice"
+            )

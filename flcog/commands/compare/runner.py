@@ -18,6 +18,9 @@ from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.writer_lock import WriterLock, without_advice
 
+NOT_FINITE = "is NaN or infinite"
+"""A part of the error of a run whose model has diverged."""
+
 LOOK_EVERY = 1.0
 """Seconds between two checks whether a run that waits for another's rounds can begin."""
 
@@ -120,6 +123,9 @@ class Runner:
         else:
             lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
             cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
+            if NOT_FINITE in cell.error and cell.history():
+                cell.files.mark_finished(cell.identity, diverged=True)
+                cell.error = None
 
 
 def _can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:

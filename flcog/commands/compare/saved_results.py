@@ -1,128 +1,196 @@
-"""A table's results in one file, with a line for each finished run. It replaces run directories that no longer exist."""
+"""A table's results in one CSV file, with a line for each run: every evaluation, the costs and the origin. It replaces run directories."""
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
-from flcog.commands.compare.plan import Cell, Summary, Table, cells
-from flcog.commands.compare.results import Result, result_of
-from flcog.commands.compare.settings_of_runs import digest
+from flcog.commands.compare.facts import Facts, History, facts_of
+from flcog.commands.compare.plan import Cell, Table, apart, cells
+from flcog.commands.compare.resolved import digest
+from flcog.commands.compare.results import Result, compared_metric, result_of
+from flcog.commands.compare.settings_of_runs import table_settings
 from flcog.core.files import write_table
 
-TEXTS = ("row", "column", "metric", "commit", "arguments")
-WHOLE = ("seed", "rounds", "averaged")
-SHARED = ("shared_rounds", "shared_acting_rounds", "trunk")
-"""Columns of files with a run that shares rounds."""
-LOAD = "waiting"
-"""A column of files with a run that waited for cores."""
-NUMBERS = ("deviation", "seconds", "acting_seconds", "up_bytes", "total_bytes")
-SUMMARIES: Sequence[Summary] = get_args(Summary)
-COLUMNS, SURPLUS = (*TEXTS, *WHOLE, *NUMBERS, *SUMMARIES, "settings"), "surplus"
-ROUNDS_TO, BYTES_TO, SIMULATED_TO = "rounds_to_", "bytes_to_", "simulated_seconds_to_"
+FORMAT = 2
+"""Raised if the columns change."""
+
+PLACE = ("table", "format", "row", "setting", "seed")
+FACTS = {field.name: type(field.default) for field in fields(Facts) if field.name != "other"}
+ROUND, MISSING = "round", "-"
+"""The column with the rounds of the evaluations, and the mark for a metric that an evaluation lacks."""
+
+ALWAYS = ("test/loss", "val/loss", "train/loss", "comm/up_bytes_total", "comm/total_bytes", "time/simulated")
+ALWAYS_LIKE = ("to_", "val/acc")
+"""Metrics, and beginnings of their names, that are kept for each evaluation beside the table's own."""
+
+Key = tuple[str, str, int]
+"""Row, setting and seed."""
 
 
-def write_results(path: Path, results: Sequence[Result], runs: Sequence[Cell]) -> int:
-    """Write the finished runs into a file, and keep its lines of other rows, columns and seeds. Returns the number of finished runs.
+class Record(NamedTuple):
+    """A finished run: its evaluations, and the facts about it."""
+
+    history: History
+    facts: Facts
+
+
+def write_results(path: Path, table: Table, runs: Sequence[Cell]) -> int:
+    """Write the finished runs with the table's settings into a file, and keep its lines of other cells. Returns their number.
 
     Args:
         path: the file, such as results/fedcog.csv.
-        results: the results of ``runs``.
-        runs: the table's cells.
+        table: the table.
+        runs: its cells.
     """
-    digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
-    new = {_key(result): _line(result, digests[_key(result)]) for result in results if result.finished and not result.outdated}
-    kept = {_key(result): line for result, line in _lines(path) if _key(result) not in new}
-    lines = sorted([*kept.values(), *new.values()], key=lambda line: (line["column"], line["row"], int(line["seed"])))
-    columns = [*TEXTS[:2], "seed", *(name for line in lines for name in line)]
+    metrics = {cell.metric for cell in runs if cell.metric}
+    new = {}
+    for cell in apart([cell for cell in runs if cell.finished and cell.run]):
+        if cell.run and not (facts := facts_of(cell, cell.run)).other:
+            facts = replace(facts, diverged=result_of(cell, cell.history(), facts, table.last, finished=True).diverged)
+            new[cell.row, cell.setting, cell.seed] = _line(table.name, cell, Record(cell.history(), facts), metrics)
+    kept = {key: line for _, key, line in _lines(path, table) if key not in new}
+    lines = sorted([*kept.values(), *new.values()], key=lambda line: (line["setting"], line["row"], int(line["seed"])))
     if new:
-        write_table(path, lines, list(dict.fromkeys(columns)))
+        write_table(path, lines, list(dict.fromkeys([*PLACE, *FACTS, ROUND, *(name for line in lines for name in line)])))
     return len(new)
-
-
-def read_results(path: Path, runs: Sequence[Cell]) -> list[Result]:
-    """Read the results of a table's cells from a file. If the table or the compared metric has changed, they are outdated."""
-    metrics = {(cell.row, cell.column, cell.seed): cell.metric for cell in runs}
-    digests = {(cell.row, cell.column, cell.seed): digest(cell) for cell in runs}
-    found = ((result, digests.get(_key(result)), line["settings"]) for result, line in _lines(path))
-    return [
-        replace(result, outdated=now != then or metrics[_key(result)] not in (None, result.metric))
-        for result, now, then in found
-        if now
-    ]
 
 
 def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
     """The results of the cells, from their runs or else from the file of saved results."""
-    kept = {_key(result): result for result in (read_results(saved, runs) if saved else [])}
-    found = [result_of(cell, cell.metric, table.last) or kept.get((cell.row, cell.column, cell.seed)) for cell in runs]
-    return [result for result in found if result]
+    kept = read_results(saved, table, runs) if saved else {}
+    found = []
+    for cell in runs:
+        run, record = cell.run, kept.get((cell.row, cell.setting, cell.seed))
+        if run is not None and run.rows:
+            found.append(result_of(cell, run.rows, facts_of(cell, run), table.last, cell.finished))
+        elif record is not None:
+            found.append(result_of(cell, record.history, record.facts, table.last, finished=True))
+    return found
+
+
+def last_result(cell: Cell) -> Result | None:
+    """The result of a cell's own run; None before the first round."""
+    run = cell.run
+    return None if run is None or not run.rows else result_of(cell, run.rows, facts_of(cell, run), 1, cell.finished)
+
+
+def read_results(path: Path, table: Table, runs: Sequence[Cell]) -> dict[Key, Record]:
+    """Read the saved results of the cells. A line that belongs to another table or to other settings is an error."""
+    wanted, found = {(cell.row, cell.setting, cell.seed): cell for cell in runs}, {}
+    for number, key, line in _lines(path, table):
+        if key not in wanted:
+            continue
+        now = digest(table_settings(wanted[key]))
+        if line["settings"] != now:
+            raise _error(
+                path, number, f"its settings {line['settings']!r} are not the table's, {now!r}: the table or a default changed"
+            )
+        found[key] = _record(path, number, line)
+    return found
 
 
 def seeds_run(table: Table, out: Path, saved: Path) -> tuple[int, ...]:
     """The seeds of all runs of the table's arms."""
     folders = {cell.folder.parent for cell in cells(table, out, [])}
     names = {path.name.removeprefix("seed") for folder in folders for path in folder.glob("seed*")}
-    parts = {(row, column) for row in table.rows for column in table.columns}
-    kept = {result.seed for result, _ in _lines(saved) if (result.row, result.column) in parts}
+    kept = {seed for _, (row, _, seed), _ in _lines(saved, table) if row in table.rows}
     return tuple(sorted(kept | {int(name) for name in names if name.isdigit()}))
 
 
-def _key(result: Result) -> tuple[str, str, int]:
-    return result.row, result.column, result.seed
+def _line(table: str, cell: Cell, record: Record, metrics: set[str]) -> dict[str, Any]:
+    history = [row for row in record.history if any(name in row for name in _main(cell, record.history, metrics))]
+    kept = [name for name in dict.fromkeys(name for row in history for name in row) if _is_kept(name, cell, history, metrics)]
+    line = {"table": table, "format": FORMAT, "row": cell.row, "setting": cell.setting, "seed": cell.seed}
+    line |= {name: value for name, value in asdict(record.facts).items() if name in FACTS}
+    # A value that is not finite tells of a run that has diverged, and of nothing else.
+    shown = [{name: value for name, value in row.items() if record.facts.diverged or math.isfinite(value)} for row in history]
+    line |= {name: " ".join(_text(row.get(name)) for row in shown) for name in (ROUND, *kept)}
+    return {name: "" if value != value or value is False else value for name, value in line.items()}
 
 
-def _line(result: Result, settings: str) -> dict[str, Any]:
-    plain = {name: getattr(result, name) for name in (*TEXTS[:2], "seed", "rounds", "metric", "averaged", *NUMBERS)}
-    line = plain | {summary: result.scores.get(summary, math.nan) for summary in SUMMARIES}
-    for target, (rounds, sent) in result.targets.items():
-        line |= {f"{ROUNDS_TO}{target}": rounds, f"{BYTES_TO}{target}": sent}
-    line |= {f"{SIMULATED_TO}{target}": seconds for target, seconds in result.simulated.items()}
-    line |= {name: getattr(result, name) for name in SHARED if result.shared_rounds}
-    line |= {LOAD: result.waiting} if result.disturbed else {}
-    line |= {"commit": result.commit, "arguments": result.arguments, "settings": settings}
-    return {name: "" if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}
+def _main(cell: Cell, history: History, metrics: set[str]) -> list[str]:
+    """The metrics whose evaluations are kept."""
+    return [name for name in (*metrics, compared_metric(cell.metric, history)) if name]
 
 
-def _lines(path: Path) -> list[tuple[Result, Mapping[str, str]]]:
-    """The results in the file, with their lines. Empty if there is no file."""
+def _is_kept(name: str, cell: Cell, history: History, metrics: set[str]) -> bool:
+    twins = [f"val/{metric.removeprefix('test/')}" for metric in _main(cell, history, metrics)]
+    return name in (*_main(cell, history, metrics), *twins, *ALWAYS) or name.startswith(ALWAYS_LIKE)
+
+
+def _text(value: float | None) -> str:
+    return MISSING if value is None else f"{int(value)}" if float(value).is_integer() else repr(value)
+
+
+def _lines(path: Path, table: Table) -> Iterator[tuple[int, Key, dict[str, str]]]:
+    """The lines of the file with their numbers and cells; nothing if there is no file. Any fault is an error of one line."""
     if not path.is_file():
-        return []
+        return
+    seen: dict[Key, int] = {}
+    for number, line in enumerate(_read(path), start=2):
+        if line["table"] != table.name or line["format"] != str(FORMAT):
+            raise _error(
+                path, number, f"table {line['table']!r} in format {line['format']}; expected {table.name!r} in format {FORMAT}"
+            )
+        if line["row"] not in table.all_rows or line["setting"] not in table.all_settings:
+            raise _error(path, number, f"the table has no row {line['row']!r} with the setting {line['setting']!r}")
+        if not line["seed"].isdigit():
+            raise _error(path, number, f"the seed must be a whole number; got {line['seed']!r}")
+        key = (line["row"], line["setting"], int(line["seed"]))
+        if key in seen:
+            raise _error(path, number, f"row {seen[key]} has the same run, {key[0]} · {key[1]} · seed {key[2]}")
+        seen[key] = number
+        yield number, key, line
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    surplus = "surplus"
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True, restkey=SURPLUS)
-            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-                raise ValueError(f"no column {missing[0]}")
-            return [(_result(line), line) for line in reader]
-    except (UnicodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+            reader = csv.DictReader(file, strict=True, restkey=surplus, restval="")
+            lines = list(reader)
+            missing = [name for name in (*PLACE, *FACTS, ROUND) if name not in (reader.fieldnames or ())]
+    except (UnicodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it again with --save-results") from None
+    if missing:
+        raise ValueError(f"{path}, row 1: no column {missing[0]}: write it again with --save-results")
+    for number, line in enumerate(lines, start=2):
+        if surplus in line:
+            raise _error(path, number, "too many values")
+    return lines
 
 
-def _result(line: Mapping[str, str]) -> Result:
-    if SURPLUS in line:
-        raise ValueError(f"too many values for {line['row']}")
-    given: dict[str, Any] = {name: line[name] for name in TEXTS} | {"metric": line["metric"] or None}
-    given |= {name: int(line[name]) for name in WHOLE}
-    given |= {name: int(line[name]) if name != "trunk" else line[name] for name in SHARED if line.get(name)}
-    given |= {name: _number(line[name]) for name in NUMBERS}
-    given |= {LOAD: float(line[LOAD])} if line.get(LOAD) else {}
-    scores = {summary: _number(line[summary]) for summary in SUMMARIES}
-    targets = {
-        name.removeprefix(ROUNDS_TO): (_number(value), _number(line[name.replace(ROUNDS_TO, BYTES_TO)]))
-        for name, value in line.items()
-        if name.startswith(ROUNDS_TO) and value
-    }
-    known = {name: score for name, score in scores.items() if not math.isnan(score)}
-    simulated = {
-        name.removeprefix(SIMULATED_TO): _number(value) for name, value in line.items() if name.startswith(SIMULATED_TO) and value
-    }
-    return Result(**given, finished=True, scores=known, targets=targets, simulated=simulated)
+def _record(path: Path, number: int, line: Mapping[str, str]) -> Record:
+    try:
+        facts = Facts(**{name: _fact(line[name], kind) for name, kind in FACTS.items()})
+        series = {name: text.split(" ") for name, text in line.items() if text and name not in (*PLACE, *FACTS)}
+        count = len(series.get(ROUND, []))
+        if wrong := next((name for name, texts in series.items() if len(texts) != count), None):
+            raise ValueError(f"{wrong} has {len(series[wrong])} values for {count} rounds")
+        history = [
+            {name: float(texts[place]) for name, texts in series.items() if texts[place] != MISSING} for place in range(count)
+        ]
+        if count == 0 or [row[ROUND] for row in history] != sorted({row[ROUND] for row in history}):
+            raise ValueError("its rounds must rise, and there must be one at least")
+        bad = [name for row in history for name, value in row.items() if not math.isfinite(value)]
+        if bad and not facts.diverged:
+            raise ValueError(f"{bad[0]} has a value that is not finite, though the run has not diverged")
+    except (KeyError, ValueError) as error:
+        raise _error(path, number, str(error)) from None
+    return Record(history, facts)
 
 
-def _number(text: str) -> float:
+def _fact(text: str, kind: type) -> Any:
+    if kind is not float:
+        return bool(text) if kind is bool else kind(text or 0) if kind is int else text
     number = float(text) if text else math.nan
     if text and not math.isfinite(number):
         raise ValueError(f"{text} is no figure of a run")
     return number
+
+
+def _error(path: Path, number: int, text: str) -> ValueError:
+    return ValueError(f"{path}, row {number}: {text}. Delete the row, or write it again with --save-results")

@@ -53,4 +53,4 @@ def saving(filled: Filled, row: str, column: str) -> Saving | None:
 
 def _needed(run: Result, target: str) -> tuple[float, float]:
     """Rounds and bytes until the target, or until the end of a run that missed it."""
-    return run.targets.get(target, (run.rounds, run.total_bytes))
+    return run.targets.get(target, (run.rounds, run.facts.total_bytes))

@@ -1,52 +1,63 @@
-"""The settings of a cell's run: from the table, from the command line, and whether the table has changed since."""
+"""The settings of a cell's run, compared with the table's: both with all defaults, so that a changed number in any file is noticed."""
 
-import hashlib
-import json
-import shlex
 from collections.abc import Sequence
 
-from flcog.commands.compare.folder import ARGUMENTS, Option, options_of
 from flcog.commands.compare.plan import Cell
-from flcog.core.masking import masked_command
-
-NO_SETTING = (
-    "--trainer.default_root_dir",
-    "--trainer.logger",
-    "--trainer.accelerator",
-    "--trainer.devices",
-    "--trainer.processes_per_device",
-    "--data.data_dir",
-)
-"""Options for the folders and devices of a run, which do not change its results."""
+from flcog.commands.compare.resolved import Settings, class_of, resolved, settings_of
 
 
-def _settings(arguments: Sequence[str]) -> list[Option]:
-    return [option for option in options_of(arguments) if option[0] not in NO_SETTING]
+def table_settings(cell: Cell) -> Settings:
+    """The table's own settings for a cell; empty for an invalid table, whose runs report the error."""
+    return _settings(cell, cell.common_arguments[: len(cell.common_arguments) - len(cell.extra)])
 
 
-def _own(cell: Cell) -> list[Option]:
-    added = _settings(cell.extra)
-    return [option for option in _settings(cell.arguments) if option not in added]
+def asked_settings(cell: Cell) -> Settings:
+    """The table's settings with the user's own arguments."""
+    return _settings(cell, cell.common_arguments)
 
 
-def digest(cell: Cell) -> str:
-    """A digest of the table's own settings for a cell, which changes with the table."""
-    return hashlib.sha256(json.dumps(_own(cell)).encode()).hexdigest()[:12]
+def run_settings(cell: Cell) -> Settings:
+    """The settings of a cell's run, without the methods that it carries for other runs; empty without a ``config.yaml``."""
+    folder = cell.files.source
+    config = dict(folder.own_run.config) if folder.own_run else {}
+    if "trainer" not in config:
+        return {}
+    callbacks = list(config["trainer"].get("callbacks") or [])
+    for carried in map(class_of, folder.carried):
+        place = max((place for place, part in enumerate(callbacks) if class_of(part) == carried), default=None)
+        callbacks = [part for i, part in enumerate(callbacks) if i != place]
+    return settings_of({**config, "trainer": {**config["trainer"], "callbacks": callbacks}})
 
 
-def added_arguments(cell: Cell) -> str:
-    """The options of the command that ran the cell, without the table's own settings."""
-    own = _own(cell)
-    added = [word for option in _earlier(cell) or () if option not in own for word in option]
-    return " ".join(shlex.split(masked_command(added)))
+def differences(ours: Settings, table: Settings) -> str:
+    """The settings that differ: "trainer.rounds 5 instead of 20"."""
+    names = [name for name in dict.fromkeys([*ours, *table]) if ours.get(name) != table.get(name)]
+    return ", ".join(f"{name} {_shown(ours.get(name))} instead of {_shown(table.get(name))}" for name in names)
 
 
-def is_outdated(cell: Cell) -> bool:
-    """Whether the table has changed since the cell was run."""
-    earlier = _earlier(cell)
-    return earlier is not None and any(option not in earlier for option in _own(cell))
+def other_settings(cell: Cell) -> str:
+    """The settings of a cell's run that are not the table's; empty if it has exactly the table's settings."""
+    ours, table = run_settings(cell), table_settings(cell)
+    return differences(ours, table) if ours and table else "" if not ours and not table else "unknown settings"
 
 
-def _earlier(cell: Cell) -> list[Option] | None:
-    words = cell.files.read(ARGUMENTS)
-    return _settings([str(word) for word in words]) if isinstance(words, list) else None
+def check_settings(cell: Cell) -> None:
+    """Refuse a folder whose run has other settings than the command. A note about another folder's run is deleted in this case."""
+    ours, asked = run_settings(cell), asked_settings(cell)
+    if not ours or not asked or ours == asked:
+        return
+    if cell.files.source != cell.files:
+        cell.files.forget_same_run()
+        return
+    raise ValueError(
+        f"{cell.folder} holds this arm with other settings ({differences(ours, asked)}): choose another --out, or delete it"
+    )
+
+
+def _settings(cell: Cell, words: Sequence[str]) -> Settings:
+    config = resolved(cell, words)
+    return settings_of(config) if config is not None else {}
+
+
+def _shown(value: object) -> str:
+    return "(none)" if value is None else str(value)

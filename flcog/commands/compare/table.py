@@ -11,6 +11,7 @@ from flcog.commands.compare.plan import Summary
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.results import Result, number, standard_deviation
 from flcog.commands.compare.savings import saving
+from flcog.core.speed import comparable
 from flcog.core.text import human, seconds
 
 Spread = Literal["std", "sem", "interval"]
@@ -71,13 +72,16 @@ IN_ALL = "sent in all"
 
 def _cost_columns(filled: Filled, settings: str) -> list[Column]:
     return [
-        (f"total time{settings}", lambda row: _time(filled, row, lambda run: run.seconds, lambda run: run.shared_rounds)),
+        (
+            f"total time{settings}",
+            lambda row: _time(filled, row, lambda run: run.facts.seconds, lambda run: run.facts.shared_rounds),
+        ),
         (
             "time of an acting round",
-            lambda row: _time(filled, row, lambda run: run.acting_seconds, lambda run: run.shared_acting_rounds),
+            lambda row: _time(filled, row, lambda run: run.facts.acting_seconds, lambda run: run.facts.shared_acting_rounds),
         ),
-        ("sent up", lambda row: _sent(_runs(filled, row), lambda result: result.up_bytes)),
-        (IN_ALL, lambda row: _sent(_runs(filled, row), lambda result: result.total_bytes)),
+        ("sent up", lambda row: _sent(_runs(filled, row), lambda result: result.facts.up_bytes)),
+        (IN_ALL, lambda row: _sent(_runs(filled, row), lambda result: result.facts.total_bytes)),
     ]
 
 
@@ -108,7 +112,14 @@ def score_text(filled: Filled, row: str, column: str, summary: Summary, spread: 
         return ""
     deviation = spread_of(filled, row, column, summary, spread)
     text = number(statistics.fmean(values)) + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
+    text += diverged_text(filled, row, column)
     return text if len(values) == len(filled.table.seeds) else f"{text} (n = {len(values)})"
+
+
+def diverged_text(filled: Filled, row: str, column: str) -> str:
+    """ " (1 of 3 diverged)"; empty if no seed has diverged."""
+    count = filled.diverged(row, column)
+    return f" ({count} of {len(filled.of(row, column))} diverged)" if count else ""
 
 
 def spread_of(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> float:
@@ -141,7 +152,7 @@ def _rounds_to(target: str, results: Sequence[Result]) -> str:
     reached = [result.targets[target] for result in results if target in result.targets]
     if len(reached) < len(results):
         most = max(result.rounds for result in results if target not in result.targets)
-        return f"> {most}" + (f" ({len(results) - len(reached)} of {len(results)} seeds)" if reached else "")
+        return f"> {most} ({len(reached)} of {len(results)} seeds reached it)"
     rounds, sent = (statistics.fmean(values) for values in zip(*reached, strict=True))
     simulated = [result.simulated[target] for result in results if target in result.simulated]
     seconds = f", {statistics.fmean(simulated):,.0f} s simulated" if len(simulated) == len(results) else ""
@@ -171,6 +182,7 @@ def _published_columns(filled: Filled, column: str) -> list[Column]:
 
 _PUBLISHED = {
     "score": "published",
+    "gain": "published gain",
     "rounds": "published rounds",
     "seconds": "published time",
     "bytes": "published bytes",
@@ -186,6 +198,7 @@ def figure_text(figure: Figure, quantity: str) -> str:
     """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %"."""
     writers: dict[str, Callable[[float], str]] = {
         "score": number,
+        "gain": lambda value: f"{value:+.2f}",
         "rounds": _rounds,
         "seconds": seconds,
         "bytes": human,
@@ -209,17 +222,25 @@ DISTURBED = " †"
 
 def _time(filled: Filled, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
     """The mean over runs, and its ratio to the first row's in common settings and seeds."""
-    ours, first = (
-        {(run.column, run.seed): of(run) for run in _runs(filled, name)} for name in (row, next(iter(filled.table.rows)))
+    runs, others = (
+        {(run.column, run.seed): run for run in _runs(filled, name) if of(run) > 0}
+        for name in (row, next(iter(filled.table.rows)))
     )
-    ours, first = ({key: value for key, value in times.items() if value > 0} for times in (ours, first))
-    if not ours:
+    if not runs:
         return ""
-    common = [key for key in ours if key in first]
-    ratio = f"{sum(ours[key] for key in common) / sum(first[key] for key in common):.2f} " if common else ""
-    runs = _runs(filled, row)
-    marks = SHARED * any(map(shared, runs)) + DISTURBED * any(run.disturbed for run in runs)
-    return f"{ratio}({seconds(statistics.fmean(ours.values()))}){marks}"
+    common = [key for key in runs if key in others]
+    equally_fast = common and all(have_comparable_times(runs[key], others[key]) for key in common)
+    ratio = f"{sum(of(runs[key]) for key in common) / sum(of(others[key]) for key in common):.2f} " if equally_fast else ""
+    marks = SHARED * any(map(shared, runs.values())) + DISTURBED * any(run.disturbed for run in runs.values())
+    return f"{ratio}({seconds(statistics.fmean(map(of, runs.values())))}){marks}"
+
+
+def have_comparable_times(ours: Result, theirs: Result) -> bool:
+    """Whether the machine was equally fast during two runs, and no other program took their cores. Without measurements: no."""
+    if ours is theirs:
+        return not ours.disturbed
+    same = ours.facts.machine == theirs.facts.machine and comparable(ours.facts.calibration, theirs.facts.calibration)
+    return same and not ours.disturbed and not theirs.disturbed
 
 
 def _sent(runs: Sequence[Result], of: Callable[[Result], float]) -> str:

@@ -19,7 +19,9 @@ Line = dict[str, str | float]
 
 def write_csv(filled: Filled, path: Path) -> None:
     """Write the file. ``*_std`` is the standard deviation over seeds, ``*_low`` and ``*_high`` are the ends of a confidence interval."""
-    judged = {(verdict.row, verdict.column, verdict.quantity): verdict for verdict in verdicts(filled)}
+    judged: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts(filled):
+        judged.setdefault((verdict.row, verdict.column), []).append(verdict)
     lines = []
     for column in filled.columns:
         comparisons = filled.comparisons(column)
@@ -30,8 +32,8 @@ def write_csv(filled: Filled, path: Path) -> None:
                 line |= {"against": found.against, "pairs": found.difference.count, "difference": found.difference.mean}
                 line |= {"difference_low": found.difference.low, "difference_high": found.difference.high}
                 line |= {"p": found.difference.p, "p_holm": found.p_holm}
-            for quantity in filled.table.published.get(row, {}).get(column, {}):
-                line |= _published(judged[row, column, quantity])
+            for verdict in judged.get((row, column), []):
+                line |= _published(verdict)
             lines.append({name: _text(value) for name, value in line.items()})
     write_table(path, lines, _in_order(lines), OUT_REMEDY)
 
@@ -39,6 +41,7 @@ def write_csv(filled: Filled, path: Path) -> None:
 def _scores(filled: Filled, row: str, column: str) -> Line:
     results = filled.of(row, column)
     line: Line = {"row": row, "column": column, "seeds": len(results), "finished": sum(result.finished for result in results)}
+    line["diverged"] = filled.diverged(row, column)
     line["metric"] = next((result.metric for result in results if result.metric), "")
     line["in_percent"] = int(filled.is_percent(column))
     for summary in NAMES:
@@ -62,11 +65,11 @@ def _costs(results: list[Result]) -> Line:
         if simulated := [result.simulated[target] for result in results if target in result.simulated]:
             line[f"simulated_seconds_to_{target}"] = statistics.fmean(simulated)
     costs = {
-        "seconds": [result.seconds for result in results],
-        "seconds_of_an_acting_round": [result.acting_seconds for result in results],
-        "rounds_timed_in_another_run": [result.shared_rounds or math.nan for result in results],
-        "up_bytes": [result.up_bytes for result in results],
-        "total_bytes": [result.total_bytes for result in results],
+        "seconds": [result.facts.seconds for result in results],
+        "seconds_of_an_acting_round": [result.facts.acting_seconds for result in results],
+        "rounds_timed_in_another_run": [result.facts.shared_rounds or math.nan for result in results],
+        "up_bytes": [result.facts.up_bytes for result in results],
+        "total_bytes": [result.facts.total_bytes for result in results],
     }
     known = {name: [value for value in values if not math.isnan(value)] for name, values in costs.items()}
     return line | {name: statistics.fmean(values) for name, values in known.items() if values}
@@ -90,9 +93,9 @@ def _published(verdict: Verdict) -> Line:
         line[f"{name}_std"] = verdict.published.spread
     if verdict.published.beyond:
         line[f"{name}_is_a_lower_bound"] = 1
-    if verdict.gain is not None:
-        line[f"{name}_difference"] = verdict.gain[1]
-    return line | {f"{name}_reproduced": verdict.mark}
+    if verdict.interval is not None:
+        line |= {f"{name}_difference_low": verdict.interval[0], f"{name}_difference_high": verdict.interval[1]}
+    return line | {f"{name}_verdict": verdict.shown}
 
 
 def _text(value: str | float) -> str:

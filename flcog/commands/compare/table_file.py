@@ -83,12 +83,15 @@ class _TableFile:
                 raise ValueError(
                     f"{name} in {self.path} must be the name of a further column; {value[name]!r} is a column already"
                 )
+        if value["margin"] is not None and not value["reason"]:
+            raise ValueError(f"{self.path} has margin {value['margin']}: give the reason for it under reason")
         if value["reproduces"] and "deviations" not in self.content:
             raise ValueError(f"{self.path} has reproduces: list the differences from the paper under deviations, [] for none")
         named = [*columns, *(value[name] for name in further)]
         plain = ("metric", "last", "confidence", "summary", "over_rounds", "average", "worst", "trunks")
         return Table(
             str(value["title"] or self.path.stem),
+            self.path.stem,
             self._part({key: value[key] for key in ("configs", "arguments")}, "the table"),
             rows,
             columns,
@@ -96,8 +99,18 @@ class _TableFile:
             published=read_published(value["published"], rows, named, self.path),
             against=self._against(rows),
             varies_split=SPLIT in value["vary"],
+            margins=value["margin"]
+            if isinstance(value["margin"], dict)
+            else {"score": value["margin"]}
+            if value["margin"]
+            else {},
+            planned=tuple(dict.fromkeys(value["seeds"])),
+            exploratory=tuple(value["exploratory"]),
+            **{name: value[name] for name in ("reason", "trials", "hypothesis")},
             reproduces=tuple(value["reproduces"]),
             deviations=tuple(value["deviations"]),
+            all_rows=frozenset([*rows, *flcog.callbacks.BOUNDS]),
+            all_settings=frozenset(name if part.setting is None else part.setting for name, part in columns.items()),
             **{name: value[name] for name in plain},
         )
 

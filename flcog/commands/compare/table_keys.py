@@ -62,6 +62,13 @@ def _is_metric(value: Any) -> bool:
     return known and summary in SUMMARIES and is_whole(round) and round > 0
 
 
+def _wrong_margins(value: Any) -> bool:
+    margins = value if isinstance(value, dict) else {"score": value}
+    numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in margins.values())
+    known = not margins.keys() - {"score", "rounds", "saved"}
+    return not known or not numbers or any(not number > (name == "rounds") for name, number in margins.items())
+
+
 FLAG = Kind(lambda value: isinstance(value, bool), "be true or false")
 TEXT = Kind(lambda value: isinstance(value, str), "be text")
 TEXTS = Kind(are_texts, "be a list of texts")
@@ -75,6 +82,10 @@ METRICS = Kind(
 )
 SUMMARY = Kind(lambda value: value in SUMMARIES, f"be {' or '.join(SUMMARIES)}")
 COUNT = Kind(lambda value: is_whole(value) and value > 0, "be a whole number of evaluations, at least 1")
+MARGIN = Kind(
+    lambda value: not _wrong_margins(value),
+    "be points above 0, such as 1.5, or {score: 1.5, rounds: 1.3, saved: 5} with points above 0 and, for rounds, a ratio above 1",
+)
 SHARE = Kind(_is_share, "lie between 0 and 1, such as 0.95")
 
 KEYS = {
@@ -111,6 +122,16 @@ KEYS = {
         "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., bytes: ..., "
         'saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached'
     ),
+    "margin": Key(
+        "the largest difference from the paper that reproduces a figure, in points; or {score: points, rounds: ratio, saved: points}. "
+        "It needs a reason, and is fixed before the runs",
+        None,
+        MARGIN,
+    ),
+    "reason": Key("the reason for the margin and the summary", "", TEXT),
+    "trials": Key("the paper's number of trials, by whose square root its ± is divided; 1 if the paper does not say", 1, COUNT),
+    "exploratory": Key("seeds that had been seen before the margin was fixed; verdicts on them are marked", [], SEEDS),
+    "hypothesis": Key("the hypothesis that was stated before the runs, shown below the title", "", TEXT),
     "reproduces": Key('["PAPER, Table 1"], the tables and figures of papers that it reproduces', [], TEXTS),
     "deviations": Key(
         "a sentence for each difference from the paper, or setting that the paper does not state; [] for none", [], TEXTS

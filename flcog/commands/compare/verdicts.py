@@ -1,24 +1,53 @@
-"""Whether a paper's figures are reproduced.
+"""Whether a paper's figures are reproduced, contradicted or undecided, by a rule that the table fixes before its runs.
 
-A published score is reproduced if our interval contains it: the confidence interval of the mean over our seeds, widened by half a unit of
-the last digit that the paper prints (0.005 for 73.07, half a round). A published *gain* is the difference of two published scores. It is
-reproduced if our interval of the difference, paired by seed, contains it and our mean difference has the same sign. A wide interval
-contains many figures, so each mark comes with its interval. One seed has no interval and no mark. Bytes do not depend on random draws: they
-are reproduced within one per cent. The saved per cent of the bytes to a target is judged like scores. Seconds depend on the machine, and
-have no mark. Runs with other settings than the table's are shown and not judged.
+The rule is two one-sided tests. Let d be our mean minus the published figure. A figure is *reproduced* if the 90 % interval of d lies
+within ± the table's margin, *contradicted* if the 95 % interval of d lies wholly outside the margin, and *undecided* otherwise. A wide
+interval therefore decides nothing. The variance of d is the variance of our mean plus the paper's own: its printed ± (divided by the
+square root of the paper's number of trials, if the table states it), and our variance over splits if our seeds draw splits, because the
+paper used one split or does not say. The degrees of freedom are Welch's, with the paper's ± as known.
+
+Gains over the compared row are the primary figures, because arms share seeds and splits. A gain is reproduced only if our paired
+interval also excludes 0. Its margin is at most half of the published gain. Rounds to a target are compared as log ratios; the margin is
+a ratio, and a seed that missed the target counts as a lower bound. No verdict is shown before all seeds of the table have finished. An
+arm with a diverged seed, and runs with other settings than the table's, are not judged. Bytes do not depend on random draws: they are
+reproduced within one per cent. Seconds depend on the machine and are not judged.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scipy import special
+
 from flcog.commands.compare.filled import Filled
-from flcog.commands.compare.paired import Difference, Estimate, estimate
+from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.savings import saving
 
-NOT_RUN, ONE_SEED, NO, YES, NOT_JUDGED, OTHER = "not run", "one seed", "no", "yes", "not judged", "other settings"
+REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
+NOT_RUN, NOT_JUDGED, NO_MARGIN, DIVERGED, OTHER = "not run", "not judged", "no margin", "diverged", "other settings"
+BYTES_AGREE = 0.01
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Our figure minus the published one, with its intervals.
+
+    Args:
+        narrow: the 90 % interval, for the two one-sided tests.
+        wide: the 95 % interval.
+    """
+
+    narrow: Interval
+    wide: Interval
+
+    def mark(self, margin: float) -> str:
+        """The verdict with this margin."""
+        if -margin <= self.narrow[0] and self.narrow[1] <= margin:
+            return REPRODUCED
+        return CONTRADICTED if self.wide[0] > margin or self.wide[1] < -margin else UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -26,12 +55,13 @@ class Verdict:
     """A published figure beside ours.
 
     Args:
-        row, column, quantity: its place.
+        row, column, quantity: its place. A gain is the difference from the compared row.
         published: the paper's figure.
-        ours: the mean over finished seeds; None for rounds to a target that some seed missed.
+        ours: the mean over the table's seeds; None for rounds to a target that some seed missed.
         text: our result if it is no number.
-        gain: our difference from the compared row, and the paper's; None if either is unknown.
-        marks: for the figure, and for the gain if it is known.
+        interval: the 95 % interval of ours minus the published figure, for rounds of their ratio; None without one.
+        mark: the verdict, or the reason for its absence.
+        exploratory: whether a seed was seen before the rule was fixed.
     """
 
     row: str
@@ -40,122 +70,170 @@ class Verdict:
     published: Figure
     ours: Estimate | None
     text: str
-    gain: tuple[Difference, float] | None
-    marks: tuple[str, ...]
+    interval: Interval | None
+    mark: str
+    exploratory: bool = False
 
     @property
-    def mark(self) -> str:
-        """Both marks in one or two words: "yes", "gain only", "no", "one seed"."""
-        figure, *gain = self.marks
-        if not gain or gain[0] == figure:
-            return figure
-        return {(YES, NO): "figure only", (NO, YES): "gain only"}.get((figure, gain[0]), figure)
+    def shown(self) -> str:
+        """The verdict, with a note on seeds that were seen before."""
+        judged = self.mark in (REPRODUCED, CONTRADICTED, UNDECIDED)
+        return f"{self.mark} (exploratory)" if judged and self.exploratory else self.mark
+
+
+def judge(ours: Estimate, confidence: float, published: float, error: float = 0.0, over_splits: bool = False) -> Judged:
+    """Compare our mean with a published figure.
+
+    Args:
+        ours: our mean with its interval.
+        confidence: of this interval.
+        published: the figure.
+        error: the standard error of the published figure, which counts as known.
+        over_splits: whether to add our variance over seeds, which draw splits, to the variance of the published figure.
+    """
+    difference, freedom = ours.mean - published, float(ours.count - 1)
+    per_mean = (ours.half / float(special.stdtrit(freedom, (1 + confidence) / 2))) ** 2
+    own = per_mean * (1 + over_splits * ours.count)
+    variance = own + error**2
+    freedom = 1e9 if own == 0 else min(1e9, variance**2 / (own**2 / freedom))
+    halves = [float(special.stdtrit(freedom, quantile)) * math.sqrt(variance) for quantile in (0.95, 0.975)]
+    narrow, wide = ((difference - half, difference + half) for half in halves)
+    return Judged(narrow, wide)
 
 
 def verdicts(filled: Filled) -> list[Verdict]:
-    """The verdicts on all published figures."""
-    return [
+    """The verdicts on all published figures, gains first."""
+    found = [
         _verdict(filled, row, column, quantity, figure)
         for column in filled.columns
         for row, cells in filled.table.published.items()
-        for quantity, figure in cells.get(column, {}).items()
+        for quantity, figure in _with_gain(filled, row, column).items()
+        if quantity != "gain" or cells.get(column)
     ]
+    return sorted(found, key=lambda verdict: verdict.quantity != "gain")
+
+
+def _with_gain(filled: Filled, row: str, column: str) -> dict[Quantity, Figure]:
+    """The published figures of a cell, with the gain over the compared row if the paper has both scores."""
+    published, against = filled.table.published, filled.table.against[row]
+    figures = dict(published[row].get(column, {}))
+    other = published.get(against, {}).get(column, {}).get("score")
+    mine = figures.get("score")
+    if mine is not None and other is not None and row != against and "gain" not in figures:
+        spreads = [figure.spread for figure in (mine, other) if figure.spread is not None]
+        error = math.hypot(*spreads) if spreads else None
+        figures["gain"] = Figure(mine.value - other.value, error, rounding=mine.rounding + other.rounding)
+    return figures
 
 
 def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: Figure) -> Verdict:
-    runs = [result for result in filled.of(row, column) if result.finished]
-    gain = _gain(filled, row, column) if quantity == "score" else None
-    if quantity == "rounds":
-        ours, text, mark = _rounds(runs, figure, filled.table.confidence)
-    elif quantity == "saved":
-        ours, text, mark = _saved(filled, row, column, runs, figure)
-    else:
-        ours, text = _ours(filled, row, column, quantity, runs), ""
-        mark = _mark(ours, figure, quantity)
-    if _have_other_settings(runs):
-        mark = OTHER
-    marks: tuple[str, ...] = (mark,)
-    if gain is not None:
-        other = mark == OTHER or _have_other_settings(filled.of(filled.table.against[row], column))
-        # Each of the two published scores was rounded.
-        marks = (mark, OTHER if other else _gain_mark(*gain, 2 * figure.rounding))
-    return Verdict(row, column, quantity, figure, ours, text, gain, marks)
+    table, runs = filled.table, [result for result in filled.of(row, column) if result.finished]
+    concerned = runs + ([*filled.of(table.against[row], column)] if quantity in ("gain", "saved") else [])
+    ours, text, judged = _compared(filled, row, column, quantity, figure)
+    mark = _reason(filled, row, column, quantity, concerned)
+    if not mark and quantity == "bytes" and ours is not None:
+        mark = REPRODUCED if abs(ours.mean - figure.value) <= BYTES_AGREE * figure.value else CONTRADICTED
+    margin = _margin(filled, quantity, figure)
+    if not mark and margin is None:
+        mark = NOT_JUDGED if quantity == "gain" and figure.value == 0 and table.margins else NO_MARGIN
+    if not mark and margin is not None:
+        mark = judged.mark(margin + figure.rounding * (quantity != "rounds")) if judged else UNDECIDED
+        if quantity == "rounds":
+            mark = _with_bounds(mark, figure, judged, margin, all(run.targets for run in runs))
+        if quantity == "gain" and mark == REPRODUCED and ours is not None and ours.low <= 0 <= ours.high:
+            mark = UNDECIDED
+    interval = None if judged is None else judged.wide
+    if interval is not None and quantity == "rounds":
+        interval = (math.exp(interval[0]), math.exp(interval[1]))
+    seen = any(run.seed in table.exploratory for run in runs)
+    return Verdict(row, column, quantity, figure, ours, text, interval, mark, seen)
 
 
-def _have_other_settings(runs: Sequence[Result]) -> bool:
-    """Whether runs had other settings than the table's, so that they cannot reproduce the paper's figures."""
-    return any(run.arguments or run.outdated for run in runs)
-
-
-def _ours(filled: Filled, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> Estimate:
-    if quantity == "score":
-        return filled.estimate(row, column)
-    found = [run.seconds if quantity == "seconds" else run.total_bytes for run in runs]
-    return estimate([value for value in found if not math.isnan(value)], filled.table.confidence)
-
-
-def _mark(ours: Estimate, figure: Figure, quantity: Quantity) -> str:
-    if ours.count == 0:
+def _reason(filled: Filled, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> str:
+    """The reason against a verdict; empty if there is none."""
+    planned, arms = set(filled.table.planned), [row]
+    if quantity in ("gain", "saved"):
+        arms.append(filled.table.against[row])
+    done = [{run.seed for run in filled.of(arm, column) if run.finished} & planned for arm in arms]
+    if not filled.of(row, column) or not done[0]:
         return NOT_RUN
     if quantity == "seconds":
         return NOT_JUDGED
+    if any(run.facts.other for run in runs):
+        return OTHER
+    if any(run.diverged for run in runs):
+        return DIVERGED
+    least = min(map(len, done))
     if quantity == "bytes":
-        return YES if abs(ours.mean - figure.value) <= 0.01 * figure.value else NO
-    if ours.count == 1:
-        return ONE_SEED
-    return YES if abs(ours.mean - figure.value) <= ours.half + figure.rounding else NO
+        return ""
+    if least < len(planned) or len(planned) < 2:
+        return f"{least} of {len(planned)} seeds" if least < len(planned) else "one seed"
+    return ""
 
 
-def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, str]:
-    """Rounds to a target: our mean, or a text if a seed missed the target, and the mark."""
+def _margin(filled: Filled, quantity: Quantity, figure: Figure) -> float | None:
+    """The margin of a quantity; None if the table has none. It is a logarithm for rounds, and at most half of a published gain."""
+    margin = filled.table.margins.get("score" if quantity == "gain" else quantity)
+    if margin is None:
+        return None
+    if quantity == "gain":
+        return min(margin, abs(figure.value) / 2) or None
+    return math.log(margin) if quantity == "rounds" else margin
+
+
+def _compared(
+    filled: Filled, row: str, column: str, quantity: Quantity, figure: Figure
+) -> tuple[Estimate | None, str, Judged | None]:
+    """Our figure, its text if it is no number, and its difference from the published one."""
+    table = filled.table
+    runs = [run for run in filled.of(row, column) if run.finished and run.seed in table.planned]
+    trials, splits = math.sqrt(table.trials), table.varies_split
+    if quantity == "rounds":
+        return _rounds(runs, figure, table.confidence)
+    if quantity == "saved":
+        found = saving(filled, row, column)
+        if found is None or not found.percent.count:
+            missed = [run for run in runs if not run.targets]
+            text = f"target not reached ({len(missed)} of {len(runs)} seeds)" if missed else ""
+            return None if missed else estimate([], table.confidence), text, None
+        ours = found.percent
+        if found.beyond or figure.beyond:
+            return (None, f"> {ours.mean:.1f} %", None) if found.beyond else (ours, "", None)
+    elif quantity == "gain":
+        comparison = filled.comparisons(column).get(row)
+        ours = estimate([], table.confidence) if comparison is None else comparison.difference
+    elif quantity == "score":
+        ours = filled.estimate(row, column)
+    else:
+        values = [run.facts.seconds if quantity == "seconds" else run.facts.total_bytes for run in runs]
+        return estimate([value for value in values if not math.isnan(value)], table.confidence), "", None
+    if ours.count < 2:
+        return ours, "", None
+    return ours, "", judge(ours, table.confidence, figure.value, (figure.spread or 0) / trials, splits)
+
+
+def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, Judged | None]:
+    """Rounds to a target, compared as log ratios. A seed that missed the target counts with its last round, a lower bound."""
     targets = {target for run in runs for target in run.targets}
     if len(targets) > 1:
-        return None, f"{len(targets)} targets", NOT_JUDGED
-    reached = [run.targets[target][0] for run in runs for target in targets if target in run.targets]
-    if runs and len(reached) < len(runs):
-        short = min(run.rounds for run in runs if not run.targets)
-        text = f"> {short} ({len(runs) - len(reached)} of {len(runs)} seeds)"
-        agree = figure.beyond and not reached and short >= figure.value
-        return None, text, ONE_SEED if len(runs) == 1 else YES if agree else NO
-    ours = estimate(reached, confidence)
-    if figure.beyond and ours.count > 1:
-        return ours, "", YES if ours.mean > figure.value else NO
-    return ours, "", _mark(ours, figure, "rounds")
+        return None, f"{len(targets)} targets", None
+    (target,) = targets or {""}
+    reached = [run.targets[target][0] for run in runs if target in run.targets]
+    needed = [run.targets[target][0] if target in run.targets else run.rounds for run in runs]
+    logs = estimate([math.log(value) for value in needed], confidence)
+    judged = judge(logs, confidence, math.log(figure.value)) if logs.count > 1 else None
+    if len(reached) < len(runs):
+        short = min(run.rounds for run in runs if target not in run.targets)
+        return None, f"> {short} ({len(reached)} of {len(runs)} seeds reached it)", judged
+    return estimate(reached, confidence), "", judged
 
 
-def _saved(filled: Filled, row: str, column: str, runs: Sequence[Result], figure: Figure) -> tuple[Estimate | None, str, str]:
-    """The saved per cent of bytes: our mean, or a text if it is no number, and the mark."""
-    found, missed = saving(filled, row, column), [run for run in runs if not run.targets]
-    if found is None or not found.percent.count:
-        said = f"target not reached ({len(missed)} of {len(runs)} seeds)" if missed else ""
-        ours = None if missed else estimate([], filled.table.confidence)
-        return ours, said, NOT_RUN if not missed else ONE_SEED if len(runs) == 1 else NO
-    ours, slack = found.percent, figure.rounding
-    text = f"> {ours.mean:.1f} %" if found.beyond else ""
-    if ours.count == 1:
-        mark = ONE_SEED
-    elif figure.beyond:  # both are lower bounds: a smaller bound of ours does not contradict the paper
-        mark = YES if ours.mean >= figure.value - slack else NOT_JUDGED if found.beyond else NO
-    elif found.beyond:
-        mark = NO if ours.mean > figure.value + slack else NOT_JUDGED
-    else:
-        mark = _mark(ours, figure, "saved")
-    return None if found.beyond else ours, text, mark
-
-
-def _gain(filled: Filled, row: str, column: str) -> tuple[Difference, float] | None:
-    """Our difference and the paper's. None unless the paper has both scores and both rows have runs."""
-    comparison = filled.comparisons(column).get(row)
-    if comparison is None:
-        return None
-    figures = [filled.table.published.get(name, {}).get(column, {}).get("score") for name in (row, comparison.against)]
-    if figures[0] is None or figures[1] is None:
-        return None
-    return comparison.difference, figures[0].value - figures[1].value
-
-
-def _gain_mark(ours: Difference, published: float, rounding: float) -> str:
-    if ours.count == 1:
-        return ONE_SEED
-    inside = abs(ours.mean - published) <= ours.half + rounding
-    return YES if inside and ours.mean * published >= 0 else NO
+def _with_bounds(mark: str, figure: Figure, judged: Judged | None, margin: float, reached: bool) -> str:
+    """The verdict on rounds if ours or the paper's are only lower bounds."""
+    if judged is None or (reached and not figure.beyond):
+        return mark
+    if figure.beyond and judged.narrow[0] >= -margin:
+        return REPRODUCED
+    if figure.beyond and judged.wide[1] < -margin and reached:
+        return CONTRADICTED
+    return CONTRADICTED if not figure.beyond and judged.wide[0] > margin else UNDECIDED

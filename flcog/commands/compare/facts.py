@@ -1,0 +1,111 @@
+"""The facts about a run beside its evaluations: its costs, and its origin (code, machine, command, settings)."""
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flcog import SavedRun
+from flcog.commands.compare.plan import Cell
+from flcog.commands.compare.resolved import digest
+from flcog.commands.compare.settings_of_runs import other_settings, run_settings
+from flcog.core.speed import speed_of
+from flcog.core.waiting import share_of_waiting
+
+History = Sequence[Mapping[str, float]]
+"""The rows of a ``metrics.csv``."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The costs of a run and its origin.
+
+    Args:
+        rounds: the number of finished rounds.
+        seconds: the time of all rounds, without evaluations.
+        acting_seconds: the mean time of the rounds with all of the arm's methods.
+        shared_rounds, shared_acting_rounds: the numbers of rounds, and of rounds with all methods, that another run trained and timed.
+        trunk: the arm of that run, or empty.
+        up_bytes: bytes from clients to server, including exchanges before the first round.
+        total_bytes: bytes in both directions.
+        waiting: the share of the rounds' time that the run's threads waited for a core that other programs used.
+        calibration: the mean seconds of a fixed piece of work during the run, which measures the machine's speed; NaN if unknown.
+        diverged: whether the run ended because its model became NaN or infinite.
+        version, commit: of flcog; the commit is empty if flcog was not run from a clone.
+        machine: the machine's system and number of processors.
+        date: the day on which the run began.
+        command: the command of the run.
+        settings: the digest of its settings.
+        other: the settings that are not the table's, or empty.
+    """
+
+    rounds: int = 0
+    seconds: float = math.nan
+    acting_seconds: float = math.nan
+    shared_rounds: int = 0
+    shared_acting_rounds: int = 0
+    trunk: str = ""
+    up_bytes: float = math.nan
+    total_bytes: float = math.nan
+    waiting: float = 0.0
+    calibration: float = math.nan
+    diverged: bool = False
+    version: str = ""
+    commit: str = ""
+    machine: str = ""
+    date: str = ""
+    command: str = ""
+    settings: str = ""
+    other: str = ""
+
+
+def facts_of(cell: Cell, run: SavedRun) -> Facts:
+    """The facts about a cell's run so far."""
+    history, about = run.rows, run.description
+    times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
+    acting, (shared, trunk) = _acting_rounds(about), _branch(about)
+    day = re.match(r"(\d{4})(\d\d)(\d\d)-", run.directory.name)
+    machine = about.get("machine") or {}
+    return Facts(
+        rounds=int(history[-1]["round"]),
+        seconds=sum(times.values()),
+        acting_seconds=_acting_seconds(times, acting),
+        shared_rounds=shared,
+        shared_acting_rounds=sum(acting[0] <= round <= min(acting[1], shared) for round in times),
+        trunk=trunk,
+        up_bytes=history[-1].get("comm/up_bytes_total", sum(row.get("comm/up_bytes", 0) for row in history)),
+        total_bytes=history[-1].get("comm/total_bytes", math.nan),
+        waiting=share_of_waiting(history),
+        calibration=speed_of(history),
+        diverged=cell.files.source.diverged,
+        version=str((about.get("packages") or {}).get("flcog") or ""),
+        commit=str(about.get("flcog_commit") or ""),
+        machine=", ".join(f"{name} {value}" for name, value in machine.items()),
+        date="-".join(day.groups()) if day else "",
+        command=str(about.get("command") or ""),
+        settings=digest(run_settings(cell)),
+        other=other_settings(cell),
+    )
+
+
+def _acting_rounds(about: Mapping[str, Any]) -> tuple[float, float]:
+    """The first and the last round in which all methods act. A run that does not name them counts with all rounds."""
+    acting = about.get("acting_rounds")
+    return (acting[0], acting[1]) if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
+
+
+def _acting_seconds(times: Mapping[float, float], acting: tuple[float, float]) -> float:
+    """The mean time of these rounds."""
+    chosen = [seconds for round, seconds in times.items() if acting[0] <= round <= acting[1]]
+    return statistics.fmean(chosen) if chosen else math.nan
+
+
+def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
+    """The number of rounds from the run that it branched from, and the arm of that run; 0 and an empty text without one."""
+    branch = about.get("branch")
+    if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
+        return 0, ""
+    return branch["round"], Path(str(branch.get("run"))).parent.parent.name
