@@ -11,11 +11,20 @@ import torch
 from harness import make_trainer
 
 import flcog
-from flcog.callbacks import Availability, DiurnalAvailability, PoissonSampling, PowerOfChoice, RoundRobin, UniformSelection
+from flcog.callbacks import (
+    Availability,
+    DiurnalAvailability,
+    OverSelect,
+    PoissonSampling,
+    PowerOfChoice,
+    RoundRobin,
+    SystemModel,
+    UniformSelection,
+)
 from flcog.callbacks.selection.availability import _trace
 from flcog.core.randomness import make_rng
 from flcog.datamodules import RandomData
-from flcog.method import ClientPool, Selection
+from flcog.method import ClientPool, Method, Selection
 
 MILLION = 10**6
 DIURNAL = DiurnalAvailability(hours=12, spread=8)
@@ -57,11 +66,12 @@ def test_other_selections_with_availability(method: Selection) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_of_a_million_clients() -> None:
+@pytest.mark.parametrize("clock", [[], [SystemModel(spread="log-normal"), OverSelect()]], ids=["plain", "clock"])
+def test_a_round_of_a_million_clients(clock: list[Method]) -> None:
     peaks = []
     for number in (MILLION // 100, MILLION):
         options: dict[str, Any] = {"precision": "32-true", "local_steps": 1, "clients_per_round": 20}
-        trainer = make_trainer(None, PoissonSampling(), DIURNAL, **options)
+        trainer = make_trainer(None, PoissonSampling(), DIURNAL, *clock, **options)
         data = RandomData(shape=[2], num_samples=number, num_test_samples=0, num_clients=number, batch_size=1)
         trainer.prepare(flcog.Classifier(torch.nn.Linear(2, 10), partial(torch.optim.SGD, lr=0.1)), data)
         trainer.train_round()
