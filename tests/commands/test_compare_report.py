@@ -579,8 +579,8 @@ def test_every_table_of_ours_is_reported(path: Path, tmp_path: Path) -> None:
     given = with_scores(replace(read_table(path), seeds=(0, 1, 2)))
     table, said = given.table, text(given, "std")
     assert said.startswith(table.title) and not re.search(r"\b(nan|inf)\b", said)
-    marks = [verdict.marks[0] for verdict in verdicts(given) if verdict.quantity == "score" and verdict.column in table.columns]
-    assert set(marks) <= {"no margin", "reproduced", "undecided", *(f"3 of {count} seeds" for count in (4, 5, 6)), "one seed"}
+    marks = [verdict.mark for verdict in verdicts(given) if verdict.quantity == "score" and verdict.column in table.columns]
+    assert "contradicted" not in marks and "not run" not in marks
     assert latex(given, "interval").count(r"\\") == len(table.rows) + 1
     write_csv(given, tmp_path / "table.csv")
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + len(table.rows) * len(given.columns)
