@@ -43,9 +43,10 @@ class OnDevice(torch.Tensor):
     def __new__(cls, here: Tensor) -> "OnDevice":
         if here.dtype == torch.float64 and not _has_float64:
             raise TypeError("the device has no float64")
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, here.size(), strides=here.stride(), dtype=here.dtype, device=torch.device(NAME, 0)
-        )
+        with torch.inference_mode(False):  # wrappers of inference tensors are not made in inference mode
+            made = torch.Tensor._make_wrapper_subclass(
+                cls, here.size(), strides=here.stride(), dtype=here.dtype, device=torch.device(NAME, 0)
+            )
         made.here = here
         return made
 

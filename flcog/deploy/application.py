@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flcog.core.files import write_yaml
+from flcog.core.files import replacing, write_yaml
 from flcog.core.masking import masked
 from flcog.deploy.objects import CONFIG, SERVER
 
@@ -72,10 +72,11 @@ def write_app(folder: Path, config: Mapping[str, Any], clients: int, nodes: int)
     package = folder / PACKAGE
     package.mkdir(parents=True, exist_ok=True)
     names = {"package": PACKAGE, "node": NODE, "clients": clients, "nodes": nodes}
-    (folder / "pyproject.toml").write_text(PROJECT.format(**names))
-    (package / "__init__.py").write_text("")
-    for side in ("server", "client"):
-        (package / f"{side}_app.py").write_text(MODULE.format(side=side))
+    texts = {folder / "pyproject.toml": PROJECT.format(**names), package / "__init__.py": ""}
+    texts |= {package / f"{side}_app.py": MODULE.format(side=side) for side in ("server", "client")}
+    for path, text in texts.items():
+        with replacing(path, "w") as file:
+            file.write(text)
     write_yaml(package / CONFIG, {name: value for name, value in config.items() if name != "data"})
     write_yaml(package / SERVER, {"data": config["data"]})
     write_yaml(folder / NODE, {"data": config["data"]})

@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from flcog.core.files import replacing
+
 DAYS = 30
 """Certificates are valid for this number of days."""
 
@@ -22,7 +24,8 @@ def make_certificates(folder: Path) -> None:
     root = _builder(issuer, issuer, authority).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     leaf = _builder(subject, issuer, key).add_extension(hosts, critical=False)
     for name, builder in (("ca.crt", root), ("server.pem", leaf)):
-        (folder / name).write_bytes(builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        with replacing(folder / name) as file:
+            file.write(builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
     _write_key(folder / "server.key", key, serialization.PrivateFormat.PKCS8)
 
 
@@ -31,7 +34,8 @@ def make_node_key(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     _write_key(path, key, serialization.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public)
+    with replacing(path.with_suffix(".pub")) as file:
+        file.write(public)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -48,5 +52,5 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    with replacing(path, permissions=0o600) as file:
+        file.write(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))

@@ -158,6 +158,20 @@ def _is_experiment(value: Any) -> bool:
 
 Entries = dict[str, tuple[str, Callable[[Any], bool]]]
 
+
+def _is_choice(value: Any) -> bool:
+    """Whether this is None or an executor's choice as the session stores it: [name, clients at once, compiled or how]."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, list)
+        and len(value) in (2, 3)
+        and _is_text(value[0])
+        and _is_count(value[1])
+        and (len(value) == 2 or isinstance(value[2], bool | str))
+    )
+
+
 RUN: Entries = {
     "round": ("a number of rounds done", _is_count),
     "seconds": ("simulated seconds, at least 0", lambda value: type(value) is float and 0 <= value < math.inf),
@@ -172,6 +186,8 @@ RUN: Entries = {
     "ledger": ("bytes up and down by content", _is_ledger),
     "exchanged": ("digests by method", _by(_is_text, _is_text)),
     "experiment": ("what the run was", _is_experiment),
+    "executor": ("an executor's name, its number of clients at once and whether it compiles, or None", _is_choice),
+    "chosen_for": ("the executor and the kind of device that it was chosen for", _list_of(_is_text)),
     "observers": ("each observer's state", _by(_is_text, _by(_is_text, _is_state))),
     "until": ("each method's work so far", _by(_is_text, _is_state)),
     "branch": ("the run that it branched from, or None", lambda value: value is None or _by(_is_text, _is_state)(value)),
@@ -179,7 +195,7 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"seconds", "messages", "exchanged", "experiment", "frozen", "until", "branch", "run_id"}
+LATER = {"executor", "chosen_for", "seconds", "messages", "exchanged", "experiment", "frozen", "until", "branch", "run_id"}
 """Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

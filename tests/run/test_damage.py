@@ -121,6 +121,7 @@ def test_whatever_stands_where_something_else_belongs_no_traceback_follows(run: 
     [
         (("round",), -1, r"round must be a number of rounds done; it holds -1: the file is damaged or was changed"),
         (("round",), 2.0, r"round must be a number of rounds done; it holds 2\.0"),
+        (("executor",), torch.tensor(math.nan), r"executor must be an executor's name, its number of clients at once .* or None; it holds"),
         (("params", "model.1.bias"), torch.full((8,), math.nan), r"parameter model\.1\.bias has NaN or infinite values"),
         (("params", "model.1.bias"), torch.zeros(8, dtype=torch.int64), r"model\.1\.bias is torch\.int64 there, torch\.float64 here"),
         (("params", "model.1.bias"), torch.zeros(9), r"model\.1\.bias is \(9,\) there, \(8,\) here"),
