@@ -44,6 +44,7 @@ def pages_of_the_root() -> None:
     names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")} | {"README.md": "index.md"}
     for name, page in names.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        text = re.sub(r"\[([\w-]+)\]\(configs/tables/[\w-]+\.yaml\)", r"`\1`", text)  # the site has no configs
         for other, target in names.items():
             text = re.sub(rf"\]\({other}(#[^)]*)?\)", rf"]({target}\1)", text)
         write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))

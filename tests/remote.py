@@ -39,7 +39,7 @@ def make_runtime(
     from contracts.test_remote import EXTRA
 
     chosen = CASES[case]
-    trainer = make_trainer(None, chosen.method, *EXTRA[methods], **chosen.options)
+    trainer = make_trainer(None, *chosen.beside, chosen.method, *EXTRA[methods], **chosen.options)
     in_force.close()
     in_force.enter_context(trainer.settings.in_force())
     data = TinyData(**held_out) if held_out else chosen.data()
@@ -132,7 +132,10 @@ def connected(
     from contracts.registry import CASES
 
     case = CASES[name]
-    trainer, count = make_trainer(root, *methods, **(case.options | options)), (data or case.data)().federation.num_clients
+    trainer, count = (
+        make_trainer(root, *case.beside, *methods, **(case.options | options)),
+        (data or case.data)().federation.num_clients,
+    )
     held_out = data.keywords if isinstance(data, partial) else {}
     for k, host in enumerate(hosts):
         host.send("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))

@@ -76,7 +76,8 @@ def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:
     rows = [k for k, client in enumerate(reply.clients) if client in clients]
     if len(rows) == len(reply.clients):
         return reply
-    envelope = pytree.tree_map(lambda value: value[rows], reply.envelope)
+    index = torch.tensor(rows, dtype=torch.int64)
+    envelope = pytree.tree_map(lambda value: value.index_select(0, index.to(value.device)), reply.envelope)
     own, masked, plain = ([values[k] for k in rows] for values in (reply.clients, reply.masked_bytes, reply.masked_plain_bytes))
     return reply._replace(clients=own, envelope=envelope, masked_bytes=masked, masked_plain_bytes=plain)
 
