@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import clipped
-from flcog.core.checks import at_least
+from flcog.callbacks.robust.parts import ToleratesAttackers, clipped
 from flcog.core.types import Slot
 from flcog.method import Cohort, UploadChange, UploadMatrix
 
 
 @dataclass(frozen=True)
-class AdaptiveRobustClipping(UploadChange):
+class AdaptiveRobustClipping(ToleratesAttackers, UploadChange):
     """Shortens the longest uploads to the length of the next longest one, before the rule acts.
 
     ::
@@ -32,16 +31,6 @@ class AdaptiveRobustClipping(UploadChange):
         >>> AdaptiveRobustClipping(f=1).change(rows, {}, None, None)[0].values.T
         tensor([[ 1.,  2., -2.]])
     """
-
-    f: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "f")
-
-    @property
-    def least(self) -> int:
-        return 2 * self.f + 1
 
     def change(
         self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]

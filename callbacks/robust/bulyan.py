@@ -9,11 +9,11 @@ from flcog.callbacks.robust.coordinate_median import weighted_median
 from flcog.callbacks.robust.krum import scores
 from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, distances
 from flcog.core.types import Slot
-from flcog.method import UploadMatrix
+from flcog.method import UploadAggregator, UploadMatrix
 
 
 @dataclass(frozen=True)
-class Bulyan(ToleratesAttackers):
+class Bulyan(ToleratesAttackers, UploadAggregator):
     """Selects n - 2 f uploads by repeated Krum, and averages for each number the n - 4 f selected values nearest their median.
 
     ::

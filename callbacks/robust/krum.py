@@ -8,11 +8,11 @@ from torch import Tensor
 from flcog.callbacks.robust.parts import ToleratesAttackers, distances
 from flcog.core.checks import at_least
 from flcog.core.types import Slot
-from flcog.method import UploadMatrix
+from flcog.method import UploadAggregator, UploadMatrix
 
 
 @dataclass(frozen=True)
-class Krum(ToleratesAttackers):
+class Krum(ToleratesAttackers, UploadAggregator):
     """Takes the upload with the smallest sum of squared distances to its n - f - 2 nearest neighbours.
 
     ::
@@ -50,7 +50,7 @@ class Krum(ToleratesAttackers):
 
 
 @dataclass(frozen=True)
-class MultiKrum(ToleratesAttackers):
+class MultiKrum(ToleratesAttackers, UploadAggregator):
     """Takes the weighted mean of the uploads with the smallest scores of :class:`Krum`.
 
     ::

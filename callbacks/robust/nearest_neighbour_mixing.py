@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import distances
-from flcog.core.checks import at_least
+from flcog.callbacks.robust.parts import ToleratesAttackers, distances
 from flcog.core.types import Slot
 from flcog.method import Cohort, UploadChange, UploadMatrix
 
 
 @dataclass(frozen=True)
-class NearestNeighbourMixing(UploadChange):
+class NearestNeighbourMixing(ToleratesAttackers, UploadChange):
     """Replaces each upload by the weighted mean of the n - f uploads that are nearest to it, itself included, before the rule acts.
 
     ::
@@ -31,16 +30,6 @@ class NearestNeighbourMixing(UploadChange):
         >>> NearestNeighbourMixing(f=1).change(rows, {}, None, None)[0].values.T
         tensor([[ 1.5000,  1.5000, 46.0000]])
     """
-
-    f: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "f")
-
-    @property
-    def least(self) -> int:
-        return 2 * self.f + 1
 
     def change(
         self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]

@@ -7,21 +7,25 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import at_least
-from flcog.method import UploadAggregator
+from flcog.method import Method
 
 COLUMNS = 1 << 16
 """Columns that are sorted at once, which bounds the memory beside the uploads."""
 
 
 @dataclass(frozen=True)
-class ToleratesAttackers(UploadAggregator, protocol=True):
-    """A rule for at most ``f`` attackers among the uploads that it combines."""
+class ToleratesAttackers(Method, protocol=True):
+    """A rule, or a step before it, for at most ``f`` attackers among the uploads. Unless it says otherwise, they are fewer than half."""
 
     f: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "f")
+
+    @property
+    def least(self) -> int:
+        return 2 * self.f + 1
 
 
 def by_columns(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

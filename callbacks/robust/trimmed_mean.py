@@ -6,11 +6,11 @@ from torch import Tensor
 
 from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns
 from flcog.core.types import Slot
-from flcog.method import UploadMatrix
+from flcog.method import UploadAggregator, UploadMatrix
 
 
 @dataclass(frozen=True)
-class TrimmedMean(ToleratesAttackers):
+class TrimmedMean(ToleratesAttackers, UploadAggregator):
     """Leaves out the f smallest and the f largest values of each number, and takes the weighted mean of the others.
 
     ::
@@ -29,10 +29,6 @@ class TrimmedMean(ToleratesAttackers):
         >>> TrimmedMean(f=1).combine(rows, {})[0]
         tensor([2.])
     """
-
-    @property
-    def least(self) -> int:
-        return 2 * self.f + 1
 
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
         kept = slice(self.f, len(uploads.values) - self.f)
