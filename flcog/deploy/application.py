@@ -38,7 +38,7 @@ clientapp = "{package}.client_app:app"
 
 [tool.flwr.app.config]
 clients = {clients} # of the whole federation
-nodes = {nodes} # the run begins when so many nodes are connected
+nodes = {nodes} # the run begins when this number of nodes is connected
 timeout = 600.0 # seconds after which a node counts as missing
 min_clients = 1 # the run stops if fewer clients of a round reply
 poll = 0.2 # seconds between two looks for replies

@@ -38,12 +38,12 @@ def deploy(arguments: list[str]) -> None:
         assert objects.trainer.config is not None
         write_app(app, objects.trainer.config, clients, options.nodes or clients)
         if options.nodes is not None:
-            _try(app, Path(temporary, "try"), clients, options.nodes)
+            _try(app, Path(temporary, "try"), clients, options.nodes, Path(objects.trainer.default_root_dir).resolve())
         else:
             print(f"{app}: start it with flwr run {app}; each node keeps a file like {app / NODE} to itself (docs/deployment.md)")
 
 
-def _try(app: Path, folder: Path, clients: int, nodes: int) -> None:
+def _try(app: Path, folder: Path, clients: int, nodes: int, root: Path) -> None:
     """Train on this machine, and print the server's output."""
     from flcog.deploy.loopback import Loopback  # needs Flower's packages
 
@@ -57,7 +57,7 @@ def _try(app: Path, folder: Path, clients: int, nodes: int) -> None:
         for k in range(nodes):
             loopback.wait_for_node(f"node{k}")
         print(f"{nodes} SuperNodes are connected", flush=True)
-        run = loopback.run(app, {"nodes": nodes, "root": str(Path("runs").resolve())})
+        run = loopback.run(app, {"nodes": nodes, "root": str(root)})
         status = loopback.follow(run)
     if status != "finished:completed":
         raise ValueError(f"the run has ended as {status}: its output is above")
