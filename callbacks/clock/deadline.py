@@ -18,8 +18,8 @@ class Deadline(Cutoff):
     The round ends earlier if all clients have finished earlier. Late clients have downloaded the model; their uploads cost no bytes. If
     all clients are late, the model stays as it is. The mean change favours fast clients, also with unbiased weights. The column
     ``clients/late`` has their number. :class:`~flcog.callbacks.SystemModel` tells the times; without it, every local step takes a second
-    and nothing else takes time. Bonawitz et al., Towards Federated Learning at
-    Scale: System Design, MLSys 2019, https://arxiv.org/abs/1902.01046.
+    and nothing else takes time. Bonawitz et al., Towards Federated Learning at Scale: System Design, MLSys 2019,
+    https://arxiv.org/abs/1902.01046.
 
     Args:
         seconds: counted from the moment when the server sends the model, > 0.

@@ -21,8 +21,7 @@ class Bucketing(UploadChange):
 
     Means of different clients resemble one another more than single clients do, so that the rule takes fewer honest clients for
     attackers. Each attacker spoils one bucket: the rule's ``f`` stays the same, and it has ceil(n / s) uploads. A bucket's mean and its
-    weight follow from the aggregation weights. Without a rule, the mean
-    of the model's change stays the same.
+    weight follow from the aggregation weights. Without a rule, the mean of the model's change stays the same.
 
     Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022,
     https://arxiv.org/abs/2006.09365.

@@ -13,7 +13,7 @@ from flcog.method import ClientPool, RoundRecord, Selected, Selection
 
 @dataclass(frozen=True)
 class Oort(Selection):
-    """Takes most clients from those whose last training had a high loss, and the rest from those that have never taken part.
+    """Prefers clients with a high loss in their last training, and reserves a share of each round for new clients.
 
     ::
 

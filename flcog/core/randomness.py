@@ -89,8 +89,7 @@ def epoch_orders(
     """Draw shuffled passes over each client's samples, for many clients at once.
 
     Client k reads ``num_epochs[k]`` independent permutations of ``range(num_samples[k])``, one after another, or this range itself if
-    nothing is shuffled. Returns the
-    positions of all clients in one array and the offsets that separate the clients.
+    nothing is shuffled. Returns the positions of all clients in one array and the offsets that separate the clients.
     """
     lengths = num_samples * num_epochs
     offsets = np.concatenate([[0], np.cumsum(lengths)])

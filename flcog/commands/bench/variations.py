@@ -18,7 +18,7 @@ from flcog.core.text import first_line
 from flcog.method import Method, check_methods
 
 CALLBACKS = "callbacks"
-"""The name under which single methods vary, each of which runs beside the config's own methods."""
+"""The name of the variation of single methods. Each one joins the config's own methods in a run of its own."""
 
 MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
 """Arguments of the trainer that change how a round is computed, but not its result."""
