@@ -4,15 +4,14 @@
 """
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import TESTS, RecordingTrainer, assert_close, distance, fit, make_trainer
+from harness import RecordingTrainer, assert_close, distance, fit, make_trainer
+from two_processes import on_one_and_two_processes
 
 import flcog
 from contracts.registry import CASES, client_states, run
@@ -85,7 +84,7 @@ def test_resume_is_bitwise(name: str, tmp_path: Path) -> None:
     assert_close(client_states(resumed), client_states(whole), 0)
 
 
-def on_processes(name: str, devices: int, path: str) -> None:
+def on_processes(path: str, name: str, devices: int) -> None:
     """The end of a case with stages, and of the same with a median that drops a bad client, written by the first process."""
     torch.set_num_threads(1)
     found = {}
@@ -128,25 +127,11 @@ class Spoils(Method):
 
 TOLERANCE = {"stages": {"abs": 2e-6, "rel": BIT}, "codecs": {"abs": 1e-12, "rel": 1e-12}}
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from contracts.test_stages import on_processes
-on_processes(sys.argv[1], int(sys.argv[2]), sys.argv[3])
-"""
-
 
 @pytest.mark.slow
 @each
 def test_two_processes_do_what_one_does(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(TESTS)))
-    ends = []
-    for devices in ("1", "2"):
-        end = tmp_path / f"{devices}.json"
-        done = subprocess.run([sys.executable, str(script), name, devices, str(end)], capture_output=True, timeout=300, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        ends.append(json.loads(end.read_text()))
+    ends = on_one_and_two_processes(on_processes, tmp_path, name)
     for key in ends[0]:
         one, two = ends[0][key], ends[1][key]
         assert two["rows"] == pytest.approx(one["rows"], rel=1e-5)

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from harness import (
-    TESTS,
     RecordingTrainer,
     TinyData,
     assert_close,
@@ -25,6 +22,7 @@ from harness import (
     train,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from two_processes import on_one_and_two_processes
 
 import flcog
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAdam, FedAvgM, FedDisco, FedDyn, PoissonSampling, RoundRobin
@@ -183,15 +181,7 @@ def test_weights_count_as_they_are_returned() -> None:
         torch.testing.assert_close(plain[name] - value, 2 * (once[name] - value), rtol=1e-9, atol=1e-12)
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from engine.test_selection import on_processes
-on_processes(int(sys.argv[1]), sys.argv[2])
-"""
-
-
-def on_processes(devices: int, path: str) -> None:
+def on_processes(path: str, devices: int) -> None:
     """The end of runs with cohorts of any size, written by the first process."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
@@ -206,13 +196,7 @@ def on_processes(devices: int, path: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    script, ends = tmp_path / "script.py", []
-    script.write_text(SCRIPT.format(tests=str(TESTS)))
-    for devices in ("1", "2"):
-        end = tmp_path / f"{devices}.json"
-        done = subprocess.run([sys.executable, str(script), devices, str(end)], capture_output=True, timeout=300, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        ends.append(json.loads(end.read_text()))
+    ends = on_one_and_two_processes(on_processes, tmp_path)
     for name, (one, two) in itertools.chain((name, (ends[0][name], ends[1][name])) for name in METHODS):
         assert two["rows"] == [pytest.approx(row, rel=1e-9) for row in one["rows"]], name
         assert_close(*({key: torch.tensor(value) for key, value in end["state"].items()} for end in (two, one)), 1e-9)

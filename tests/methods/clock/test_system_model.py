@@ -1,8 +1,6 @@
 """Simulated time: durations by hand, the spread of speeds, files, and the columns of a run."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import RAGGED, TESTS, TinyData, classifier, distance, fit, make_trainer, train
+from harness import RAGGED, TinyData, classifier, distance, fit, make_trainer, train
 from reference import fedavg
+from two_processes import on_one_and_two_processes
 
 from flcog.callbacks import SCAFFOLD, Availability, Deadline, FedRep, OverSelect, PowerOfChoice, SystemModel, TopK
 from flcog.method import Method, Work
@@ -150,15 +149,7 @@ def test_resume_is_bitwise(executor: str, tmp_path: Path) -> None:
     assert sum(row["clients/late"] for row in whole.rows) > 0
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from methods.clock.test_system_model import on_processes
-on_processes(int(sys.argv[1]), sys.argv[2])
-"""
-
-
-def on_processes(devices: int, path: str) -> None:
+def on_processes(path: str, devices: int) -> None:
     torch.set_num_threads(1)
     found = []
     for methods in (METHODS, METHODS[:1]):
@@ -171,12 +162,6 @@ def on_processes(devices: int, path: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_agree_on_the_time(tmp_path: Path) -> None:
-    script, ends = tmp_path / "script.py", []
-    script.write_text(SCRIPT.format(tests=str(TESTS)))
-    for devices in ("1", "2"):
-        end = tmp_path / f"{devices}.json"
-        done = subprocess.run([sys.executable, str(script), devices, str(end)], capture_output=True, timeout=300, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        ends.append(json.loads(end.read_text()))
+    ends = on_one_and_two_processes(on_processes, tmp_path)
     for one, two in zip(*ends, strict=True):
         assert two == [pytest.approx(row, rel=1e-9) for row in one]
