@@ -27,7 +27,7 @@ from flcog.deploy.application import write_app
 from flcog.deploy.certificates import make_certificates, make_node_key
 from flcog.deploy.loopback import Loopback, reason_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RUNS = {
     "FedAvg": config(),
