@@ -118,7 +118,10 @@ class ClientRuntime:
         return messages
 
     def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
-        self._provisional = {}
+        for (
+            task
+        ) in tasks:  # a client that trains again; other clients' states stay provisional, as a round may have several broadcasts
+            self._provisional.pop(task.client, None)
         assignment = self.assign(received, tasks)
         methods = [method.name for method in assignment.program.methods]
         with closing(self.executor.run(assignment)) as results:

@@ -83,9 +83,11 @@ def _train(trainer: FederatedTrainer, client: int) -> None:
         raise ValueError(
             f"client {client} dropped out of round {server.round + 1} before it trained: choose one of {list(round.plans)}"
         )
-    received, tasks = rounds.ask(server, round)
     assert isinstance(engine.clients, ClientRuntime)
-    assignment = engine.clients.assign(received, [task for task in tasks if task.client == client])
+    received, task = next(
+        (received, task) for received, tasks in rounds.ask(server, round) for task in tasks if task.client == client
+    )
+    assignment = engine.clients.assign(received, [task])
     work = assignment.works[0]
     print(
         f"round {server.round + 1}, client {client}: {work.num_samples} samples, {work.num_steps} steps, weight {work.weight:.4g}"

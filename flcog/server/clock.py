@@ -53,15 +53,12 @@ def uploaded(reply: ClientReply) -> dict[int, int]:
     return {client: total - masked for client, masked in zip(reply.clients, reply.masked_bytes, strict=True)}
 
 
-def timing(
-    engine: Engine, server: ServerState, round: Any, received: Received, tasks: Sequence[ClientTask], up: Mapping[int, int]
-) -> Timing | None:
+def timing(engine: Engine, server: ServerState, round: Any, tasks: Sequence[ClientTask], up: Mapping[int, int]) -> Timing | None:
     """The time of a round; None without a clock.
 
     Args:
         engine, server: the run, before the round.
         round: the round.
-        received: the broadcast.
         tasks: of all clients of the round.
         up: the bytes that each client sends. Clients without an entry have sent no reply, and nobody waits for them.
     """
@@ -70,7 +67,7 @@ def timing(
         return None
     arrived = [task for task in tasks if task.client in up]
     clients = [task.client for task in arrived]
-    downloads = _downloads(server, round, received, arrived, len(tasks))
+    downloads = _downloads(server, round, arrived, len(tasks))
     seconds = _seconds(
         clock, engine, clients, [task.num_steps for task in arrived], downloads, [up[client] for client in clients]
     )
@@ -108,8 +105,9 @@ def pass_time(server: ServerState, methods: Sequence[Method], asking: float, fou
     return {"time/simulated": server.seconds} | found.figures() | late
 
 
-def _downloads(server: ServerState, round: Any, received: Received, tasks: Sequence[ClientTask], num_asked: int) -> list[float]:
+def _downloads(server: ServerState, round: Any, tasks: Sequence[ClientTask], num_asked: int) -> list[float]:
     """The bytes that each client downloads with its task. A client that was asked for its loss has the model already."""
+    received: Received = round.received
     if round.down is not None:
         sizes = [sum(round.down.values()) / num_asked] * len(tasks)
     elif any(task.masks for task in tasks):

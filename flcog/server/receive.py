@@ -1,6 +1,6 @@
 """Send tasks to this process's clients, decode their envelopes, add them up, and count their bytes."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -17,10 +17,11 @@ from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
 
+Asked = Sequence[tuple[Received, Sequence[ClientTask]]]
+"""Broadcasts, each with the tasks of the clients that start from it."""
 
-def receive(
-    engine: Engine, server: ServerState, round: Any, received: Received, tasks: Sequence[ClientTask], directions: bool = False
-) -> tuple[Any, Aggregate]:
+
+def receive(engine: Engine, server: ServerState, round: Any, asked: Asked, directions: bool = False) -> tuple[Any, Aggregate]:
     """Send this process's clients their tasks, and add up the replies of all processes.
 
     If a method allows lost replies, all replies are kept until the last has arrived, because the weights of the other clients depend on
@@ -30,25 +31,25 @@ def receive(
         engine: everything that is fixed before round 1.
         server: the state before the round.
         round: the round, with its methods and plans.
-        received: the broadcast.
-        tasks: of all clients of the round.
+        asked: the broadcasts, with the tasks of all clients of the round.
         directions: whether to add up normalised changes, for the cosine between clients' updates.
 
     Returns:
         The round with the clients whose replies count and its time, and the sums over their replies.
     """
     processes, shares = engine.processes, share_out(engine, round.plans)
+    broadcasts = {task.client: received for received, tasks in asked for task in tasks}
+    by_client = {task.client: task for _, tasks in asked for task in tasks}
+    tasks = [by_client[client] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
     clocked = clock_of(round.methods) is not None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
-    with closing(engine.clients.train(received, mine)) as arriving:
+    with closing(_train(engine, asked, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:
             replies = list(replies)
             parts = processes.gather({client: size for reply in replies for client, size in uploaded(reply).items()})
-            time = timing(
-                engine, server, round, received, tasks, {client: size for part in parts for client, size in part.items()}
-            )
+            time = timing(engine, server, round, tasks, {client: size for part in parts for client, size in part.items()})
             counting = {client for part in parts for client in part} if time is None else set(time.clients)
             somebody_idle = not all(counting & part.keys() for part in parts)
             lost = [client for client in round.plans if client not in counting]
@@ -63,12 +64,21 @@ def receive(
         sizes: dict[int, int] = {}
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}
+            received = broadcasts[reply.clients[0]]
             aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
     if clocked and not may_be_lost:
         sizes = {client: size for part in processes.gather(sizes) for client, size in part.items()}
-        round = replace(round, timing=timing(engine, server, round, received, tasks, sizes))
+        round = replace(round, timing=timing(engine, server, round, tasks, sizes))
     aggregate.reduce(processes, list(weights), somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
+
+
+def _train(engine: Engine, asked: Asked, mine: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+    """Train this process's clients, one broadcast after another. Every process takes part for every broadcast."""
+    clients = {task.client for task in mine}
+    for received, tasks in asked:
+        with closing(engine.clients.train(received, [task for task in tasks if task.client in clients])) as replies:
+            yield from replies
 
 
 def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:

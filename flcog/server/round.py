@@ -183,15 +183,20 @@ def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> to
     return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
 
 
-def ask(server: ServerState, round: Round) -> tuple[Received, list[ClientTask]]:
-    """The broadcast, and the task of each client."""
-    weights = round.cohort.weights.tolist()
-    masking = [method for method in round.methods if isinstance(method, ParameterMask)]
-    tasks = [
+def ask(server: ServerState, round: Round) -> list[tuple[Received, list[ClientTask]]]:
+    """The broadcasts of the round, each with the tasks of the clients that start from it."""
+    return [(round.received, tasks_of(server, round.methods, round.plans, round.cohort.weights.tolist()))]
+
+
+def tasks_of(
+    server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], weights: Sequence[float]
+) -> list[ClientTask]:
+    """The task of each client, from its number of steps and its weight."""
+    masking = [method for method in methods if isinstance(method, ParameterMask)]
+    return [
         ClientTask(client, steps, weight, masks_of(masking, server.params, client) if masking else {})
-        for (client, steps), weight in zip(round.plans.items(), weights, strict=True)
+        for (client, steps), weight in zip(plans.items(), weights, strict=True)
     ]
-    return round.received, tasks
 
 
 def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> dict[str, torch.Tensor]:
@@ -210,10 +215,10 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     their work exactly, because random numbers depend only on their keys. The returned round has no lost clients either.
     """
     metrics = round.cohort.metrics
-    received, tasks = asked = ask(server, round)
+    asked = first = ask(server, round)
     while True:
         whole = round
-        round, aggregate = receive(engine, server, whole, received, tasks, directions)
+        round, aggregate = receive(engine, server, whole, asked, directions)
         arrived = round.plans if round.timing is None else round.timing.finishes
         if len(arrived) < len(whole.plans):
             metrics["clients/lost"] = metrics.get("clients/lost", 0) + len(whole.plans) - len(arrived)
@@ -225,9 +230,9 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         round = whole.without(engine, server, gone)
         if not round.plans:
             break
-        received, tasks = ask(server, round)
-    plain = plain_sizes(server, round.methods, *asked)
-    account(server, round.methods, plain if round.down is None else round.down, asked[1], aggregate)
+        asked = ask(server, round)
+    plain = plain_sizes(server, round.methods, *first[0])
+    account(server, round.methods, plain if round.down is None else round.down, first[0][1], aggregate)
     if any(isinstance(method, Stage) and method.kind == "encode" for method in round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     if round.down is not None:

@@ -410,7 +410,7 @@ def test_a_clients_process_needs_no_run() -> None:
         data = TinyData().only([client])
         runtime = host_clients(trainer.settings, trainer.methods, classifier(), data, callbacks=[Watch()])
         runtime.set_up(engine.population, {})
-        received, tasks = rounds.ask(server, rounds.plan(engine, server, rounds.select(engine, server)))
+        ((received, tasks),) = rounds.ask(server, rounds.plan(engine, server, rounds.select(engine, server)))
         tasks = [task for task in tasks if task.client == client]
         (there,) = runtime.train(received, tasks)
         (here,) = engine.clients.train(received, tasks)

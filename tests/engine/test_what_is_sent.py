@@ -85,7 +85,7 @@ def test_a_state_that_does_not_change_is_sent_to_every_client_of_every_round() -
     trainer = train(Constant(), rounds=3, clients_per_round=2)
     assert trainer.ledger.down["Constant"] == 3 * 2 * torch.arange(7).nbytes
     engine, server = trainer.run.engine, trainer.run.server
-    broadcast = pack(ask(server, plan(engine, server, Selected([0, 1])))[0])
+    broadcast = pack(ask(server, plan(engine, server, Selected([0, 1])))[0][0])
     values = len(broadcast) - PREFIX.size - PREFIX.unpack_from(broadcast)[2]
     assert trainer.ledger.total_down == 3 * 2 * values
 
