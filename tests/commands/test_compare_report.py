@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from flcog.commands.compare.facts import Facts
 from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.latex import escape, latex
+from flcog.commands.compare.megabytes import draw_megabytes
 from flcog.commands.compare.notes import notes
 from flcog.commands.compare.paired import estimate
 from flcog.commands.compare.plan import Summary, Table, cells
@@ -550,6 +552,21 @@ def test_curves_are_drawn_in_percent_for_screen_and_paper(tmp_path: Path) -> Non
         fake_run(cell, [0.2, 0.4, 0.9] if cell.seed else [0.4, 0.8])
     png, pdf = draw_curves(plan, results_of(plan, runs, None), tmp_path)
     assert png.read_bytes()[:4] == b"\x89PNG" and pdf.read_bytes()[:4] == b"%PDF"
+
+
+def test_scores_are_drawn_against_megabytes_if_arms_send_unlike_amounts(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
+    runs, drawn = cells(plan, tmp_path / "out", []), []
+    for cell in runs:
+        sent = np.array([1e6, 2e6]) * (1 if cell.row == "A" else 2)
+        fake_run(cell, [0.2, 0.4], comm__up_bytes_total=sent, comm__total_bytes=sent + np.array([4e6, 8e6]))
+    results = results_of(plan, runs, None)
+    with mock.patch("flcog.commands.compare.megabytes.write_both", lambda draw, out, name: drawn.append(draw()) or []):
+        assert draw_megabytes(plan, results, tmp_path) == []
+        (axes,) = drawn[0].axes
+        lines = {line.get_label(): line.get_xdata().tolist() for line in axes.lines if not line.get_label().startswith("_")}
+        assert lines == {"A": [1.0, 2.0], "B": [2.0, 4.0]} and axes.get_xlabel() == "Megabytes sent up"
+        assert draw_megabytes(plan, [result for result in results if result.row == "A"], tmp_path) == [] and len(drawn) == 1
 
 
 def test_a_papers_figure_as_text(tmp_path: Path) -> None:

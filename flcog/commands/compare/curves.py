@@ -1,7 +1,7 @@
 """The curves of a comparison: the compared metric against rounds, one panel per setting, each line labelled at its end."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,9 +194,31 @@ def over_seeds(seeds: Series, confidence: float) -> Curve:
     return Curve(np.array(rounds), means, means - halves, means + halves)
 
 
+Evaluations = dict[str, dict[str, Series]]
+"""For each setting, each arm's evaluations."""
+
+
 def draw_curves(table: Table, results: Sequence[Result], out: Path) -> list[Path]:
     """Draw the compared metric against rounds, as ``curves.png`` and ``curves.pdf``; no files if no run has been evaluated yet."""
-    panels: dict[str, dict[str, Series]] = {}
+    panels, labels = evaluations(table, results)
+    if not any(series for arms in panels.values() for series in arms.values()):
+        return []
+    return write_both(lambda: curves_figure(panels, labels, table.confidence), out, "curves")
+
+
+def write_both(draw: Callable[[], Figure], out: Path, name: str) -> list[Path]:
+    """Write a figure for the screen and for a paper."""
+    with rc_context({"pdf.fonttype": 42}):  # fonts that publishers accept
+        figure = draw()
+        paths = [out / f"{name}.png", out / f"{name}.pdf"]
+        for path in paths:
+            write_figure(path, figure, dpi=200, remedy=OUT_REMEDY)
+    return paths
+
+
+def evaluations(table: Table, results: Sequence[Result]) -> tuple[Evaluations, dict[str, str]]:
+    """The evaluations of the compared metric, shares in per cent, and the text of each setting's vertical axis."""
+    panels: Evaluations = {}
     labels: dict[str, str] = {}
     # Columns that differ only in the last round that counts share a curve: the last one's.
     curves = {(part.setting, part.metric) if part.metric else column: column for column, part in table.columns.items()}
@@ -210,14 +232,7 @@ def draw_curves(table: Table, results: Sequence[Result], out: Path) -> list[Path
         }
         words = f"test {metric.removeprefix('test/')}" if metric and metric.startswith("test/") else metric or ""
         labels[column] = words[:1].upper() + words[1:] + (" (%)" if scale == 100 else "")
-    if not any(series for arms in panels.values() for series in arms.values()):
-        return []
-    with rc_context({"pdf.fonttype": 42}):  # fonts that publishers accept
-        figure = curves_figure(panels, labels, table.confidence)
-        paths = [out / "curves.png", out / "curves.pdf"]
-        for path in paths:
-            write_figure(path, figure, dpi=200, remedy=OUT_REMEDY)
-    return paths
+    return panels, labels
 
 
 def _is_share(metric: str, measured: Sequence[float]) -> bool:

@@ -8,6 +8,7 @@ from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.latex import latex
+from flcog.commands.compare.megabytes import draw_megabytes
 from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import Result
@@ -54,4 +55,4 @@ def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -
         with replacing(path, "w", OUT_REMEDY) as file:
             file.write(content)
     write_csv(filled, paths[-1])
-    print(", ".join(map(str, [*paths, *draw_curves(table, results, out)])))
+    print(", ".join(map(str, [*paths, *draw_curves(table, results, out), *draw_megabytes(table, results, out)])))
