@@ -1,51 +1,23 @@
 """Aggregation: weighted means and sums of the clients' envelopes, added up as replies arrive."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply
-from flcog.core.precision import float64_device, number_dtype
+from flcog.core.precision import float64_device
 from flcog.core.processes import Processes
-from flcog.core.sums import weighted_sum
 from flcog.core.types import Params, Slot
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, selection_of
+from flcog.server.bad_updates import bad_clients, refusal
 from flcog.server.kept import KeptUploads
+from flcog.server.sums import Sums, add_terms, dtype_of_mean, norms_of
 from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope
-from flcog.wire.soundness import STATE_RANGE, is_sound, of_client, suspects
-
-
-class BadUpdate(ValueError):
-    """A NaN or an infinity in a client's envelope or state, or in the new model."""
-
-
-class Sums(NamedTuple):
-    """Sums over the clients of a round, each in the shape of one client's value.
-
-    Args:
-        delta, buffers: the changes of the parameters and of the shared buffers, times the clients' weights.
-        means: the messages times the clients' weights, by method.
-        totals: the messages without weights, by method.
-        directions: the changes of the model divided by their norms.
-        weight: the clients' weights.
-        loss: the task losses times the clients' weights.
-        clients: the number of clients.
-        norm: the norms of the changes.
-    """
-
-    delta: Params
-    buffers: Params
-    means: Mapping[str, Any]
-    totals: Mapping[str, Any]
-    directions: Params
-    weight: Tensor
-    loss: Tensor
-    clients: Tensor
-    norm: Tensor
+from flcog.wire.soundness import of_client
 
 
 class Aggregate:
@@ -58,7 +30,7 @@ class Aggregate:
 
     Args:
         methods: the active methods of the round.
-        weights: the aggregation weight of each client.
+        cohort: the clients of the round, with their aggregation weights.
         directions: whether to add up normalised changes, for the cosine between clients' updates.
         on_bad_update: ``raise`` an error or ``drop`` the client.
         device: the clients' device.
@@ -67,7 +39,7 @@ class Aggregate:
     def __init__(
         self,
         methods: Sequence[Method],
-        weights: Mapping[int, float],
+        cohort: Cohort,
         directions: bool,
         on_bad_update: str,
         device: torch.device,
@@ -97,48 +69,30 @@ class Aggregate:
         """The values of the aggregation rule that replaces the weighted mean, if there is one."""
         self._logged: dict[str, list[tuple[float, Tensor]]] = {}
         """By column the weights and values of the clients whose module has logged it."""
-        self._weights, self._directions, self._on_bad_update, self._device = weights, directions, on_bad_update, device
+        self._weights = dict(zip(cohort.clients, cohort.weights.tolist(), strict=True))
+        self._directions, self._on_bad_update, self._device = directions, on_bad_update, device
 
     def add(self, reply: ClientReply, received_buffers: Params, round: int) -> None:
         """Add some clients, whose envelopes are decoded, if their envelopes and states are finite."""
-        envelope, count = reply.envelope, len(reply.clients)
-        loss = envelope.measured["loss"]
-        norms = _norms(envelope.delta, count) if envelope.delta else torch.zeros_like(loss)
-        bad = _bad(reply, norms)
+        envelope, loss = reply.envelope, reply.envelope.measured["loss"]
+        norms = norms_of(envelope.delta, len(reply.clients)) if envelope.delta else torch.zeros_like(loss)
+        bad = bad_clients(reply, norms)
         if bad and self._on_bad_update == "raise":
-            client, where = next(iter(bad.items()))
-            raise BadUpdate(
-                f"the update of client {client} in round {round + 1} is NaN or infinite{where}: lower the learning rate or clip "
-                "gradients (`flcog methods` lists methods that do), or set trainer.on_bad_update=drop to go on without such clients"
-            )
+            raise refusal(bad, round)
         self.dropped += bad
         if self.dropped:
             return
         if self._reads_losses:
             self.losses |= dict(zip(reply.clients, loss.tolist(), strict=True))
-        home = float64_device(self._device)
-        weights = torch.tensor([self._weights[client] for client in reply.clients], dtype=torch.float64, device=home)
-        changes = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
-        added, kept = self._rule is None and self._kept is None, self._kept is not None
-        terms = Sums(
-            delta=envelope.delta if added else {},
-            buffers=changes if added else {},
-            means={} if kept else envelope.mean,
-            totals={} if kept else envelope.sum,
-            directions=envelope.delta if self._directions and added else {},
-            weight=torch.ones_like(weights),
-            loss=loss,
-            clients=torch.ones_like(weights),
-            norm=norms,
+        weights = torch.tensor(
+            [self._weights[client] for client in reply.clients], dtype=torch.float64, device=float64_device(self._device)
         )
-        terms = pytree.tree_map(lambda term: term.to(home), terms)  # methods may send numbers on the CPU
-        self._accumulate(terms, weights, 1 / terms.norm.double().clamp(min=1e-30))
+        changes = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
+        self._add_sums(envelope, changes, weights, norms)
+        values = {"delta": envelope.delta, "buffers": changes}
         if self._kept is not None:
-            self._kept.add(
-                reply.clients, {"delta": envelope.delta, "buffers": changes, "mean": envelope.mean, "sum": envelope.sum}
-            )
+            self._kept.add(reply.clients, values | {"mean": envelope.mean, "sum": envelope.sum})
         if self._rule is not None:
-            values = {"delta": envelope.delta, "buffers": changes}
             state = self._rule.init(pytree.tree_map(lambda value: value[0], values)) if self._values is None else self._values
             self._values = self._rule.add(state, values, weights)
         for name, uploads in self.individual.items():
@@ -147,6 +101,33 @@ class Aggregate:
             if name.startswith(LOGGED):
                 rows = zip(weights.tolist(), logged, strict=True)
                 self._logged.setdefault(name.removeprefix(LOGGED), []).extend(rows)
+        self._count_bytes(reply)
+
+    def _add_sums(self, envelope: Envelope, changes: Params, weights: Tensor, norms: Tensor) -> None:
+        """Add the fields that no other rule combines."""
+        added, kept = self._rule is None and self._kept is None, self._kept is not None
+        terms = Sums(
+            delta=envelope.delta if added else {},
+            buffers=changes if added else {},
+            means={} if kept else envelope.mean,
+            totals={} if kept else envelope.sum,
+            directions=envelope.delta if self._directions and added else {},
+            weight=torch.ones_like(weights),
+            loss=envelope.measured["loss"],
+            clients=torch.ones_like(weights),
+            norm=norms,
+        )
+        terms = pytree.tree_map(lambda term: term.to(weights.device), terms)  # methods may send numbers on the CPU
+        if self.sums is None or self._dtypes is None:
+            zeros = pytree.tree_map(lambda t: torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device), terms)
+            self.sums, self._dtypes = zeros, pytree.tree_map(dtype_of_mean, terms)
+        lengths = 1 / terms.norm.double().clamp(min=1e-30)
+        factors = Sums(weights, weights, weights, None, lengths, weights, weights, None, None)  # type: ignore[arg-type]
+        for total, term, factor in zip(self.sums, terms, factors, strict=True):
+            add_terms(total, term, cast(Tensor | None, factor))
+
+    def _count_bytes(self, reply: ClientReply) -> None:
+        count = len(reply.clients)
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
         self.up_bytes["model"] -= sum(reply.masked_bytes)
@@ -160,28 +141,19 @@ class Aggregate:
             for k, client in enumerate(reply.clients)
         ]
 
-    def _accumulate(self, terms: Sums, weights: Tensor, per_length: Tensor) -> None:
-        if self.sums is None or self._dtypes is None:
-            zeros = pytree.tree_map(lambda t: torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device), terms)
-            self.sums, self._dtypes = zeros, pytree.tree_map(_dtype_of_mean, terms)
-        factors = Sums(weights, weights, weights, None, per_length, weights, weights, None, None)  # type: ignore[arg-type]
-        for total, term, factor in zip(self.sums, terms, factors, strict=True):
-            _add(total, term, cast(Tensor | None, factor))
-
-    def reduce(self, processes: Processes, cohort: Sequence[int], somebody_idle: bool, logs: bool = False) -> None:
+    def reduce(self, processes: Processes, somebody_idle: bool, logs: bool = False) -> None:
         """Add up the sums of all processes, which send them as one vector.
 
         Args:
             processes: the processes of the run.
-            cohort: the clients of the round.
             somebody_idle: whether some process had no client and therefore does not know the shapes of the sums.
             logs: whether the clients' module may log values in its own ``training_step``.
         """
         if processes.count == 1:
             return
         if self._on_bad_update == "drop":
-            bad = torch.tensor([int(client in self.dropped) for client in cohort], device=processes.device)
-            self.dropped = [client for client, times in zip(cohort, processes.total(bad), strict=True) if times]
+            bad = torch.tensor([int(client in self.dropped) for client in self._weights], device=processes.device)
+            self.dropped = [client for client, times in zip(self._weights, processes.total(bad), strict=True) if times]
             if self.dropped:
                 return
         if somebody_idle:
@@ -214,7 +186,9 @@ class Aggregate:
         shapes = None if self.sums is None else pytree.tree_map(lambda t: tuple(t.shape), self.sums)
         known = next((pair for pair in processes.gather((shapes, self._dtypes)) if pair[0] is not None), None)
         if self.sums is None and known is not None:
-            leaves, spec = pytree.tree_flatten(known[0], is_leaf=_is_shape)
+            leaves, spec = pytree.tree_flatten(
+                known[0], is_leaf=lambda value: isinstance(value, tuple) and not isinstance(value, Sums)
+            )
             zeros = [torch.zeros(shape, dtype=torch.float64, device=float64_device(self._device)) for shape in leaves]
             self.sums, self._dtypes = pytree.tree_unflatten(zeros, spec), known[1]
 
@@ -297,54 +271,3 @@ def _mean_of(rows: Sequence[tuple[float, Tensor]]) -> float:
     values = torch.stack([value.cpu() for _, value in rows]).double()
     weights = torch.tensor([weight for weight, _ in rows], dtype=torch.float64).where(~values.isnan(), 0)
     return float((values.nan_to_num() * weights).sum() / weights.sum())
-
-
-def _add(totals: Any, terms: Any, factors: Tensor | None) -> None:
-    """Add each client's terms, times its factor, to the sums."""
-    values = pytree.tree_leaves(terms)
-    # Read the value once, because reading waits for the accelerator.
-    alone = float(factors[0]) if factors is not None and any(len(value) == 1 for value in values) else 1.0
-    for total, value in zip(pytree.tree_leaves(totals), values, strict=True):
-        if len(value) == 1:
-            total.add_(value[0], alpha=alone)
-        elif factors is None:
-            total.add_(value.sum(0, dtype=torch.float64))
-        else:
-            # Weights are shares: as integers they would be 0, and as bfloat16 they would have errors of 0.4%.
-            value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
-            total.add_(weighted_sum(factors.to(value.dtype), value))
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and not isinstance(value, Sums)
-
-
-def _dtype_of_mean(value: Tensor) -> torch.dtype:
-    """The dtype of a mean or a sum of such values: the run's precision, or the values' if higher; for integers at least float32."""
-    return torch.promote_types(value.dtype, torch.get_default_dtype()) if value.is_floating_point() else number_dtype()
-
-
-def _norms(delta: Params, num_clients: int) -> Tensor:
-    if num_clients == 1:
-        return torch.stack(torch._foreach_norm(list(delta.values()))).norm().unsqueeze(0)
-    return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
-
-
-def _bad(reply: ClientReply, norms: Tensor) -> dict[int, str]:
-    """The clients with a NaN or infinite value, each with the place of the value."""
-    envelope, count = reply.envelope, len(reply.clients)
-    measured = {name: value for name, value in envelope.measured.items() if not name.startswith(LOGGED)}
-    rest = [measured, envelope.buffers, envelope.mean, envelope.sum]
-    suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
-    return {reply.clients[k]: where for k in suspected if (where := _where(envelope, norms, k)) is not None}
-
-
-def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
-    """The place of one client's first bad value; None if all values are finite and only a sum overflowed."""
-    parts: list[tuple[str, Any]] = [("", [norms, envelope.measured["loss"]]), (" (in the model's buffers)", envelope.buffers)]
-    for name in envelope.mean:
-        parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
-    for name, value in envelope.measured.items():
-        if name.startswith(STATE_RANGE):
-            parts.append((f" (in {name.removeprefix(STATE_RANGE)}'s state of the client)", value))
-    return next((where for where, tree in parts if not is_sound(tree, k)), None)

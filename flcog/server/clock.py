@@ -1,15 +1,15 @@
 """Simulated time: the seconds that the clients of a round take, and the end of the round."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.client.messages import ClientReply, ClientTask
 from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Selected, Work, clock_of
 from flcog.server.download import plain_sizes
 from flcog.server.engine import Engine
+from flcog.server.round_plan import Round, Timing
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
 from flcog.wire.ledger import model_bytes
@@ -18,42 +18,15 @@ FORWARD = 1 / 3
 """A forward pass over a batch, in local steps: the backward pass of a step takes about twice as long."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The time of a round in simulated seconds, counted from the moment when the server sent the tasks.
-
-    Args:
-        finishes: the time at which each client with a task has finished.
-        clients: the clients whose uploads count.
-        seconds: the end of the round.
-    """
-
-    finishes: Mapping[int, float]
-    clients: Collection[int]
-    seconds: float
-
-    @property
-    def late(self) -> int:
-        """The number of clients that finished after the end."""
-        return len(self.finishes) - len(self.clients)
-
-    def figures(self) -> dict[str, float]:
-        """The mean time that clients waited for the end of the round, and its share in the time of all clients with a task."""
-        waits = [self.seconds - self.finishes[client] for client in self.clients]
-        total = len(self.finishes) * self.seconds
-        return {
-            "time/waiting": sum(waits) / len(waits) if waits else 0.0,
-            "time/idle_share": sum(waits) / total if total else 0.0,
-        }
-
-
 def uploaded(reply: ClientReply) -> dict[int, int]:
     """The bytes that each client of a reply has sent."""
     total = sum(reply.manifest.sizes.values())
     return {client: total - masked for client, masked in zip(reply.clients, reply.masked_bytes, strict=True)}
 
 
-def timing(engine: Engine, server: ServerState, round: Any, tasks: Sequence[ClientTask], up: Mapping[int, int]) -> Timing | None:
+def timing(
+    engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], up: Mapping[int, int]
+) -> Timing | None:
     """The time of a round; None without a clock.
 
     Args:
@@ -105,9 +78,9 @@ def pass_time(server: ServerState, methods: Sequence[Method], asking: float, fou
     return {"time/simulated": server.seconds} | found.figures() | late
 
 
-def _downloads(server: ServerState, round: Any, tasks: Sequence[ClientTask], num_asked: int) -> list[float]:
+def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask], num_asked: int) -> list[float]:
     """The bytes that each client downloads with its task. A client that was asked for its loss has the model already."""
-    received: Received = round.received
+    received = round.received
     if round.down is not None:
         sizes = [sum(round.down.values()) / num_asked] * len(tasks)
     elif any(task.masks for task in tasks):

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,6 +12,7 @@ from flcog.method import GlobalModel, Method, Stage, clock_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
+from flcog.server.round_plan import Round
 from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
@@ -21,15 +21,14 @@ Asked = Sequence[tuple[Received, Sequence[ClientTask]]]
 """Broadcasts, each with the tasks of the clients that start from it."""
 
 
-def receive(engine: Engine, server: ServerState, round: Any, asked: Asked, directions: bool = False) -> tuple[Any, Aggregate]:
+def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, directions: bool = False) -> tuple[Round, Aggregate]:
     """Send this process's clients their tasks, and add up the replies of all processes.
 
     If a method allows lost replies, all replies are kept until the last has arrived, because the weights of the other clients depend on
     the clients that are missing.
 
     Args:
-        engine: everything that is fixed before round 1.
-        server: the state before the round.
+        engine, server: the run, before the round.
         round: the round, with its methods and plans.
         asked: the broadcasts, with the tasks of all clients of the round.
         directions: whether to add up normalised changes, for the cosine between clients' updates.
@@ -37,39 +36,30 @@ def receive(engine: Engine, server: ServerState, round: Any, asked: Asked, direc
     Returns:
         The round with the clients whose replies count and its time, and the sums over their replies.
     """
-    processes, shares = engine.processes, share_out(engine, round.plans)
-    broadcasts = {task.client: received for received, tasks in asked for task in tasks}
-    by_client = {task.client: task for _, tasks in asked for task in tasks}
-    tasks = [by_client[client] for client in round.plans]
+    processes, shares, clocked = engine.processes, share_out(engine, round.plans), clock_of(round.methods) is not None
+    by_client = {task.client: (received, task) for received, tasks in asked for task in tasks}
+    tasks = [by_client[client][1] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
-    clocked = clock_of(round.methods) is not None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     with closing(_train(engine, asked, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:
             replies = list(replies)
-            parts = processes.gather({client: size for reply in replies for client, size in uploaded(reply).items()})
-            time = timing(engine, server, round, tasks, {client: size for part in parts for client, size in part.items()})
-            counting = {client for part in parts for client in part} if time is None else set(time.clients)
-            somebody_idle = not all(counting & part.keys() for part in parts)
-            lost = [client for client in round.plans if client not in counting]
-            round = replace(round.without(engine, server, lost) if lost else round, timing=time)
-            mine = [task for task in mine if task.client in counting]
-            replies = [only(reply, counting) for reply in replies if counting & set(reply.clients)]
+            round, somebody_idle = arrived(engine, server, round, tasks, replies)
+            mine = [task for task in mine if task.client in round.plans]
+            replies = [only(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
         if engine.clients.here is None:  # executors in this process return clients in an order that is always the same
             replies = in_order(replies, mine)
-        weights = dict(zip(round.plans, round.cohort.weights.tolist(), strict=True))
-        aggregate = Aggregate(round.methods, weights, directions, engine.settings.on_bad_update, processes.device)
-        encoders = [method for method in reversed(round.methods) if isinstance(method, Stage) and method.kind == "encode"]
-        sizes: dict[int, int] = {}
+        aggregate = Aggregate(round.methods, round.cohort, directions, engine.settings.on_bad_update, processes.device)
+        encoders, sizes = encoders_of(round.methods), dict[int, int]()
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}
-            received = broadcasts[reply.clients[0]]
+            received, _ = by_client[reply.clients[0]]
             aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
     if clocked and not may_be_lost:
         sizes = {client: size for part in processes.gather(sizes) for client, size in part.items()}
         round = replace(round, timing=timing(engine, server, round, tasks, sizes))
-    aggregate.reduce(processes, list(weights), somebody_idle, logs=engine.model.trains_itself)
+    aggregate.reduce(processes, somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
 
 
@@ -79,6 +69,29 @@ def _train(engine: Engine, asked: Asked, mine: Sequence[ClientTask]) -> Generato
     for received, tasks in asked:
         with closing(engine.clients.train(received, [task for task in tasks if task.client in clients])) as replies:
             yield from replies
+
+
+def arrived(
+    engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], replies: Sequence[ClientReply]
+) -> tuple[Round, bool]:
+    """Plan a round again without lost and late clients, once all replies of this process have arrived.
+
+    Args:
+        engine, server: the run, before the round.
+        round: the round, with its methods and plans.
+        tasks: of all clients of the round.
+        replies: of this process's clients.
+
+    Returns:
+        The round with its time, and whether some process has no client whose reply counts.
+    """
+    parts = engine.processes.gather({client: size for reply in replies for client, size in uploaded(reply).items()})
+    sizes = {client: size for part in parts for client, size in part.items()}
+    time = timing(engine, server, round, tasks, sizes)
+    counting = set(sizes if time is None else time.clients)
+    lost = [client for client in round.plans if client not in counting]
+    round = replace(round.without(engine, server, lost) if lost else round, timing=time)
+    return round, not all(counting & part.keys() for part in parts)
 
 
 def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:
@@ -135,6 +148,11 @@ def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Ite
             for client in reply.clients:
                 del early[client], due[client]
             yield reply
+
+
+def encoders_of(methods: Sequence[Method]) -> list[Stage]:
+    """The stages that encode, in the order of decoding."""
+    return [method for method in reversed(methods) if isinstance(method, Stage) and method.kind == "encode"]
 
 
 def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received) -> ClientReply:

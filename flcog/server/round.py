@@ -2,17 +2,15 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from flcog.apply import apply_of
 from flcog.client.messages import ClientTask, Received
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.method import (
     OBSERVER_HOOKS,
-    Cohort,
     Messages,
     Method,
     ParameterMask,
@@ -24,13 +22,15 @@ from flcog.method import (
     Uploads,
 )
 from flcog.server.aggregate import Aggregate
-from flcog.server.clock import Timing, asking_seconds, pass_time
+from flcog.server.bad_updates import check_model
+from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
-from flcog.server.receive import account, receive
+from flcog.server.receive import account, encoders_of, receive
+from flcog.server.round_plan import Round, weigh
 from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
-from flcog.server.step import check_model, take_server_step
+from flcog.server.step import take_server_step
 from flcog.wire.ledger import Ledger
 
 TakeStep = Callable[..., tuple[Params, Slot, Params]]
@@ -40,38 +40,6 @@ CHANGES = UploadAggregator | UploadChange
 
 OnSelected = Callable[[Sequence[int]], None]
 """Called with the clients of a round once they are selected."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of training, planned.
-
-    Args:
-        number: counted from 0.
-        methods: the active methods.
-        selection: the selected clients.
-        plans: the clients that take part, with their numbers of local steps.
-        cohort: the same clients with their aggregation weights.
-        received: the broadcast.
-        down: the encoded bytes of all downloads by sender; None if nothing encodes the broadcast.
-        asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
-        timing: the simulated time after that, once the clients have trained; None without a clock.
-    """
-
-    number: int
-    methods: Sequence[Method]
-    selection: Selected
-    plans: Mapping[int, int]
-    cohort: Cohort
-    received: Received
-    down: Mapping[str, int] | None = None
-    asking: float = 0.0
-    timing: Timing | None = None
-
-    def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
-        """Plan the same round without these clients."""
-        plans = {client: steps for client, steps in self.plans.items() if client not in clients}
-        return replace(self, plans=plans, cohort=weigh(engine, server, self.methods, plans, self.selection, self.cohort.metrics))
 
 
 def advance(
@@ -133,56 +101,6 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
     return Round(number, methods, selection, plans, cohort, received, down, asking_seconds(engine, server, methods, selection))
 
 
-def weigh(
-    engine: Engine,
-    server: ServerState,
-    methods: Sequence[Method],
-    plans: Mapping[int, int],
-    selection: Selected,
-    metrics: dict[str, float],
-) -> Cohort:
-    """Compute the cohort's aggregation weights: the selection's own, or shares of samples, which methods may change."""
-    num_samples = engine.roll_call.sizes[list(plans)].double()
-    cohort = Cohort(
-        round=server.round,
-        clients=list(plans),
-        num_clients=engine.num_clients,
-        num_samples=num_samples,
-        weights=num_samples / num_samples.sum(),
-        apply=apply_of(engine.model, server.buffers),
-        buffers=server.buffers,
-        optimisation=engine.optimisation(server.round),
-        metrics=metrics,
-        seed=engine.seed,
-    )
-    weighing = [method for method in methods if method.overrides("weights")] if plans else []
-    if selection.weights is not None and plans:
-        if weighing:
-            raise ValueError(
-                f"unbiased weights replace those of {weighing[0].name}: set unbiased to false, or remove {weighing[0].name}"
-            )
-        by_client = dict(zip(selection.clients, selection.weights, strict=True))
-        weights = torch.stack([by_client[client] for client in plans])
-        cohort.weights, cohort.total_weight = weights / weights.sum(), float(weights.sum())
-    for method in weighing:
-        cohort.weights = _reweighed(method, server.messages_to(method, plans), cohort)
-    return cohort
-
-
-def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> torch.Tensor:
-    """Let one method change the weights."""
-    proposed = method.weights(cohort.weights, messages, cohort).double()
-    if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
-        raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
-    if proposed.sum() == 0:
-        warnings.warn(
-            f"{method.name} gave every client of round {cohort.round + 1} weight 0: keeping the weights before it", stacklevel=2
-        )
-        return cohort.weights
-    # Unchanged weights are not normalised again, because their sum differs from 1 by rounding, which would change the last digits.
-    return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
-
-
 def ask(server: ServerState, round: Round) -> list[tuple[Received, list[ClientTask]]]:
     """The broadcasts of the round, each with the tasks of the clients that start from it."""
     return [(round.received, tasks_of(server, round.methods, round.plans, round.cohort.weights.tolist()))]
@@ -233,7 +151,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         asked = ask(server, round)
     plain = plain_sizes(server, round.methods, *first[0])
     account(server, round.methods, plain if round.down is None else round.down, first[0][1], aggregate)
-    if any(isinstance(method, Stage) and method.kind == "encode" for method in round.methods):
+    if encoders_of(round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     if round.down is not None:
         metrics["comm/down_plain_bytes"] = sum(plain.values())
@@ -255,22 +173,18 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         return
     if not aggregate.combine(server.servers, round.cohort):
         return
-    received, buffers = server.buffers, dict(server.buffers)
-    for name, change in aggregate.buffers().items():
-        value = received[name] + change
-        buffers[name] = value if received[name].is_floating_point() else value.round().to(received[name].dtype)
+    received = server.buffers
+    buffers = received | averaged(received, aggregate.buffers())
     mean = aggregate.delta()
     if round.selection.weights is not None:
         mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
-    for method in sorted(
-        round.methods, key=lambda method: not isinstance(method, Stage)
-    ):  # stages first, as their order is fixed
+    # Stages step first, because their order is fixed.
+    for method in sorted(round.methods, key=lambda method: not isinstance(method, Stage)):
         # Methods that train on the server use this round's statistics.
         cohort = replace(round.cohort, buffers=buffers)
-        uploads = sorted(
-            aggregate.individual.get(method.name, []), key=lambda upload: upload.client
-        )  # independent of the executor's order
+        # Their order must not depend on the executor.
+        uploads = sorted(aggregate.individual.get(method.name, []), key=lambda upload: upload.client)
         messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
@@ -283,3 +197,12 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
         check_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers
+
+
+def averaged(buffers: Params, changes: Params) -> Params:
+    """The buffers after their clients' mean changes. Buffers of whole numbers are rounded."""
+    moved = {name: buffers[name] + change for name, change in changes.items()}
+    return {
+        name: value if buffers[name].is_floating_point() else value.round().to(buffers[name].dtype)
+        for name, value in moved.items()
+    }

@@ -9,8 +9,8 @@ from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.randomness import fold, make_rng
 from flcog.method import AvailabilityModel, ClientPool, RoundRecord, Selected, Selection, clock_of, expected_cohort, selection_of
-from flcog.server.clock import Timing
 from flcog.server.engine import Engine
+from flcog.server.round_plan import Timing
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
 from flcog.wire.ledger import model_bytes

@@ -1,13 +1,10 @@
-"""Run one method's server step and check its result."""
+"""Run one method's server step, which must return a change of every parameter."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
-
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method, ParameterMask
-from flcog.server.aggregate import BadUpdate
 from flcog.server.state import ServerState
 
 
@@ -43,21 +40,6 @@ def take_server_step(
         text = f"{method.name}.server_step must return a change of every parameter; it returned none of {missing}"
         raise ValueError(_unsent(method, methods, missing, server.params) if _is_unsent(method, missing, server, sent) else text)
     return change, state, buffers
-
-
-def check_model(params: Params, methods: Sequence[str], round: int) -> None:
-    """Raise an error if the server steps have turned finite updates of clients into a model with a NaN or an infinity.
-
-    Otherwise the run would end with such a model, or the next round would blame a client for it.
-    """
-    norm = torch.stack([norm.float() for norm in torch._foreach_norm(list(params.values()))]).norm()
-    # A norm may overflow although all values are finite.
-    if torch.isfinite(norm) or all(torch.isfinite(value).all() for value in params.values()):
-        return
-    raise BadUpdate(
-        f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though the clients' "
-        "updates are finite: lower the server's learning rate or its other step sizes"
-    )
 
 
 def _is_unsent(method: Method, name: object, server: ServerState, sent: Collection[str]) -> bool:

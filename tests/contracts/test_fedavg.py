@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedDisco, FedDyn, FedNova, FedSAM
 from flcog.method import Cohort, Method
-from flcog.server.aggregate import BadUpdate
+from flcog.server.bad_updates import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

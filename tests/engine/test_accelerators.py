@@ -34,7 +34,7 @@ from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.plain_steps import PlainSteps
 from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
-from flcog.server.aggregate import _add
+from flcog.server.sums import add_terms
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
 
@@ -298,10 +298,10 @@ def test_means_are_no_products_of_matrices_there(dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(0)
     values, weights = (10 * torch.randn(4, 3, 2, generator=rng)).to(dtype), torch.rand(4, generator=rng, dtype=torch.float64)
     here, there = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)
-    _add([here], [values], weights)
+    add_terms([here], [values], weights)
     with computing_there(like_cuda=True) as device:
         total = there.to(device)
         with Seen() as seen:
-            _add([total], [values.to(device)], weights.to(device))
+            add_terms([total], [values.to(device)], weights.to(device))
     torch.testing.assert_close(total.here, here, rtol=1e-6, atol=1e-6)
     assert seen.names and not seen.names & {"aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm"}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
 from flcog.method import Context, Method, Params, Plan, Slot, Upload
-from flcog.server.aggregate import BadUpdate
+from flcog.server.bad_updates import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

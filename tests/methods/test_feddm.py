@@ -24,7 +24,7 @@ import flcog
 from flcog.callbacks import ClipGradient, Ditto, FedDM, Fedssyn, FedWalk, GradientNoise
 from flcog.callbacks.feddm import class_means, perturb
 from flcog.method import Method
-from flcog.server.aggregate import BadUpdate
+from flcog.server.bad_updates import BadUpdate
 from methods.fedwalk.leashes import ALWAYS, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")

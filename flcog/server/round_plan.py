@@ -1,0 +1,124 @@
+"""A round of training as a value: its clients with their numbers of steps and weights, the broadcast, and its simulated time."""
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flcog.apply import apply_of
+from flcog.client.messages import Received
+from flcog.method import Cohort, Method, Selected
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of a round in simulated seconds, counted from the moment when the server sent the tasks.
+
+    Args:
+        finishes: the time at which each client with a task has finished.
+        clients: the clients whose uploads count.
+        seconds: the end of the round.
+    """
+
+    finishes: Mapping[int, float]
+    clients: Collection[int]
+    seconds: float
+
+    @property
+    def late(self) -> int:
+        """The number of clients that finished after the end."""
+        return len(self.finishes) - len(self.clients)
+
+    def figures(self) -> dict[str, float]:
+        """The mean time that clients waited for the end of the round, and its share in the time of all clients with a task."""
+        waits = [self.seconds - self.finishes[client] for client in self.clients]
+        total = len(self.finishes) * self.seconds
+        return {
+            "time/waiting": sum(waits) / len(waits) if waits else 0.0,
+            "time/idle_share": sum(waits) / total if total else 0.0,
+        }
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of training, planned.
+
+    Args:
+        number: counted from 0.
+        methods: the active methods.
+        selection: the selected clients.
+        plans: the clients that take part, with their numbers of local steps.
+        cohort: the same clients with their aggregation weights.
+        received: the broadcast.
+        down: the encoded bytes of all downloads by sender; None if nothing encodes the broadcast.
+        asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
+        timing: the simulated time after that, once the clients have trained; None without a clock.
+    """
+
+    number: int
+    methods: Sequence[Method]
+    selection: Selected
+    plans: Mapping[int, int]
+    cohort: Cohort
+    received: Received
+    down: Mapping[str, int] | None = None
+    asking: float = 0.0
+    timing: Timing | None = None
+
+    def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
+        """Plan the same round without these clients."""
+        plans = {client: steps for client, steps in self.plans.items() if client not in clients}
+        return replace(self, plans=plans, cohort=weigh(engine, server, self.methods, plans, self.selection, self.cohort.metrics))
+
+
+def weigh(
+    engine: Engine,
+    server: ServerState,
+    methods: Sequence[Method],
+    plans: Mapping[int, int],
+    selection: Selected,
+    metrics: dict[str, float],
+) -> Cohort:
+    """Compute the cohort's aggregation weights: the selection's own, or shares of samples, which methods may change."""
+    num_samples = engine.roll_call.sizes[list(plans)].double()
+    cohort = Cohort(
+        round=server.round,
+        clients=list(plans),
+        num_clients=engine.num_clients,
+        num_samples=num_samples,
+        weights=num_samples / num_samples.sum(),
+        apply=apply_of(engine.model, server.buffers),
+        buffers=server.buffers,
+        optimisation=engine.optimisation(server.round),
+        metrics=metrics,
+        seed=engine.seed,
+    )
+    weighing = [method for method in methods if method.overrides("weights")] if plans else []
+    if selection.weights is not None and plans:
+        if weighing:
+            raise ValueError(
+                f"unbiased weights replace those of {weighing[0].name}: set unbiased to false, or remove {weighing[0].name}"
+            )
+        by_client = dict(zip(selection.clients, selection.weights, strict=True))
+        weights = torch.stack([by_client[client] for client in plans])
+        cohort.weights, cohort.total_weight = weights / weights.sum(), float(weights.sum())
+    for method in weighing:
+        cohort.weights = _reweighed(method, server.messages_to(method, plans), cohort)
+    return cohort
+
+
+def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> torch.Tensor:
+    """Let one method change the weights."""
+    proposed = method.weights(cohort.weights, messages, cohort).double()
+    if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
+        raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
+    if proposed.sum() == 0:
+        warnings.warn(
+            f"{method.name} gave every client of round {cohort.round + 1} weight 0: keeping the weights before it", stacklevel=2
+        )
+        return cohort.weights
+    # Unchanged weights are not normalised again, because their sum differs from 1 by rounding, which would change the last digits.
+    return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
