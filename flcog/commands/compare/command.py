@@ -1,16 +1,17 @@
 """The command ``flcog compare``: reads a table, trains its arms, prints and writes the filled table."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
-from flcog.commands.compare.filling import fill
+from flcog.commands.compare.filling import Known, Launcher, fill
 from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
 from flcog.commands.compare.results import check_metric
+from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import read_table, with_bounds
 from flcog.commands.compare.table_keys import KEYS
@@ -18,6 +19,9 @@ from flcog.core import signals
 from flcog.core.commands import parser_of
 
 EXTRA = "Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5"
+
+MANY = 100
+"""The number of jobs in Slurm's queue at a time, without ``--jobs``."""
 
 
 def _seed(text: str) -> int:
@@ -61,18 +65,20 @@ def compare(arguments: list[str]) -> None:
     if len(options.table) != 1 or len(options.out) > 1:
         raise ValueError("flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help")
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
-    table = _chosen(options, path, out)
+    table, launcher = _chosen(options, path, out), _launcher(options)
     runs = cells(table, out, extra)
     print_damage(
         [cell.damage for cell in runs],
         "" if options.show else ", and is trained again; the old run is kept in the folder damaged",
     )
-    failed = [] if options.show else _fill(table, runs, out, options)
+    failed = [] if options.show else _fill(table, runs, out, options, launcher)
     _report(table, runs, out, path, options)
     _end(failed, len(apart(runs)))
 
 
-def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Namespace) -> list[Cell]:
+def _fill(
+    table: Table, runs: Sequence[Cell], out: Path, options: argparse.Namespace, launcher: Callable[[Known], Launcher]
+) -> list[Cell]:
     """Train the unfinished runs. Returns the failed cells."""
     from flcog.commands.compare.filled import Filled
     from flcog.commands.compare.table import summarise
@@ -80,7 +86,23 @@ def _fill(table: Table, runs: Sequence[Cell], out: Path, options: argparse.Names
     def filled() -> tuple[list[str], list[list[str]]]:
         return summarise(Filled(table, results_of(table, runs, None)), options.spread)
 
-    return fill(apart(runs), options.jobs, out.resolve().parent, table.trunks and not options.no_trunks, filled)
+    return fill(apart(runs), launcher, out.resolve().parent, table.trunks and not options.no_trunks, filled)
+
+
+def _launcher(options: argparse.Namespace) -> Callable[[Known], Launcher]:
+    """Make the launcher that the options name."""
+    wishes = {name: getattr(options, name) for name in ("partition", "time", "gpus")}
+    if options.launcher == "local":
+        if given := [f"--{name}" for name, value in wishes.items() if value is not None]:
+            raise ValueError(f"{given[0]} is for jobs of a cluster: add --launcher slurm, or leave {given[0]} out")
+        return lambda known: Runner(options.jobs or 1, known)
+    from flcog.commands.compare.slurm import SlurmRunner
+    from flcog.commands.compare.slurm_queue import Queue
+
+    queue = Queue(**wishes)
+    if not options.show:
+        queue.check()
+    return lambda known: SlurmRunner(options.jobs or MANY, queue, known)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,11 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     out = "the folder of the runs and the filled table; runs/<name of the file> by default"
     parser.add_argument("--out", type=Path, action="append", default=[], help=out)
-    parser.add_argument("--jobs", type=_number, default=1, help="the number of simultaneous runs, which share the cores")
+    jobs = f"the number of simultaneous runs, which share the cores (default 1), or of jobs in Slurm's queue (default {MANY})"
+    parser.add_argument("--jobs", type=_number, help=jobs)
     no_trunks = "train all rounds of every run, and do not share equal first rounds (start_round). The numbers are the same"
     parser.add_argument("--no-trunks", action="store_true", help=no_trunks)
     parser.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
     _add_options_of_the_table(parser)
+    _add_options_of_slurm(parser)
     save = "write the results of finished runs to RESULTS/<name of the file>.csv, one line each"
     parser.add_argument("--save-results", action="store_true", help=save)
     results = "the folder of saved results, which replace missing runs for --show and --reproduced; results by default"
@@ -126,6 +150,15 @@ def _add_options_of_the_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", type=_share, help=confidence)
     spread = "the figure after ±: standard deviation over seeds (default), standard error of the mean, or half of its interval"
     parser.add_argument("--spread", choices=("std", "sem", "interval"), default="std", help=spread)
+
+
+def _add_options_of_slurm(parser: argparse.ArgumentParser) -> None:
+    launcher = "local (default) trains on this machine; slurm submits each run as a job: pip install 'flcog[slurm]'"
+    parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=launcher)
+    parser.add_argument("--partition", help="the partition for Slurm's jobs, instead of the cluster's default")
+    time = "the time limit of one of Slurm's jobs: minutes, or D-HH:MM:SS. A run that reaches it is submitted again and resumes"
+    parser.add_argument("--time", help=time)
+    parser.add_argument("--gpus", type=_number, help="the number of GPUs for each of Slurm's jobs; none by default")
 
 
 def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:

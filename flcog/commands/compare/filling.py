@@ -1,15 +1,16 @@
 """Fills a table: takes finished runs, also from other tables, trains shared rounds once, and starts the remaining runs."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Protocol
 
 from flcog.commands.compare.folder import finished_runs
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.progress import Progress, Rows
 from flcog.commands.compare.resolved import identity, resolve
 from flcog.commands.compare.results import number, percent_scale
-from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import last_result
 from flcog.commands.compare.settings_of_runs import check_settings
 from flcog.commands.compare.trunks import share_rounds
@@ -18,13 +19,31 @@ from flcog.core.files import short
 from flcog.core.output import never_failing
 
 
+class Launcher(Protocol):
+    """Trains runs, on this machine or on others."""
+
+    signal: int
+
+    def run(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, float]]: ...
+
+    def in_hand(self) -> list[Cell]: ...
+
+    def stop(self, number: int, frame: FrameType | None, /) -> None: ...
+
+
+Known = dict[str, Path]
+"""Finished runs by their identities."""
+
+
 @never_failing()
-def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Callable[[], Rows]) -> list[Cell]:
+def fill(
+    runs: Sequence[Cell], launcher: Callable[[Known], Launcher], root: Path, trunks: bool, filled: Callable[[], Rows]
+) -> list[Cell]:
     """Train the unfinished runs and print the result of each. Returns the failed cells.
 
     Args:
         runs: the cells of the table.
-        jobs: the number of runs at a time.
+        launcher: makes the launcher, which does not train known runs again.
         root: the folder of all tables, where the same runs may be finished.
         trunks: whether runs may branch from others.
         filled: returns the table with the results so far.
@@ -35,7 +54,7 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
     done = sum(cell.finished for cell in runs)
     print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
     known, rounds = _prepare(runs, root, trunks) if done < len(runs) else ({}, {})
-    todo, runner = [cell for cell in runs if not cell.finished], Runner(jobs, known)
+    todo, runner = [cell for cell in runs if not cell.finished], launcher(known)
     before = signals.answer(runner.stop)
     try:
         with Progress(runs, todo, rounds, runner.in_hand, filled) as progress:
@@ -56,7 +75,7 @@ def fill(runs: Sequence[Cell], jobs: int, root: Path, trunks: bool, filled: Call
     return [cell for cell in todo if cell.error]
 
 
-def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[dict[str, Path], dict[str, int]]:
+def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dict[str, int]]:
     """Take finished runs of other tables, and find shared rounds.
 
     Returns all finished runs by identity, and the number of rounds of each cell.

@@ -1,10 +1,8 @@
-"""Trains the runs of a table as processes, several at a time, and resumes interrupted runs."""
+"""Trains the runs of a table as processes of this machine, several at a time."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,12 +12,9 @@ from types import FrameType
 
 from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.plan import Cell
+from flcog.commands.compare.training import can_begin, conclude, start
 from flcog.core import signals
-from flcog.core.child_processes import started_by_us
 from flcog.core.writer_lock import WriterLock, without_advice
-
-NOT_FINITE = "is NaN or infinite"
-"""A part of the error of a run whose model has diverged."""
 
 LOOK_EVERY = 1.0
 """Seconds between two checks whether a run that waits for another's rounds can begin."""
@@ -48,7 +43,7 @@ class Runner:
         try:
             while running or (waiting and not self._stopped):
                 ahead = [*waiting, *running.values()]
-                for cell in [cell for cell in waiting if _can_begin(cell, ahead)][: self.jobs - len(running)]:
+                for cell in [cell for cell in waiting if can_begin(cell, ahead)][: self.jobs - len(running)]:
                     waiting.remove(cell)
                     running[pool.submit(self._one, cell)] = cell
                 for future in wait(running, LOOK_EVERY, FIRST_COMPLETED).done:
@@ -94,55 +89,18 @@ class Runner:
         return time.monotonic() - started
 
     def _train(self, cell: Cell) -> None:
-        threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1))
-        # -P: otherwise Python would import a random.py in the working directory instead of its own.
-        options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options]
-        command = [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options]
+        threads = max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1)
         with (cell.folder / OUTPUT).open("ab") as output:
             with self._lock:
                 if self._stopped:
                     return
-                child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={"OMP_NUM_THREADS": threads, **os.environ, **started_by_us()},
-                    process_group=0,  # a terminal's Ctrl-C comes through `stop`, once
-                )
+                child = start(cell, threads, output, process_group=0)  # a terminal's Ctrl-C comes through `stop`, once
                 self._children.add(child)
             if self.signal:  # it came before `stop` knew this process
                 child.send_signal(self.signal)
             code = child.wait()
         with self._lock:
             self._children.discard(child)
-        if code == 0:
-            cell.files.mark_finished(cell.identity)
-            if cell.identity:
-                self.known[cell.identity] = cell.folder
-        else:
-            lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-            cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
-            if NOT_FINITE in cell.error and cell.history():
-                cell.files.mark_finished(cell.identity, diverged=True)
-                cell.error = None
-
-
-def _can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
-    """Whether the run that it branches from has the shared rounds, or can no longer get them because it is not ``ahead``."""
-    return cell.trunk is None or cell.begun or cell.trunk.run is not None or cell.trunk.cell not in ahead
-
-
-def _beginning(cell: Cell) -> list[str]:
-    """Options for its first round: resume, branch from another run, or start at round 1."""
-    if cell.begun:
-        return ["--ckpt_path", "last"]
-    trunk = cell.trunk.run if cell.trunk else None
-    return ["--branch", str(trunk), "--round", str(cell.trunk.round)] if cell.trunk and trunk else []
-
-
-def _to_carry(cell: Cell) -> list[str]:
-    """The options that make its run carry methods for others: as it began, or as planned."""
-    if not cell.begun:
-        cell.files.carry(cell.carried)
-    return [f"--trainer.callbacks+={json.dumps(part)}" for part in (cell.files.carried if cell.begun else cell.carried)]
+        conclude(cell, code)
+        if code == 0 and cell.identity:
+            self.known[cell.identity] = cell.folder

@@ -1,0 +1,73 @@
+"""Trains one run of a table as a process, on this machine or on a node of a cluster. An interrupted run is resumed from its last round."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+from flcog.commands.compare.folder import OUTPUT
+from flcog.commands.compare.plan import Cell
+from flcog.core.child_processes import started_by_us
+
+NOT_FINITE = "is NaN or infinite"
+"""A part of the error of a run whose model has diverged."""
+
+
+def start(cell: Cell, threads: int, output: IO[bytes], process_group: int | None = None) -> subprocess.Popen[bytes]:
+    """Start the run's process, which ends together with this one.
+
+    Args:
+        cell: the run.
+        threads: the number of threads for computations.
+        output: the file for everything that it prints.
+        process_group: as for ``subprocess.Popen``.
+    """
+    # -P: otherwise Python would import a random.py in the working directory instead of its own.
+    options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={"OMP_NUM_THREADS": str(threads), **os.environ, **started_by_us()},
+        process_group=process_group,
+    )
+
+
+def conclude(cell: Cell, code: int) -> None:
+    """Note the end of the run's process in the cell and its folder.
+
+    Args:
+        cell: the run.
+        code: the exit status of its process.
+    """
+    if code == 0:
+        cell.files.mark_finished(cell.identity)
+        return
+    lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
+    cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
+    if NOT_FINITE in cell.error and cell.history():
+        cell.files.mark_finished(cell.identity, diverged=True)
+        cell.error = None
+
+
+def can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
+    """Whether the run that it branches from has the shared rounds, or can no longer get them because it is not ``ahead``."""
+    return cell.trunk is None or cell.begun or cell.trunk.run is not None or cell.trunk.cell not in ahead
+
+
+def _beginning(cell: Cell) -> list[str]:
+    """Options for its first round: resume, branch from another run, or start at round 1."""
+    if cell.begun:
+        return ["--ckpt_path", "last"]
+    trunk = cell.trunk.run if cell.trunk else None
+    return ["--branch", str(trunk), "--round", str(cell.trunk.round)] if cell.trunk and trunk else []
+
+
+def _to_carry(cell: Cell) -> list[str]:
+    """The options that make its run carry methods for others: as it began, or as planned."""
+    if not cell.begun:
+        cell.files.carry(cell.carried)
+    return [f"--trainer.callbacks+={json.dumps(part)}" for part in (cell.files.carried if cell.begun else cell.carried)]
