@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from flcog.core.lightning_packages import lightning_base
+from flcog.core.lightning_packages import overrides
 from flcog.datamodules.item_sets import ItemSet, ItemSets
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
@@ -80,7 +80,7 @@ class LightningData(ItemSets):
 
     def _loader(self, part: str) -> DataLoader | None:
         hook = f"{part}_dataloader"
-        if getattr(type(self.module), hook) is getattr(lightning_base(self.module, "LightningDataModule"), hook):
+        if not overrides(self.module, "LightningDataModule", hook):
             return None
         loader = getattr(self.module, hook)()
         if isinstance(loader, list | tuple) and len(loader) == 1:

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
-from flcog.core.lightning_packages import lightning_base
+from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.datamodules.lightning_data import LightningData
 
 PARTS = {"validate": "val", "test": "test", "predict": "test"}
@@ -33,8 +33,31 @@ class Loaders(L.LightningDataModule):
         return self._test
 
 
+class OwnLoaders(L.LightningDataModule):
+    """The loaders that a module defines itself, for verbs without data."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        super().__init__()
+        self.module, self.stands_for = module, f"loader of {type(module).__name__}"
+
+    def setup(self, stage: str) -> None:
+        self.module.setup(stage)
+
+    def train_dataloader(self) -> Any:
+        return self._loader("train_dataloader")
+
+    def val_dataloader(self) -> Any:
+        return self._loader("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._loader("test_dataloader")
+
+    def _loader(self, hook: str) -> Any:
+        return getattr(self.module, hook)() if overrides(self.module, "LightningModule", hook) else None
+
+
 def with_datamodule(
-    verb: str, arguments: tuple[Any, ...], options: Mapping[str, Any], clients: int
+    verb: str, arguments: tuple[Any, ...], options: Mapping[str, Any], clients: int, has_data: bool = False
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a verb with one data module in the place of loaders.
 
@@ -45,6 +68,7 @@ def with_datamodule(
         verb: the name of the trainer's method.
         arguments, options: the user's.
         clients: the least number of clients that a round needs. An evaluation divides a set over no more.
+        has_data: whether the trainer has a run, whose data serve evaluations.
     """
     rest, named, part = list(arguments), dict(options), PARTS.get(verb, "train")
     keywords = {"train_dataloaders": "train", "val_dataloaders": "val", "dataloaders": part}
@@ -55,7 +79,12 @@ def with_datamodule(
         given[part] = rest.pop(1)
     loaders = {name: _loader(loader) for name, loader in given.items() if loader is not None}
     if not loaders:
-        if verb != "predict" and len(rest) < 2 and named.get("datamodule") is None:
+        if len(rest) > 1 or named.get("datamodule") is not None:
+            return rest, named
+        model: Any = rest[0] if rest else named.get("model")
+        if lightning_base(model, "LightningModule") and overrides(model, "LightningModule", f"{part}_dataloader"):
+            return rest, named | {"datamodule": OwnLoaders(model)}
+        if part == "train" or not (has_data or verb == "predict"):
             raise ValueError(
                 f"{verb} needs data: give a data set, a loader or a data module, as in trainer.{verb}(model, loader)"
             )

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flcog.apply import ModelFunction, OwnForward, forward
 from flcog.client_module import ClientModule
-from flcog.core.lightning_packages import lightning_base
+from flcog.core.lightning_packages import overrides
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
@@ -140,7 +140,7 @@ class Evaluator:
         """
         module = self.model.eval_module
         kinds = ("validation", "test") if split == "val" else ("test", "validation")
-        kind = next((kind for kind in kinds if _overridden(module, f"{kind}_step")), None)
+        kind = next((kind for kind in kinds if overrides(module, "LightningModule", f"{kind}_step")), None)
         if kind is None:
             return {}
         means = Means()
@@ -303,7 +303,3 @@ def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]
         f"{name}_std": float(scores.std(correction=0)),
         f"{name}_worst_decile": float(worst),
     } | {f"{name}_q{q}": float(value) for q, value in quantiles.items()}
-
-
-def _overridden(module: Any, name: str) -> bool:
-    return getattr(type(module), name) is not getattr(lightning_base(module, "LightningModule"), name)

@@ -36,14 +36,21 @@ def call_step(module: Any, name: str, batch: Tree, index: int) -> Any:
     return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
 
 
-ALONE: Mapping[str, Any] = {"logger": None, "loggers": (), "global_rank": 0, "local_rank": 0, "is_global_zero": True}
+ALONE: Mapping[str, Any] = {
+    "logger": None,
+    "loggers": (),
+    "global_rank": 0,
+    "local_rank": 0,
+    "is_global_zero": True,
+    "sanity_checking": False,
+}
 """Attributes of a module's trainer where no run is known."""
 
 
 class _StepTrainer:
     """The ``trainer`` of a module in a step: its epoch is the round. In evaluations the run's trainer has all other attributes."""
 
-    sanity_checking = training = validating = testing = predicting = False
+    training = validating = testing = predicting = False
 
     def __init__(self, round: int, stage: str, run: Any) -> None:
         self.current_epoch, self._run = round, run

@@ -42,6 +42,8 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
     """The full configuration, if the command line knows it."""
     _clients: ClientsElsewhere | None = None
     _session: Session | None = None
+    _trained: tuple[nn.Module, Any] | None = None
+    """The model and the data of the last run."""
     _launched = False
 
     def _described(self) -> Iterator[tuple[str, str]]:
@@ -85,7 +87,19 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
     @property
     def loggers(self) -> list[Logger]:
         """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
-        return self._session.trackers.loggers if self._session is not None else []
+        if self._session is not None:
+            return self._session.trackers.loggers
+        given = self.given_logger if isinstance(self.given_logger, list) else [self.given_logger]
+        return [logger for logger in given if isinstance(logger, Logger)]
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first tracker, as ``lightning.Trainer`` has it."""
+        return next(iter(self.loggers), None)
+
+    @logger.setter
+    def logger(self, given: Logger | list[Logger] | bool | None) -> None:
+        self.given_logger = given
 
     def connect(self, clients: ClientsElsewhere) -> None:
         """Let the clients of all later runs of this trainer live in other processes.
@@ -121,11 +135,18 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
         return open_run(request, plan)
 
     def _evaluation(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None) -> Session:
-        """Open a run to evaluate a checkpoint or a model as it is. Without a model it is the last run."""
-        if model is None or datamodule is None:
-            if model is not None or datamodule is not None or ckpt_path is not None:
-                raise ValueError("a model and a data module come together, and a checkpoint needs both")
+        """Open a run to evaluate a checkpoint or a model as it is. A model or data that are left out are those of the last run.
+
+        As in Lightning, ``best``, or neither a model nor a checkpoint, is the best checkpoint of a ``ModelCheckpoint``, if there is one.
+        """
+        if ckpt_path == "best" or (ckpt_path is None and model is None):
+            ckpt_path = getattr(getattr(self, "checkpoint_callback", None), "best_model_path", None) or ckpt_path
+        if model is None and datamodule is None and ckpt_path is None:
             return self.run
+        if model is None or datamodule is None:
+            self.run.engine.hand_over(self.run.server)
+            assert self._trained is not None
+            model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
         return self._open(model, datamodule, EvaluationPlan(ckpt_path))
 
     def _how_to_go_on(self) -> str:
@@ -143,7 +164,8 @@ def takes_loaders(verb: Verb) -> Verb:
         from flcog.datamodules.loaders import with_datamodule
 
         some = self.settings.clients_per_round
-        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1)
+        has_data = self._session is not None
+        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1, has_data)
         return verb(self, *args, **kwargs)
 
     return cast(Verb, wrapped)

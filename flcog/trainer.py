@@ -13,7 +13,7 @@ from flcog.run.branching import check_branch_arguments
 from flcog.run.export import Format, export
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
-from flcog.run.plans import BranchPlan, ByHandPlan, EvaluationPlan, FitPlan, Plan
+from flcog.run.plans import BranchPlan, ByHandPlan, FitPlan, Plan
 from flcog.run.predictions import Predictions, predict
 from flcog.run_holder import Data, RunHolder, in_precision, takes_loaders
 from flcog.server import round as rounds
@@ -163,23 +163,27 @@ class FederatedTrainer(RunHolder):
             load_initial_weights(model, init_from)
         self._session = None
         with Lifecycle(self.fabric, self.profiler) as life:
-            plan: Plan = FitPlan(ckpt_path, self.resume_changed, self.logger, life.lock)
+            plan: Plan = FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock)
             if branch is not None or round is not None:
                 run, last = check_branch_arguments(branch, round, ckpt_path)
-                plan = BranchPlan(None, Path(run).resolve(), last, self.logger, life.lock)
-            self._session = self._open(model, datamodule, plan)
+                plan = BranchPlan(None, Path(run).resolve(), last, self.given_logger, life.lock)
+            self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
     @takes_loaders
     @in_precision
-    def validate(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
-        """Evaluate on the validation sets, from a checkpoint or as the model is."""
+    def validate(
+        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None
+    ) -> dict[str, float]:
+        """Evaluate on the validation sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
     @takes_loaders
     @in_precision
-    def test(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None) -> dict[str, float]:
-        """Evaluate on the test sets, from a checkpoint or as the model is."""
+    def test(
+        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None
+    ) -> dict[str, float]:
+        """Evaluate on the test sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
     @takes_loaders
@@ -210,7 +214,7 @@ class FederatedTrainer(RunHolder):
         """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU.
 
         Args:
-            model, datamodule: as :meth:`fit` had them; without them it is the last run's model.
+            model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.
             ckpt_path: the checkpoint to predict from.
             inputs: predict these instead, in the data set's format (such as uint8 images with channels last).
         """
@@ -229,7 +233,7 @@ class FederatedTrainer(RunHolder):
         Args:
             path: the file.
             format: by default that of its suffix (.pt, .safetensors, .onnx).
-            model, datamodule: as :meth:`fit` had them; without them it is the last run's model.
+            model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.
             ckpt_path: the checkpoint to export.
         """
         export(self._evaluation(model, datamodule, ckpt_path), Path(path), format)
@@ -250,7 +254,7 @@ class FederatedTrainer(RunHolder):
             ckpt_path: a checkpoint to resume from.
             keep_files: whether methods may keep files that runs share, under ``default_root_dir``.
         """
-        self._session = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files))
+        self._session, self._trained = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files)), (model, datamodule)
 
     @in_precision
     def train_round(self) -> dict[str, float]:
@@ -282,11 +286,12 @@ class FederatedTrainer(RunHolder):
         """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
-    def _measure(self, model: nn.Module, datamodule: Data, ckpt_path: str | None, split: str) -> dict[str, float]:
-        run = self._open(model, datamodule, EvaluationPlan(ckpt_path))
+    def _measure(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, split: str) -> dict[str, float]:
+        run = self._evaluation(model, datamodule, ckpt_path)
         figures = evaluate(run.engine, run.server)
         self.datamodule.teardown({"val": "validate"}.get(split, split))
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if not metrics:
-            raise ValueError(f"{type(datamodule).__name__} has no {split} set: set data.client_{split}, or use the other verb")
+            raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
+        self._as_lightning(split).begin_row(metrics)
         return metrics

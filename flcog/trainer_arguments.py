@@ -98,7 +98,7 @@ class TrainerArguments:
         self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), enabled)
         watching: list[Any] = [*self.methods, *self.observers]
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
-        self.logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
+        self.given_logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
         self.num_nodes, self.fast_dev_run, self.num_sanity_val_steps = num_nodes, fast_dev_run, num_sanity_val_steps
         self.debugging = Debugging(deterministic, detect_anomaly)
         self.profiler = make_profiler(profiler)

@@ -45,6 +45,9 @@ OF_A_MODULE = (*OF_A_STEP, "optimizer_step", "optimizer_zero_grad", "backward", 
 CALLED_IN_CLIENTS = {*OF_A_MODULE, *OF_A_BATCH, "lr_scheduler_step"}
 """Hooks of a module that are called while a client trains by the faithful step."""
 
+CALLED_WITHOUT_DATA = {"train_dataloader", "val_dataloader", "test_dataloader"}
+"""Hooks of a module that replace data: of ``trainer.fit(model)``."""
+
 CALLED_ON_DATA = {"prepare_data", "setup", "teardown", "on_exception", "state_dict", "load_state_dict", *OF_A_BATCH}
 
 TOOLS = {
@@ -70,8 +73,9 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
     if lightning_base(model, "LightningModule"):
         modules.insert(0, model)  # type: ignore[arg-type]
     for module in modules:
+        loads = any(getattr(each, "module", None) is module for each in modules)
         for name in written_hooks(module):
-            if name not in _called_on(module):
+            if name not in _called_on(module) and not (loads and name in CALLED_WITHOUT_DATA):
                 idle.append(f"{type(module).__name__}.{name}")
     if idle and warn:
         warnings.warn(
@@ -121,8 +125,7 @@ def lightning_hooks(base: type) -> list[str]:
 def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
     """The hooks called on this module."""
     if lightning_base(module, "LightningModule") is None:
-        loaders = () if isinstance(module, FederatedDataModule) else ("train_dataloader", "val_dataloader", "test_dataloader")
-        return CALLED_ON_DATA.union(loaders)
+        return CALLED_ON_DATA.union(() if isinstance(module, FederatedDataModule) else CALLED_WITHOUT_DATA)
     written = written_hooks(module)
     everywhere = CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS
     return everywhere.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

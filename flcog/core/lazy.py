@@ -19,6 +19,8 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
     def __getattr__(name: str) -> Any:
         if name not in places:
+            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+                return importlib.import_module(f"{package}.{name}")  # as flcog.callbacks after import flcog
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         origin, original = places[name]
         inside = f"{origin}.{original}"

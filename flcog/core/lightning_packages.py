@@ -18,6 +18,16 @@ def lightning_base(value: Any, name: str) -> type | None:
     return next(kinds, None)
 
 
+def overrides(value: Any, name: str, member: str) -> bool:
+    """Whether the value's class overrides a member of its base class of this name.
+
+    >>> import lightning
+    >>> overrides(lightning.LightningModule(), "LightningModule", "train_dataloader")
+    False
+    """
+    return getattr(type(value), member) is not getattr(lightning_base(value, name), member)
+
+
 def is_lightnings(kind: type) -> bool:
     """Whether a class was defined by Lightning itself, and not by a user."""
     return kind.__module__.partition(".")[0] in PACKAGES

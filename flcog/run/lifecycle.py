@@ -68,8 +68,10 @@ class Lifecycle:
         self._deliver_notes(run)
         self._observe("on_fit_start")
         if num_sanity_val_steps and run.round == 0:
+            self._observe("on_sanity_check_start")
             with run.evaluator.limited_to(num_sanity_val_steps):
                 evaluate()
+            self._observe("on_sanity_check_end")
         self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
         while run.round < run.settings.rounds and not run.should_stop:
             self._run_round(run, evaluate)

@@ -29,6 +29,7 @@ REFUSED = {
     "BaseFinetuning": "clients get a new optimizer in each round: freeze layers with requires_grad_(False) before the run",
     "ModelPruning": "clients' masks would differ: write a flcog.Method that prunes the global model in server_step",
     "SpikeDetection": "trainer.on_bad_update=drop leaves out clients whose update is not finite",
+    "ThroughputMonitor": "the column time/round has the seconds of each round, and flcog bench measures clients and samples a second",
     "BasePredictionWriter": "trainer.predict returns the predictions, and flcog predict writes them",
 }
 """Callbacks of Lightning's that federated training cannot run, with the counterpart or the reason."""
@@ -131,10 +132,22 @@ class LightningCallbacks(Callback):
         self._states = {}
         self._call(("on_fit_start",), ("on_train_start",))
 
+    def on_sanity_check_start(self, run: Session) -> None:
+        """The central sets are about to be evaluated on a few batches before round 1."""
+        if self.trainer is not None:
+            self.trainer.state.stage = RunningStage.SANITY_CHECKING
+            self._call(("on_sanity_check_start",))
+
+    def on_sanity_check_end(self, run: Session) -> None:
+        """That evaluation has ended."""
+        if self.trainer is not None:
+            self._call(("on_sanity_check_end",))
+            self.trainer.state.stage = RunningStage.TRAINING
+
     def on_round_start(self, run: Session, round: int, cohort: list[int]) -> None:  # type: ignore[override]
-        if self._trainer is not None:
-            self._trainer.current_epoch = round - 1
-            self._trainer.begin_row({})
+        if self.trainer is not None:
+            self.trainer.current_epoch = round - 1
+            self.trainer.begin_row({})
             self._call(("on_train_epoch_start",), ("on_train_batch_start", None, 0))
 
     def on_evaluation_end(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
@@ -147,7 +160,7 @@ class LightningCallbacks(Callback):
             self._trainer.state.stage = RunningStage.TRAINING
 
     def on_round_metrics(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
-        if self._trainer is not None:
+        if self.trainer is not None:
             self._take_row(metrics)
             with run.engine.schedules.by_hand():
                 self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
@@ -157,16 +170,16 @@ class LightningCallbacks(Callback):
     def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
         if self.trainer is not None:
             self.trainer.datamodule.teardown("fit")
-        if self._trainer is not None:
-            self._trainer.state.status = TrainerStatus.FINISHED
+            self.trainer.state.status, self.trainer.current_epoch = TrainerStatus.FINISHED, run.round
             self._call(("on_train_end",), ("on_fit_end",), ("teardown", "fit"))
+            self.trainer.state.stage = None
 
     def on_exception(self, run: Session, exception: BaseException) -> None:  # type: ignore[override]
         if self.trainer is not None:
             self.trainer.datamodule.on_exception(exception)
-        if self._trainer is not None:
-            self._trainer.state.status = TrainerStatus.INTERRUPTED
+            self.trainer.state.status = TrainerStatus.INTERRUPTED
             self._call(("on_exception", exception))
+            self.trainer.state.stage = None
 
     # State ------------------------------------------------------------------------------------------------------------------------
 
@@ -214,10 +227,10 @@ class LightningCallbacks(Callback):
 
     def _take_row(self, metrics: dict[str, float]) -> None:
         """Let callbacks see and extend the round's row, to which the figures that they logged at its start are added."""
-        assert self._trainer is not None
-        for name, value in self._trainer.metrics.items():
+        assert self.trainer is not None
+        for name, value in self.trainer.metrics.items():
             metrics.setdefault(name, value)
-        self._trainer.begin_row(metrics)
+        self.trainer.begin_row(metrics)
 
     @contextmanager
     def _logging(self, trainer: LightningTrainer) -> Iterator[None]:
@@ -235,8 +248,10 @@ def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *argu
     """Call a hook of one callback, and name it in an error."""
     try:
         getattr(callback, hook)(trainer, *arguments)
-    except MisconfigurationException as error:
-        raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
     except Exception as error:
+        if is_lightnings(type(callback)) and isinstance(
+            error, MisconfigurationException | RuntimeError
+        ):  # such as a missing column
+            raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
         error.add_note(f"in {type(callback).__name__}.{hook}, round {trainer.current_epoch + 1}")
         raise

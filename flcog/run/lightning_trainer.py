@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from torch import Tensor
 
 from flcog.client.optimizers import each_optimizer
-from flcog.core.lightning_packages import lightning_base
+from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.core.processes import Processes
 from flcog.run.session import Session
 
@@ -56,8 +56,7 @@ class LightningTrainer:
         fast_dev_run: the argument of the federated trainer.
     """
 
-    sanity_checking, predicting, testing = False, False, False
-    val_check_interval, max_steps = 1.0, -1
+    predicting, testing, val_check_interval, max_steps = False, False, 1.0, -1
     num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
 
     def __init__(
@@ -123,6 +122,10 @@ class LightningTrainer:
     @property
     def validating(self) -> bool:
         return self.state.stage == RunningStage.VALIDATING
+
+    @property
+    def sanity_checking(self) -> bool:
+        return self.state.stage == RunningStage.SANITY_CHECKING
 
     # Metrics ----------------------------------------------------------------------------------------------------------------------
 
@@ -236,8 +239,7 @@ class LightningTrainer:
         return self._loader("test_dataloader")
 
     def _loader(self, hook: str) -> Any:
-        base = lightning_base(self.datamodule, "LightningDataModule")
-        return None if getattr(type(self.datamodule), hook) is getattr(base, hook) else getattr(self.datamodule, hook)()
+        return getattr(self.datamodule, hook)() if overrides(self.datamodule, "LightningDataModule", hook) else None
 
     def load_global_model(self) -> None:
         """Load the global weights into the module, which otherwise contains a client's weights."""
@@ -261,7 +263,9 @@ class LightningTrainer:
 
     @property
     def fit_loop(self) -> Any:
-        return SimpleNamespace(total_batch_idx=self._run.round, epoch_loop=SimpleNamespace(_batches_that_stepped=self._run.round))
+        evaluated = SimpleNamespace(_has_run=any(name.startswith(("val/", "test/")) for name in self._earlier | self.metrics))
+        epoch = SimpleNamespace(_batches_that_stepped=self._run.round, val_loop=evaluated)
+        return SimpleNamespace(total_batch_idx=self._run.round, epoch_loop=epoch)
 
     @property
     def _logger_connector(self) -> Any:

@@ -23,6 +23,7 @@ from flcog.client.lightning_hooks import (
     CALLED_IN_CLIENTS,
     CALLED_ON_DATA,
     CALLED_TO_EVALUATE,
+    CALLED_WITHOUT_DATA,
     lightning_hooks,
 )
 from flcog.models import MLP, Dropout
@@ -392,8 +393,11 @@ def test_the_page_lists_what_is_called() -> None:
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (\w+)", page, re.MULTILINE))
     expected: dict[str, str] = {}
     for base, called in (
-        (L.LightningModule, (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS).union(*CALLED_TO_EVALUATE.values())),
-        (L.LightningDataModule, CALLED_ON_DATA),
+        (
+            L.LightningModule,
+            (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | CALLED_WITHOUT_DATA).union(*CALLED_TO_EVALUATE.values()),
+        ),
+        (L.LightningDataModule, CALLED_ON_DATA | CALLED_WITHOUT_DATA),
     ):
         for name in lightning_hooks(base):
             expected[f"{base.__name__}.{name}"] = "called" if name in called else "ignored"

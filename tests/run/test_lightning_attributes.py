@@ -56,13 +56,39 @@ def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
     trainer.fit(Plain(), data)
     for name in NAMES:
         getattr(trainer, name)
-    assert trainer.current_epoch == 1 and trainer.global_step == trainer.max_epochs == 2 and trainer.world_size == 1
+    assert trainer.current_epoch == trainer.global_step == trainer.max_epochs == 2 and trainer.world_size == 1
     assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(trainer.history[-1]["train/loss"])
     assert trainer.checkpoint_callback is checkpoints and Path(checkpoints.best_model_path).is_file()
     assert trainer.datamodule is data and isinstance(trainer.train_dataloader, DataLoader) and trainer.val_dataloaders is None
-    assert not trainer.interrupted and trainer.fast_dev_run is False
+    assert not trainer.interrupted and not trainer.training and trainer.fast_dev_run is False and trainer.logger is None
     trainer.should_stop = True
     assert trainer.run.should_stop
+
+
+def test_the_sanity_check_says_so(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Looks(L.Callback):
+        def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(trainer.sanity_checking)
+
+        on_sanity_check_end = on_sanity_check_start
+
+    class Checks(Plain):
+        def test_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append((self.trainer.sanity_checking, self.trainer.testing))
+            return super().test_step(batch, batch_idx)
+
+    make_trainer(tmp_path, Looks(), rounds=1, num_sanity_val_steps=1, eval_every=1, precision="32-true").fit(Checks(), Loaders())
+    assert seen == [True, (True, True), True, *[(False, True)] * 3]
+
+
+def test_a_logger_is_there_before_the_run(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=[logger])
+    assert trainer.logger is logger and trainer.loggers == [logger]
+    trainer.logger = False
+    assert trainer.logger is None and trainer.loggers == []
 
 
 def test_a_trial_run_says_so(tmp_path: Path) -> None:

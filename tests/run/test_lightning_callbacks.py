@@ -67,7 +67,7 @@ def test_the_order_of_hooks(tmp_path: Path) -> None:
     expected = [(name, 0, 0) for name in ("setup", "on_fit_start", "on_train_start")]
     for round in range(2):
         expected += [(name, round, round + (name != "on_train_epoch_start")) for name in one_round]
-    assert recorder.seen == [*expected, *[(name, 1, 2) for name in ("on_train_end", "on_fit_end", "teardown")]]
+    assert recorder.seen == [*expected, *[(name, 2, 2) for name in ("on_train_end", "on_fit_end", "teardown")]]
     assert [row["epochs"] for row in trainer.history] == [1, 2]
 
 
@@ -206,6 +206,12 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
         make_trainer(None, lightning_callbacks.StochasticWeightAveraging(0.1))
     with one_line(ValueError, r"DeviceStatsMonitor: Cannot use `DeviceStatsMonitor` callback with `Trainer\(logger=False\)`"):
         fit(tmp_path, lightning_callbacks.DeviceStatsMonitor(cpu_stats=find_spec("psutil") is not None), **OPTIONS)
+    with one_line(ValueError, "EarlyStopping: Early stopping conditioned on metric `val_los` which is not available. Pass in"):
+        fit(tmp_path, lightning_callbacks.EarlyStopping("val_los"), **OPTIONS)
+    with one_line(ValueError, r"ModelCheckpoint: `ModelCheckpoint\(monitor='val_los'\)` could not find the monitored key"):
+        fit(tmp_path, lightning_callbacks.ModelCheckpoint(monitor="val_los"), **OPTIONS)
+    with one_line(ValueError, "ThroughputMonitor cannot be used in federated training: the column time/round has"):
+        make_trainer(None, lightning_callbacks.ThroughputMonitor(len))
     with one_line(ValueError, "callbacks are methods or observers of flcog, or Lightning's; got int"):
         make_trainer(None, 3)  # type: ignore[arg-type]
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from datamodules.common import one_line
 from harness import fit, make_trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
@@ -56,6 +58,45 @@ def test_evaluations_take_a_loader(tmp_path: Path) -> None:
         assert figures == {name.replace("val", split, 1): value for name, value in expected.items()}
     found = make_trainer(None, **OPTIONS).predict(trained, VAL)
     assert torch.equal(found["target"], TESTS.tensors[1])
+
+
+def test_evaluations_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
+    best = ModelCheckpoint(monitor="val_loss", mode="max")
+    trainer = make_trainer(tmp_path, best, **OPTIONS | {"rounds": 2})
+    trainer.fit(model := module(), Module())
+    last, data = trainer.history[-1]["val/loss"], Module()
+    assert trainer.validate(model)["val/loss"] == trainer.validate(model, data)["val/loss"] == last
+    expected = trainer.validate(model, data, ckpt_path=best.best_model_path)
+    assert Path(best.best_model_path).stem.startswith("epoch=0") and expected["val/loss"] != last
+    assert trainer.validate() == trainer.validate(datamodule=data) == trainer.validate(ckpt_path="best") == expected
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(expected["val/loss"])
+    assert {name.replace("test", "val"): value for name, value in trainer.test(dataloaders=VAL).items()} == expected
+    other = make_trainer(tmp_path, **OPTIONS | {"rounds": 2})
+    other.fit(model, Module())
+    assert other.validate()["val/loss"] == other.validate(model, data)["val/loss"] == other.history[-1]["val/loss"]
+
+
+class OfItself(BoringModel):
+    """A module with loaders of its own, which need its ``setup``."""
+
+    def setup(self, stage: str) -> None:
+        self.stages = [*getattr(self, "stages", []), stage]
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.step(batch))
+
+    def train_dataloader(self) -> Any:
+        return [None, super().train_dataloader()]["fit" in self.stages]
+
+
+def test_a_module_with_loaders_of_its_own(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    options: Any = {"rounds": 1, "local_steps": 1, "precision": "32-true", "eval_every": 1}
+    trainer = make_trainer(tmp_path, **options)
+    trainer.fit(model := OfItself())
+    assert {"train/loss", "test/loss"} < set(trainer.history[0]) and model.stages == ["fit", "test"]
+    assert trainer.callback_metrics["train_loss"] == pytest.approx(trainer.history[0]["train/loss"])
+    assert not [warning for warning in recwarn if "train_dataloader" in str(warning.message)]
+    assert set(make_trainer(None, **options).test(OfItself())) == {"test/loss"}
 
 
 @pytest.mark.parametrize(
