@@ -167,3 +167,49 @@ def test_a_run_that_would_be_refused_is_left_to_say_so(tmp_path: Path, capsys: p
     runs = cells(read_table(table(tmp_path, "bad", rows={"A": {"arguments": {"trainer.runds": 3}}})), tmp_path, [])
     assert resolve(runs) == {} and not any(capsys.readouterr())
     assert not any(cell.identity for cell in runs) and isinstance(runs[0], Cell)
+
+
+def test_a_dry_run_describes_the_cells_and_writes_nothing(
+    compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare("one", rows={"FedAvg": None}, seeds=[0], columns={"short": {"arguments": {"trainer.rounds": 4}}})
+    columns = {"short": {"arguments": {"trainer.rounds": 4}}, "long": {"arguments": {"trainer.rounds": 9}}}
+    rows = {
+        "FedAvg": None,
+        "FedProx": {"configs": [FEDPROX], "columns": {"long": {"trainer.callbacks.mu": 3}}},
+        "bad": {"arguments": {"x": 1}},
+    }
+    compare("two", rows={"FedAvg": None}, seeds=[0], columns=columns)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    capsys.readouterr()
+    compare("two", "--dry-run", seeds=[0, 1], columns=columns, rows=rows)
+    assert sorted(path for path in tmp_path.rglob("*")) == before and len(started) == 2
+    said = capsys.readouterr().out
+    common, *arms, total = said.strip().split("\n\n")
+    assert "trainer.local_steps: " in common and "trainer.rounds" not in common and "mu:" not in common
+    texts = {text.partition("\n")[0]: text.partition("\n")[2] for text in arms}
+    reused = f"reused, finished in {tmp_path / 'runs/one/short/FedAvg/seed0'}"
+    # The stand-in's rounds take a second, and the run of four rounds has two.
+    assert texts["FedAvg · short"] == (
+        f"  unlike other cells of its row:\n    trainer.rounds: 4\n  seed 0: {reused}\n"
+        "  seed 1: to be trained; about 0:04, at 1 s a round as in earlier runs of this row"
+    )
+    assert "unlike other cells of its row and of its column:\n    trainer.callbacks.0.mu: 3" in texts["FedProx · long"]
+    assert "seed 0: to be trained; about 0:09, at 1 s a round as in earlier runs of FedAvg" in texts["FedProx · long"]
+    assert "this command prints the error: flcog fit -c " in texts["bad · short"] and "--x 1" in texts["bad · short"]
+    assert (
+        total
+        == "12 runs: 2 are reused, 10 are to be trained, about 0:39 one after another (4 of them with unknown times not counted)"
+    )
+
+
+def test_a_dry_run_names_the_run_of_another_table(
+    compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare("one", rows={"FedAvg": None})
+    compare("two", "--dry-run")
+    said = capsys.readouterr().out
+    assert f"seed 0: reused, the same run as {tmp_path / 'runs/one/FedAvg/seed0'}" in said
+    assert "2 runs: 1 are reused, 1 are to be trained" in said and len(started) == 1
+    with pytest.raises(SystemExit):
+        compare("two", "--dry-run", "--show")

@@ -69,11 +69,21 @@ def compare(arguments: list[str]) -> None:
     runs = cells(table, out, extra)
     print_damage(
         [cell.damage for cell in runs],
-        "" if options.show else ", and is trained again; the old run is kept in the folder damaged",
+        "" if options.show or options.dry_run else ", and is trained again; the old run is kept in the folder damaged",
     )
+    if options.dry_run:
+        _describe(table, runs, out, path, options)
+        return
     failed = [] if options.show else _fill(table, runs, out, options, launcher)
     _report(table, runs, out, path, options)
     _end(failed, len(apart(runs)))
+
+
+def _describe(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: argparse.Namespace) -> None:
+    from flcog.commands.compare.dry_run import describe
+
+    results = results_of(table, runs, _saved_file(options, path))
+    print(describe(apart(runs), results, out.resolve().parent, table.trunks and not options.no_trunks))
 
 
 def _fill(
@@ -122,7 +132,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=_number, help=jobs)
     no_trunks = "train all rounds of every run, and do not share equal first rounds (start_round). The numbers are the same"
     parser.add_argument("--no-trunks", action="store_true", help=no_trunks)
-    parser.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
+    dry_run = "print each cell's configuration, its estimated time and the results that it reuses; train and write nothing"
+    instead.add_argument("--dry-run", action="store_true", help=dry_run)
     _add_options_of_the_table(parser)
     _add_options_of_slurm(parser)
     save = "write the results of finished runs to RESULTS/<name of the file>.csv, one line each"

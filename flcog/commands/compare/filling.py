@@ -9,7 +9,7 @@ from typing import Protocol
 from flcog.commands.compare.folder import finished_runs
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.progress import Progress, Rows
-from flcog.commands.compare.resolved import identity, resolve
+from flcog.commands.compare.resolved import Config, identity, resolve
 from flcog.commands.compare.results import number, percent_scale
 from flcog.commands.compare.saved_results import last_result
 from flcog.commands.compare.settings_of_runs import check_settings
@@ -75,20 +75,26 @@ def fill(
     return [cell for cell in todo if cell.error]
 
 
+def known_runs(runs: Sequence[Cell], root: Path) -> tuple[Known, dict[str, Config]]:
+    """Give the cells their identities. Returns all finished runs below ``root`` by identity, and the cells' configurations by name."""
+    configs = resolve(runs)
+    for cell in runs:
+        cell.identity = identity(configs[cell.name]) if cell.name in configs else ""
+    return finished_runs(root), configs
+
+
 def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dict[str, int]]:
     """Take finished runs of other tables, and find shared rounds.
 
     Returns all finished runs by identity, and the number of rounds of each cell.
     """
-    keeping = [cell for cell in runs if cell.run is not None and cell.run.keeps_any]
-    configs = resolve([cell for cell in runs if not cell.finished or cell in keeping])
-    known = finished_runs(root)
+    known, configs = known_runs(runs, root)
     for cell in runs:
-        cell.identity = identity(configs[cell.name]) if cell.name in configs else ""
         if not cell.finished and not cell.begun and (other := known.get(cell.identity)):
             cell.files.take_from(other)
             print(f"{cell.name}: the same run as {short(other)}, which is finished", flush=True)
-    if trunks and (saved := share_rounds(runs, configs)):
+    useful = {cell.name for cell in runs if not cell.finished or (cell.run is not None and cell.run.keeps_any)}
+    if trunks and (saved := share_rounds(runs, {name: config for name, config in configs.items() if name in useful})):
         count = sum(cell.trunk is not None for cell in runs)
         print(f"{count} of {len(runs)} runs branch from others: {saved:,} rounds are not trained again", flush=True)
     return known, {name: config["trainer"]["rounds"] for name, config in configs.items()}

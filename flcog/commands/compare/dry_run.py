@@ -1,0 +1,127 @@
+"""``flcog compare TABLE --dry-run``: each cell's configuration, its estimated time, and the results that it reuses. Writes nothing."""
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flcog.commands.compare.filling import known_runs
+from flcog.commands.compare.plan import SPLIT_SEED, Cell
+from flcog.commands.compare.resolved import Config, Settings, settings_of
+from flcog.commands.compare.results import Result
+from flcog.commands.compare.trunks import share_rounds
+from flcog.core.files import short
+from flcog.core.text import clock
+
+SEEDS = ("seed_everything", "trainer.seed", SPLIT_SEED)
+Place = tuple[str, str]
+"""Row and setting."""
+
+
+@dataclass
+class Arm:
+    """The cells of one row in one setting, which differ only in seeds, and their settings without seeds; empty for an invalid command."""
+
+    cells: list[Cell] = field(default_factory=list)
+    settings: Settings = field(default_factory=dict)
+
+    def unlike(self, others: Sequence["Arm"]) -> list[str]:
+        """The names of its settings that some of the others do not share."""
+        return [name for name, value in self.settings.items() if any(arm.settings.get(name) != value for arm in others)]
+
+
+def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks: bool) -> str:
+    """Describe the cells of a table.
+
+    Args:
+        runs: the cells, once each.
+        results: of the table's finished and unfinished runs, also saved ones, as far as there are any.
+        root: the folder of all tables, where the same runs may be finished.
+        trunks: whether runs may branch from others.
+    """
+    known, configs = known_runs(runs, root)
+    if trunks:
+        share_rounds([cell for cell in runs if cell.finished or cell.begun or cell.identity not in known], configs)
+    arms = _arms(runs, configs)
+    valid = [arm for arm in arms.values() if arm.settings]
+    varying = {name for arm in valid for name in arm.unlike(valid)}
+    common = {name: value for arm in valid[:1] for name, value in arm.settings.items() if name not in varying}
+    lines = ["Settings of all runs, without paths and devices:", *_listed(common, common)]
+    times, reused = [], 0
+    for (row, setting), arm in arms.items():
+        lines += ["", " · ".join(filter(None, (row, setting))) or "the run", *_settings(arm, arms, (row, setting), varying)]
+        for cell in arm.cells:
+            source = _source(cell, known)
+            reused += bool(source)
+            took, basis = (0.0, "") if source else _estimate(cell, results, configs)
+            times += [] if source else [took]
+            lines.append(f"  seed {cell.seed}: {source or _to_train(cell)}" + (f"; {basis}" if basis else ""))
+    sure = [took for took in times if took]
+    left = f", about {clock(sum(sure))} one after another" if sure else ""
+    rest = f" ({len(times) - len(sure)} of them with unknown times not counted)" if sure and len(sure) < len(times) else ""
+    return "\n".join([*lines, "", f"{len(runs)} runs: {reused} are reused, {len(times)} are to be trained{left}{rest}"])
+
+
+def _arms(runs: Sequence[Cell], configs: Mapping[str, Config]) -> dict[Place, Arm]:
+    arms: dict[Place, Arm] = {}
+    for cell in runs:
+        arm = arms.setdefault((cell.row, cell.setting), Arm())
+        arm.cells.append(cell)
+        if cell.name in configs:
+            arm.settings = {name: value for name, value in settings_of(configs[cell.name]).items() if name not in SEEDS}
+    return arms
+
+
+def _settings(arm: Arm, arms: Mapping[Place, Arm], place: Place, varying: set[str]) -> list[str]:
+    """The settings of an arm that are not common to the table, sorted by the neighbours that have others."""
+    if not arm.settings:
+        command = shlex.join(["flcog", *arm.cells[0].arguments])
+        return [f"  no configuration can be read; this command prints the error: {command}"]
+    row = arm.unlike([other for (name, _), other in arms.items() if name == place[0] and other.settings])
+    column = arm.unlike([other for (_, name), other in arms.items() if name == place[1] and other.settings])
+    groups = {
+        "unlike other cells of its row and of its column": [name for name in row if name in column],
+        "unlike other cells of its row": [name for name in row if name not in column],
+        "unlike other cells of its column": [name for name in column if name not in row],
+        "unlike cells in other rows and columns": [
+            name for name in arm.settings if name in varying and name not in row and name not in column
+        ],
+    }
+    return [line for title, names in groups.items() if names for line in (f"  {title}:", *_listed(arm.settings, names, "    "))]
+
+
+def _listed(settings: Settings, names: Any, margin: str = "  ") -> list[str]:
+    return [f"{margin}{name}: {settings[name]}" for name in names]
+
+
+def _source(cell: Cell, known: Mapping[str, Path]) -> str:
+    """The finished run that it uses; empty if it is to be trained."""
+    if cell.finished:
+        return f"reused, finished in {short(cell.files.source.path)}"
+    other = None if cell.begun else known.get(cell.identity)
+    return f"reused, the same run as {short(other)}" if other else ""
+
+
+def _to_train(cell: Cell) -> str:
+    if cell.begun:
+        return f"to be resumed after round {len(cell.history())}"
+    return (
+        f"to be trained, branching from {cell.trunk.cell.name} after round {cell.trunk.round}" if cell.trunk else "to be trained"
+    )
+
+
+def _estimate(cell: Cell, results: Sequence[Result], configs: Mapping[str, Config]) -> tuple[float, str]:
+    """The estimated seconds of a run and their basis: rounds of the same arm, or else of other rows in its setting."""
+    if cell.name not in configs:
+        return 0.0, ""
+    here = [run for run in results if run.column == cell.column and run.rounds and run.facts.seconds > 0 and not run.facts.other]
+    same = [run for run in here if run.row == cell.row]
+    if not (same or here):
+        return 0.0, "time unknown, because no run of this column has begun"
+    pace = statistics.fmean(run.facts.seconds / run.rounds for run in same or here)
+    before = len(cell.history()) if cell.begun else cell.trunk.round if cell.trunk else 0
+    took = pace * max(0, configs[cell.name]["trainer"]["rounds"] - before)
+    basis = "this row" if same else ", ".join(dict.fromkeys(run.row for run in here))
+    return took, f"about {clock(took)}, at {pace:.2g} s a round as in earlier runs of {basis}"
