@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     return folders
 
 
