@@ -13,6 +13,7 @@ from flcog.client.lightning_hooks import written_hooks
 from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual
 from flcog.client.optimizers import configure, describe_optimizer, each_optimizer
 from flcog.client.output_check import check_pairs
+from flcog.client.setup_trainer import SetupTrainer
 from flcog.client_module import ClientModule, as_client
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import DTYPES, default_dtype, float64_device
@@ -65,8 +66,10 @@ def make_client_model(
         callbacks: the run's callbacks of Lightning's.
     """
     client, choice = _as_client(model, datamodule)
-    client, notes = _with_methods(settings, methods, client, datamodule, processes)
-    configured = configure(client)
+    trainer = SetupTrainer(settings, datamodule, processes, callbacks)
+    with trainer.visible_to(client):
+        client, notes = _with_methods(settings, methods, client, datamodule, processes)
+        configured = configure(client)
     check_manual(client, methods)
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
     if not client.automatic_optimization:

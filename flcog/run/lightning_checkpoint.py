@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flcog.core.masking import masked
 from flcog.core.types import Params
+from flcog.models.lora import adapters
 
 LIGHTNINGS = ("pytorch-lightning_version", "state_dict", "hparams_name", "hyper_parameters")
 """Entries that Lightning writes, too, and that a module's ``on_save_checkpoint`` may change."""
@@ -26,7 +27,12 @@ def lightning_entries(module: L.LightningModule, weights: Params, config: Mappin
         weights: the global model's parameters and shared buffers.
         config: the full configuration, if the command line knows it.
     """
-    entries: dict[str, Any] = {"pytorch-lightning_version": L.__version__, "state_dict": weights}
+    # load_from_checkpoint needs frozen weights, too, except for modules that say otherwise and for networks around which adapters train.
+    partial = not module.strict_loading or next(adapters(module), None) is not None
+    entries: dict[str, Any] = {
+        "pytorch-lightning_version": L.__version__,
+        "state_dict": weights if partial else module.state_dict() | weights,
+    }
     if module.hparams:
         kept, _ = split_hyperparameters(module)
         entries |= {"hparams_name": module._hparams_name, "hyper_parameters": masked(kept)}

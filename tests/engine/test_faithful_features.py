@@ -376,6 +376,35 @@ def test_changes_of_an_optimizer_end_with_the_client() -> None:
     assert_close(runs[0].params, runs[1].params, 1e-14)
 
 
+@pytest.mark.parametrize("options", [{"local_steps": 3}, {"local_steps": None, "local_epochs": 2.0}])
+def test_a_module_knows_the_number_of_steps_before_the_first_round(options: dict[str, Any]) -> None:
+    """OneCycleLR refuses more steps than it was told."""
+    seen: list[Any] = []
+    of_clients: list[int] = []
+
+    class Knows(Plain):
+        def configure_optimizers(self) -> Any:
+            optimizer, trainer = torch.optim.SGD(self.parameters(), lr=0.1), self.trainer
+            numbers = trainer.num_training_batches, trainer.estimated_stepping_batches
+            seen.append((*numbers, trainer.max_epochs, trainer.world_size, type(trainer.datamodule)))
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=trainer.estimated_stepping_batches)
+            return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            of_clients.append(int(self.trainer.estimated_stepping_batches))
+            return super().training_step(batch, batch_idx)
+
+        def setup(self, stage: str) -> None:
+            with pytest.raises(AttributeError, match="asked its trainer for 'callback_metrics' before round 1"):
+                self.trainer.callback_metrics  # noqa: B018
+
+    trainer = make_trainer(None, rounds=2, clients_per_round=8, **options)
+    trainer.prepare(module := Knows(), TinyData())
+    trainer.train_round()
+    assert seen[0] == (max(of_clients), max(of_clients), 2, 1, TinyData) and module._trainer is None
+    assert len(set(of_clients)) == (1 if options["local_steps"] else 4)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"executor": "vmap"}, {"chunk_size": 2}, {"executor": "fastest"}, pytest.param({"compile": True}, marks=needs_compiler)],

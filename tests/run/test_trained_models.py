@@ -243,6 +243,35 @@ def test_a_users_own_module_is_loaded_too(tmp_path: Path) -> None:
     assert torch.equal(outputs_of(loaded.net), outputs_of(own.net))
 
 
+class Frozen(L.LightningModule):
+    """A network with a frozen part."""
+
+    def __init__(self, width: int, strict: bool = True) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(6, width).requires_grad_(False), nn.BatchNorm1d(width), nn.Linear(width, 3))
+        self.net[1].weight.requires_grad_(False)
+        self.strict_loading = strict
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([{"params": self.net[1].parameters(), "lr": 0.01}, {"params": self.net[2].parameters()}], lr=0.1)
+
+
+def test_a_checkpoint_has_frozen_weights_too(tmp_path: Path) -> None:
+    own, sparing = Frozen(4), Frozen(4, strict=False)
+    path = fit(tmp_path, module=own, **FLOAT).run.directory / "checkpoints/last.ckpt"  # type: ignore[arg-type]
+    loaded = Frozen.load_from_checkpoint(path)
+    assert torch.equal(outputs_of(loaded.net), outputs_of(own.net))
+    path = fit(tmp_path, module=sparing, **FLOAT).run.directory / "checkpoints/last.ckpt"  # type: ignore[arg-type]
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert {"net.0.weight", "net.1.weight"}.isdisjoint(saved) and "net.1.bias" in saved
+    with pytest.warns(UserWarning, match="not in the checkpoint"):
+        Frozen.load_from_checkpoint(path)
+
+
 def test_hyperparameters_that_a_module_saves_construct_it_again(tmp_path: Path) -> None:
     class Own(L.LightningModule):
         def __init__(self, width: int, rates: dict[str, float], loss: nn.Module) -> None:

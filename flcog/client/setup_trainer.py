@@ -1,0 +1,75 @@
+"""The trainer as a module sees it before round 1, in ``setup``, ``configure_model`` and ``configure_optimizers``."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+
+from flcog.core.processes import Processes
+from flcog.data import FederatedDataModule
+from flcog.data.batching import Batching
+from flcog.settings import Settings
+
+
+class SetupTrainer:
+    """The attributes of ``lightning.Trainer`` that are known before round 1.
+
+    Schedulers with the interval ``step`` restart in each round, so that ``estimated_stepping_batches`` is a client's number of steps in a
+    round, and ``num_training_batches`` its number of batches: those of the client with the largest data set.
+
+    Args:
+        settings: the user's.
+        datamodule: the user's data, set up.
+        processes: of the run.
+        callbacks: the run's callbacks of Lightning's.
+    """
+
+    current_epoch, global_step, max_steps, num_nodes = 0, 0, -1, 1
+    training = validating = testing = predicting = sanity_checking = should_stop = False
+    fitting, logger, loggers = True, None, ()
+
+    def __init__(
+        self, settings: Settings, datamodule: FederatedDataModule, processes: Processes, callbacks: Sequence[L.Callback]
+    ) -> None:
+        self._federated, self.datamodule, self.callbacks = datamodule, datamodule.hooked, list(callbacks)
+        self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
+        self.max_epochs, self.precision = settings.rounds, settings.precision
+        self.accumulate_grad_batches = settings.accumulate_grad_batches
+        self.world_size = self.num_devices = processes.count
+        self.global_rank, self.is_global_zero = processes.rank, processes.is_first
+        self._settings = settings
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self._batching.num_steps(self._largest)
+
+    @property
+    def num_training_batches(self) -> int:
+        return len(self._batching.layout(self._largest, self.estimated_stepping_batches)[0])
+
+    @property
+    def _largest(self) -> int:
+        return int(self._federated.federation.partition.sizes.max())
+
+    @property
+    def _batching(self) -> Batching:
+        settings, data = self._settings, self._federated
+        work = settings.local_steps, settings.local_epochs
+        return Batching(data.batch_size, *work, data.drop_last, settings.accumulate_grad_batches)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a module asked its trainer for {name!r} before round 1, when it is not known yet: use it in on_fit_start, or leave it out"
+        )
+
+    @contextmanager
+    def visible_to(self, module: L.LightningModule) -> Iterator[None]:
+        """Let a module find this trainer as ``self.trainer``."""
+        before, owner = module._trainer, cast(Any, module)
+        owner.trainer = self
+        try:
+            yield
+        finally:
+            owner.trainer = before
