@@ -20,7 +20,7 @@ from flcog.core import signals
 from flcog.core.types import Slot
 from flcog.data import Federation, Partition, Partitioner, Samples, Splits, Task
 from flcog.datamodules import Natural
-from flcog.method import Callback, Params
+from flcog.method import Callback, Method, Params
 from flcog.models import MLP, Dropout, FeatureModel, LoRA
 from flcog.models.lora import adapters
 from flcog.run.client_states import SavedClientStates
@@ -352,6 +352,16 @@ def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class Spoils(Method):
+    """Client 3 sends NaN."""
+
+    def init_client(self, params: flcog.Params, buffers: flcog.Params, client: flcog.ClientView) -> flcog.Slot:
+        return {"bad": torch.tensor(torch.nan if client.id == 3 else 0.0)}
+
+    def finish_client(self, delta: flcog.Params, params: flcog.Params, ctx: flcog.Context) -> flcog.Upload:
+        return flcog.Upload({name: value + ctx.state["bad"] for name, value in delta.items()}, ctx.state)
 
 
 needs_compiler = pytest.mark.skipif(not can_compile(), reason=f"torch {torch.__version__} compiles nothing here")

@@ -111,7 +111,7 @@ class FedDisco(DataExchange):
             return {}
         # A host draws all masks, because the mask of a client cancels that of its neighbour. Real clients would agree on them in pairs.
         counts = torch.from_numpy(label_table(host.federation).toarray())
-        masked_counts = masked(counts, torch.Generator().manual_seed(host.seed))
+        masked_counts = masked(counts, f"{self.name} {host.seed}")
         return {client: masked_counts[client] for client in messages}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> FirstContact:

@@ -1,14 +1,16 @@
 """Secure aggregation with random masks that cancel: the server learns only the sum of the clients' counts."""
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-MODULUS = 2**32
+from flcog.callbacks.parts.pairwise_masks import pair_masks
+
+BITS = 32
 """Messages are whole numbers of four bytes."""
 
 
-def masked(counts: Tensor, rng: Generator) -> Tensor:
-    """The clients' messages: their counts, plus the mask shared with the next client, minus the mask shared with the previous client.
+def masked(counts: Tensor, secret: str) -> Tensor:
+    """The clients' messages: their counts, with the masks that each client shares with the next and with the previous client.
 
     Masks are uniform modulo 2^32. So is each message, and any set of messages that lacks one: they reveal nothing about the
     counts. Modulo 2^32 all messages add up to the sum of the counts. A single client has no other to share a mask with.
@@ -18,16 +20,17 @@ def masked(counts: Tensor, rng: Generator) -> Tensor:
 
     Args:
         counts: whole numbers of at least 0 with sums below 2^32, [clients, ...].
-        rng: source of the masks.
+        secret: the source of the masks.
 
-    >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), torch.Generator().manual_seed(0))
+    >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), "secret")
     >>> unmasked_sum(messages)
     tensor([4, 4])
     """
-    masks = torch.randint(MODULUS, counts.shape, generator=rng)
-    return (masks - masks.roll(1, 0)).add_(counts).remainder_(MODULUS)
+    num = len(counts)
+    masks = [pair_masks(secret, k, {(k - 1) % num, (k + 1) % num}, counts[k].numel(), BITS) for k in range(num)]
+    return (torch.stack(masks).view(counts.shape) + counts) % 2**BITS
 
 
 def unmasked_sum(messages: Tensor) -> Tensor:
     """The sum of the clients' counts, from the messages of all clients."""
-    return messages.sum(0) % MODULUS
+    return messages.sum(0) % 2**BITS

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
-from flcog.method import Optimisation
+from flcog.method import Optimisation, RoundKeys
 from flcog.wire.envelope import Envelope, Manifest
 from flcog.wire.packing import message
 from flcog.wire.population import Population
@@ -27,6 +27,7 @@ class Received(NamedTuple):
         server: for each method that acts in this round, the part of its server state that clients receive.
         rates: the learning rates of the local optimiser's groups.
         optimisation: the settings of the local optimiser, for methods.
+        keys: with which clients seal their replies; None if nothing seals.
     """
 
     round: int
@@ -36,6 +37,7 @@ class Received(NamedTuple):
     server: Mapping[str, Slot]
     rates: Sequence[float]
     optimisation: Optimisation
+    keys: RoundKeys | None = None
 
 
 @message

@@ -16,6 +16,7 @@ from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, S
 from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
 from flcog.client.residuals import filled, residual_stages
+from flcog.client.sealing import sealed
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
@@ -25,7 +26,7 @@ from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator, reweighted
-from flcog.method import ClientView, GlobalModel, Method, first_contact
+from flcog.method import ClientView, GlobalModel, Method, SealedSum, first_contact
 from flcog.reading import Reader
 from flcog.wire.population import Population
 from flcog.wire.soundness import of_client, state_ranges
@@ -124,9 +125,11 @@ class ClientRuntime:
             self._provisional.pop(task.client, None)
         assignment = self.assign(received, tasks)
         methods = [method.name for method in assignment.program.methods]
+        sealer = next((method for method in assignment.program.methods if isinstance(method, SealedSum)), None)
         with closing(self.executor.run(assignment)) as results:
             for result in results:
-                yield self._reply(result, methods)
+                reply = self._reply(result, methods)
+                yield reply if sealer is None else sealed(reply, sealer, received, [work.weight for work in result.works])
 
     def commit(self, clients: Sequence[int]) -> None:
         for client in clients:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.refusals import refusal
-from flcog.method import Callback
+from flcog.method import Callback, SealedSum
 
 CONFIG = "config.yaml"
 """The app's file with trainer, model and methods, which server and nodes share."""
@@ -57,10 +57,17 @@ def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: S
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-            return _Objects(app, observers, [*files, *ONE_PROCESS, *options])
+            objects = _Objects(app, observers, [*files, *ONE_PROCESS, *options])
     except SystemExit as error:
         raise ValueError(str(error.__cause__)) from None
     except Exception as error:
         if (reason := refusal(error)) is not None:
             raise ValueError(reason) from None
         raise
+    for method in objects.trainer.methods:
+        if isinstance(method, SealedSum):
+            raise ValueError(
+                f"{method.name} cannot be deployed: it simulates the exchange of keys between clients, and the server would know all "
+                f"keys. Remove {method.name}"
+            )
+    return objects

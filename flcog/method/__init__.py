@@ -30,6 +30,7 @@ from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
+from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
 from flcog.method.selection import ClientPool, RoundRecord, Selected, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
@@ -81,8 +82,11 @@ __all__ = [
     "Personal",
     "Plan",
     "Population",
+    "RoundKeys",
     "RoundRecord",
     "Run",
+    "SealedSum",
+    "SealedUploads",
     "Selected",
     "Selection",
     "SentBroadcast",

@@ -7,6 +7,7 @@ from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import BroadcastStage
 from flcog.method.clock import Clock
 from flcog.method.method import SERVER_HOOKS, Method
+from flcog.method.sealed_sum import SealedSum
 from flcog.method.selection import Selection
 from flcog.method.stage import Stage
 
@@ -28,7 +29,11 @@ def check_methods(methods: Sequence[Method]) -> None:
                 raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}. Remove one of them")
     for method in methods:
         for other in methods if not method.communicates else ():
-            if other.individual_uploads or isinstance(other, BroadcastStage) or any(map(other.overrides, SERVER_HOOKS)):
+            if (
+                other.individual_uploads
+                or isinstance(other, BroadcastStage | SealedSum)
+                or any(map(other.overrides, SERVER_HOOKS))
+            ):
                 raise ValueError(
                     f"{method.name} and {other.name} cannot be combined: with {method.name} nothing is sent to a server, where "
                     f"{other.name} acts. Remove one of them"
@@ -40,6 +45,9 @@ def check_methods(methods: Sequence[Method]) -> None:
                     f"{stage.name} and {other.name} cannot be combined: the server keeps another model than clients receive, and "
                     f"{other.name} adds single clients' changes to the server's. Set error_feedback to false, or remove one of them"
                 )
+    for method in methods:
+        if isinstance(method, SealedSum):
+            _check_sealed(method, methods)
     for hook in EXCLUSIVE_HOOKS:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:
@@ -58,3 +66,20 @@ def check_methods(methods: Sequence[Method]) -> None:
     encoders = [method.name for method in methods if isinstance(method, Stage) and method.kind == "encode"]
     if len(encoders) > 1:
         raise ValueError(f"{' and '.join(encoders)} both encode what clients send: keep one, or nest one as the other's values")
+
+
+def _check_sealed(sealer: SealedSum, methods: Sequence[Method]) -> None:
+    """Refuse methods that need more than sums over the clients."""
+    lossy = next((method.name for method in methods if method.allows_lost_replies), None)
+    for other in methods:
+        if other.individual_uploads:
+            reason = f"{other.name} reads single uploads, and {sealer.name} shows the server only their sum"
+        elif isinstance(other, Selection) and other.reads_losses:
+            reason = f"{other.name} reads the losses of single clients, and {sealer.name} shows the server only their sum"
+        elif isinstance(other, Stage) and other.kind == "encode":
+            reason = f"{other.name} encodes uploads, and encoded uploads cannot be added up without decoding each of them"
+        elif lossy is not None and other.overrides("weights"):
+            reason = f"clients multiply by their weights before they send, and the weights of {other.name} change if {lossy} loses replies"
+        else:
+            continue
+        raise ValueError(f"{sealer.name} and {other.name} cannot be combined: {reason}. Remove one of them")

@@ -101,7 +101,7 @@ class Aggregate:
             if name.startswith(LOGGED):
                 rows = zip(weights.tolist(), logged, strict=True)
                 self._logged.setdefault(name.removeprefix(LOGGED), []).extend(rows)
-        self._count_bytes(reply)
+        self.count_bytes(reply)
 
     def _add_sums(self, envelope: Envelope, changes: Params, weights: Tensor, norms: Tensor) -> None:
         """Add the fields that no other rule combines."""
@@ -126,7 +126,8 @@ class Aggregate:
         for total, term, factor in zip(self.sums, terms, factors, strict=True):
             add_terms(total, term, cast(Tensor | None, factor))
 
-    def _count_bytes(self, reply: ClientReply) -> None:
+    def count_bytes(self, reply: ClientReply) -> None:
+        """Count the bytes that clients have sent."""
         count = len(reply.clients)
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
@@ -151,11 +152,8 @@ class Aggregate:
         """
         if processes.count == 1:
             return
-        if self._on_bad_update == "drop":
-            bad = torch.tensor([int(client in self.dropped) for client in self._weights], device=processes.device)
-            self.dropped = [client for client, times in zip(self._weights, processes.total(bad), strict=True) if times]
-            if self.dropped:
-                return
+        if self.somebody_dropped(processes):
+            return
         if somebody_idle:
             self._learn_shapes(processes)
         if self.sums is None:
@@ -164,9 +162,7 @@ class Aggregate:
         vector = processes.total(torch.cat([leaf.reshape(-1) for leaf in leaves]))
         parts = vector.split([leaf.numel() for leaf in leaves])
         self.sums = pytree.tree_unflatten([p.view(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)], spec)
-        counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64, device=processes.device)
-        *sizes, self.plain_bytes = processes.total(counts).tolist()
-        self.up_bytes = dict(zip(self.up_bytes, sizes, strict=True))
+        self.total_bytes(processes)
         if logs:
             gathered_logs = processes.gather({name: [(w, v.cpu()) for w, v in rows] for name, rows in self._logged.items()})
             names = dict.fromkeys(name for part in gathered_logs for name in part)
@@ -180,6 +176,19 @@ class Aggregate:
         if self.individual:
             gathered = processes.gather(self.individual)
             self.individual = {name: [upload for part in gathered for upload in part[name]] for name in self.individual}
+
+    def somebody_dropped(self, processes: Processes) -> bool:
+        """Whether any process has dropped a client. All processes learn of all dropped clients."""
+        if self._on_bad_update == "drop" and processes.count > 1:
+            bad = torch.tensor([int(client in self.dropped) for client in self._weights], device=processes.device)
+            self.dropped = [client for client, times in zip(self._weights, processes.total(bad), strict=True) if times]
+        return bool(self.dropped)
+
+    def total_bytes(self, processes: Processes) -> None:
+        """Add up the bytes of all processes' clients."""
+        counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64, device=processes.device)
+        *sizes, self.plain_bytes = processes.total(counts).tolist()
+        self.up_bytes = dict(zip(self.up_bytes, sizes, strict=True))
 
     def _learn_shapes(self, processes: Processes) -> None:
         """In a process without clients, get the shapes of the sums from another process, and fill the sums with zeros."""

@@ -1,5 +1,6 @@
 """Send tasks to this process's clients, decode their envelopes, add them up, and count their bytes."""
 
+import secrets
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -8,11 +9,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Received
-from flcog.method import GlobalModel, Method, Stage, clock_of
+from flcog.method import GlobalModel, Method, RoundKeys, SealedSum, Stage, clock_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
 from flcog.server.round_plan import Round
+from flcog.server.sealed import SealedAggregate
 from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
@@ -41,6 +43,10 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     tasks = [by_client[client][1] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
+    sealer = next((method for method in round.methods if isinstance(method, SealedSum)), None)
+    if sealer is not None:
+        keys = RoundKeys(processes.agree(secrets.token_hex(32)), list(round.plans))
+        asked = [(received._replace(keys=keys), tasks) for received, tasks in asked]
     with closing(_train(engine, asked, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:
@@ -50,7 +56,11 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             replies = [only(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
         if engine.clients.here is None:  # executors in this process return clients in an order that is always the same
             replies = in_order(replies, mine)
-        aggregate = Aggregate(round.methods, round.cohort, directions, engine.settings.on_bad_update, processes.device)
+        on_bad_update = engine.settings.on_bad_update
+        if sealer is None:
+            aggregate = Aggregate(round.methods, round.cohort, directions, on_bad_update, processes.device)
+        else:
+            aggregate = SealedAggregate(sealer, keys, round.methods, round.cohort, on_bad_update, processes.device)
         encoders, sizes = encoders_of(round.methods), dict[int, int]()
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}

@@ -92,6 +92,7 @@ EXCLUSIVE |= {("EncodedBroadcast", name): "its clients receive different parts o
 EXCLUSIVE |= {("EncodedBroadcast", "PowerOfChoice"): "its candidates download the model before the broadcast is encoded"}
 RULES = ("Bulyan", "CenteredClipping", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "NormBound", "TrimmedMean")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(RULES, 2), "both replace the mean of the clients' changes")
+SINGLE_UPLOADS = "reads single uploads, and SecureAggregation shows the server only their sum"
 ATTACKS_AT_THE_SERVER = ("ALittleIsEnough", "InnerProductManipulation", "Mimic", "MinMax")
 PRE_AGGREGATIONS = ("AdaptiveRobustClipping", "Bucketing", "NearestNeighbourMixing", "StaticClipping")
 AT_THE_SERVER = (
@@ -113,9 +114,26 @@ AT_THE_SERVER = (
         "FedGen",
         "FlexLoRA",
     ),
-    *("FedNova", "SignSGD", "FedPVR", "FedWalk", "FedYogi", "LocalModels", "SCAFFOLD", "FedAvgMInFedCOG", "FedAvgMInFedDisco"),
+    *(
+        "SecureAggregation",
+        "FedNova",
+        "SignSGD",
+        "FedPVR",
+        "FedWalk",
+        "FedYogi",
+        "LocalModels",
+        "SCAFFOLD",
+        "FedAvgMInFedCOG",
+        "FedAvgMInFedDisco",
+    ),
     *("FedDCInFedDisco", "FedDynInFedDisco", "FedNovaInFedDisco", "SCAFFOLDInFedDisco"),
 )
+EXCLUSIVE |= {
+    tuple(sorted((name, "SecureAggregation"), key=str.lower)): SINGLE_UPLOADS
+    for name in (*RULES, *PRE_AGGREGATIONS, *ATTACKS_AT_THE_SERVER, "DENSE", "FedDM", "FedGen", "FlexLoRA", "LocalModels")
+}
+EXCLUSIVE |= {tuple(sorted((name, "SecureAggregation"), key=str.lower)): f"{name} encodes uploads" for name in CODECS}
+EXCLUSIVE |= {("Oort", "SecureAggregation"): "Oort reads the losses of single clients"}
 EXCLUSIVE |= {
     tuple(sorted((bound, name), key=str.lower)): f"with {bound} nothing is sent to a server, where {name} acts"
     for bound in ("Centralized", "Local")

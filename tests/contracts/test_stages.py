@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import RecordingTrainer, assert_close, distance, fit, make_trainer
+from harness import RecordingTrainer, Spoils, assert_close, distance, fit, make_trainer
 from two_processes import on_one_and_two_processes
 
-import flcog
 from contracts.registry import CASES, client_states, run
 from contracts.test_user_methods import Median
 from flcog.callbacks import (
@@ -113,16 +112,6 @@ CODECS = (
 
 
 ROBUST = (Bucketing(s=2), CenteredClipping(radius=0.2), ALittleIsEnough(clients=(1, 4)), SignFlip(clients=(6,)))
-
-
-class Spoils(Method):
-    """Client 3 sends NaN."""
-
-    def init_client(self, params: flcog.Params, buffers: flcog.Params, client: flcog.ClientView) -> flcog.Slot:
-        return {"bad": torch.tensor(torch.nan if client.id == 3 else 0.0)}
-
-    def finish_client(self, delta: flcog.Params, params: flcog.Params, ctx: flcog.Context) -> flcog.Upload:
-        return flcog.Upload({name: value + ctx.state["bad"] for name, value in delta.items()}, ctx.state)
 
 
 TOLERANCE = {"stages": {"abs": 2e-6, "rel": BIT}, "codecs": {"abs": 1e-12, "rel": 1e-12}}

@@ -13,19 +13,19 @@ def test_the_global_distribution_is_a_sum_that_hides_its_terms() -> None:
     trainer = train(FedDisco(target="global"), clients_per_round=8)
     assert trainer.run.engine.exchanges["FedDisco"].label_counts.tolist() == [14, 15, 51]
     counts = torch.stack([trainer.run.federation.label_counts(k) for k in range(8)]).long()
-    messages = masked(counts, torch.Generator().manual_seed(0))
+    messages = masked(counts, "secret")
     assert messages.sum(0).remainder(2**32).tolist() == [14, 15, 51] and not (messages == counts).any()
     # Same masks, other counts: only the difference of the counts comes through, to nobody who does not know a mask.
-    other = masked(counts.flip(0), torch.Generator().manual_seed(0))
+    other = masked(counts.flip(0), "secret")
     assert torch.equal((messages - other) % 2**32, (counts - counts.flip(0)) % 2**32)
 
 
 def test_messages_are_uniform_and_all_but_one_are_independent() -> None:
-    messages = masked(torch.tensor([0, 1, 5])[:, None].expand(3, 50_000), torch.Generator().manual_seed(1)).double() / 2**32
+    messages = masked(torch.tensor([0, 1, 5])[:, None].expand(3, 50_000), "secret").double() / 2**32
     assert all(kstest(message, "uniform").pvalue > 1e-3 for message in messages.numpy())
     # Of two clients' messages together, 4 x 4 cells are equally full.
     cells = (4 * messages[:2]).long()
     assert chisquare(np.bincount(4 * cells[0] + cells[1], minlength=16)).pvalue > 1e-3
     # Two clients share one mask, a: D_1 + a and D_2 - a, as in A.3.
-    one, two = masked(torch.tensor([[7], [9]]), torch.Generator().manual_seed(2))
+    one, two = masked(torch.tensor([[7], [9]]), "secret")
     assert (one - 7 + two - 9) % 2**32 == 0 and (one - 7) % 2**32 != 0

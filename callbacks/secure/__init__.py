@@ -1,0 +1,1 @@
+"""Sums over clients that hide each client's part."""

@@ -1,0 +1,99 @@
+"""SecureAggregation: the server adds up masked uploads, of which it can read only the sum."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from flcog.callbacks.parts.pairwise_masks import WORDS, own_seed, pair_masks, pair_seed, sign, stream
+from flcog.core.checks import within
+from flcog.method import RoundKeys, SealedSum, SealedUploads
+
+
+class Revealed(NamedTuple):
+    """The seeds that clients reveal after their uploads.
+
+    Args:
+        own: the seed of the own mask of each client whose upload has arrived.
+        pairs: the seeds of pairs of a client whose upload has arrived and a missing client, in this order.
+    """
+
+    own: Mapping[int, bytes]
+    pairs: Mapping[tuple[int, int], bytes]
+
+
+def reveal(keys: RoundKeys, arrived: Collection[int]) -> Revealed:
+    """The seeds that are needed to read the sum of the uploads that have arrived.
+
+    Of each client either its own seed or its pairs' seeds are revealed, and never both, so that the upload of a missing client
+    stays unreadable if it arrives late.
+
+    Args:
+        keys: of the round.
+        arrived: the clients in the sum.
+    """
+    missing = [client for client in keys.clients if client not in arrived]
+    return Revealed(
+        {client: own_seed(keys.secret, client) for client in arrived},
+        {(client, other): pair_seed(keys.secret, client, other) for client in arrived for other in missing},
+    )
+
+
+@dataclass(frozen=True)
+class SecureAggregation(SealedSum):
+    """Hides each client's upload from the server, which learns only the weighted sum over the clients of the round.
+
+    Client k multiplies its upload u_k by its weight p_k, rounds it to multiples of 2^-f, and adds masks modulo 2^bits::
+
+        y_k = round(2^f p_k u_k) + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj)   mod 2^bits
+
+    Each message alone is uniformly distributed. In the sum of all messages the masks of pairs cancel. Clients then reveal the seeds b_k
+    of the clients whose messages have arrived, and the seeds s_kj of the others, so that the server can subtract the remaining masks. The
+    upload contains the changes of the parameters and buffers, all methods' messages, the weight, the loss, and the length of the
+    change. The sum over n clients differs from the sum of their exact values by at most n 2^-(f + 1). Numbers above
+    2^(bits - 2 - f) / n are reported.
+
+    The masks come from SHAKE-256 and new secrets of the operating system in every round, and change no result. Key exchange and secret
+    sharing are not included: one secret stands for all seeds, so a simulation hides nothing from the person who runs it. Columns that
+    a module logs in its own ``training_step``, and ``drift/cosine``, are withheld.
+
+    Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, https://eprint.iacr.org/2017/281.
+
+    Args:
+        bits: the length of a number, 32 or 64.
+        fraction_bits: f; null for half of ``bits``.
+
+    Example:
+        >>> SecureAggregation(bits=32, fraction_bits=20).limit(num_clients=8)
+        128.0
+    """
+
+    bits: Literal[32, 64] = 64
+    fraction_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits not in WORDS:
+            raise ValueError(f"SecureAggregation: bits must be 32 or 64; got {self.bits}")
+        within(self, f"[0, {self.bits - 2}]", "fraction_bits")
+
+    @property
+    def _fraction_bits(self) -> int:
+        return self.bits // 2 if self.fraction_bits is None else self.fraction_bits
+
+    def limit(self, num_clients: int) -> float:
+        return 2.0 ** (self.bits - 2 - self._fraction_bits) / num_clients
+
+    def seal(self, values: Tensor, client: int, keys: RoundKeys) -> Tensor:
+        words = (values * 2.0**self._fraction_bits).round().to(WORDS[self.bits])
+        words += stream(own_seed(keys.secret, client), len(words), self.bits)
+        return words + pair_masks(keys.secret, client, keys.clients, len(words), self.bits)
+
+    def finish(self, state: SealedUploads) -> Tensor:
+        revealed, words = reveal(state.keys, state.clients), state.words.clone()
+        for seed in revealed.own.values():
+            words -= stream(seed, len(words), self.bits)
+        for (client, other), seed in revealed.pairs.items():
+            words.sub_(stream(seed, len(words), self.bits), alpha=sign(client, other))
+        return words.double() * 2.0**-self._fraction_bits

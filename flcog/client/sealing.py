@@ -1,0 +1,83 @@
+"""Sealed replies: each client multiplies its own upload by its weight and seals it, and the server reads only the sum."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.client.messages import ClientReply, Received
+from flcog.core.types import Params
+from flcog.method.sealed_sum import REFUSED, SealedSum
+from flcog.wire.envelope import Envelope, Field, Manifest
+from flcog.wire.soundness import STATE_RANGE, is_sound
+
+UNWEIGHTED = ("totals", "norm")
+"""Sums whose terms are not multiplied by weights."""
+
+
+def sealed(reply: ClientReply, rule: SealedSum, received: Received, weights: Sequence[float]) -> ClientReply:
+    """The reply with words in the place of the clients' values. Its manifest describes the values.
+
+    Args:
+        reply: of one or more clients.
+        rule: seals.
+        received: the broadcast, with the keys of the round.
+        weights: of the clients.
+    """
+    keys = received.keys
+    assert keys is not None
+    terms = _terms(reply.envelope, received.buffers, torch.tensor(weights, dtype=torch.float64))
+    fields = pytree.tree_map(lambda value: Field(tuple(value.shape[1:]), value.dtype), terms)
+    words, refused = [], []
+    for k, client in enumerate(reply.clients):
+        values = torch.cat([_weighted(name, value[k], weights[k]) for name in terms for value in pytree.tree_leaves(terms[name])])
+        ranges = {name: value for name, value in reply.envelope.measured.items() if name.startswith(STATE_RANGE)}
+        refused.append(_refused(values, rule.limit(len(keys.clients))) if is_sound(ranges, k) else math.nan)
+        words.append(rule.seal(torch.zeros_like(values) if refused[-1] else values, client, keys))
+    envelope = Envelope(
+        {}, {}, sum={rule.name: torch.stack(words)}, measured={REFUSED: torch.tensor(refused, dtype=torch.float64)}
+    )
+    sizes = _sizes(terms, rule, words[0].element_size())
+    nothing = [0] * len(reply.clients)
+    return ClientReply(reply.clients, envelope, Manifest(sizes, reply.manifest.plain_sizes, {}, {}, fields), nothing, nothing)
+
+
+def _terms(envelope: Envelope, received_buffers: Params, weights: Tensor) -> dict[str, Any]:
+    """The values whose sums the server needs, by the names of the sums, with a leading client axis."""
+    ones, delta = torch.ones_like(weights), envelope.delta
+    norms = [value.double().reshape(len(weights), -1).norm(dim=1) for value in delta.values()]
+    return {
+        "delta": delta,
+        "buffers": {name: value - received_buffers[name] for name, value in envelope.buffers.items()},
+        "means": envelope.mean,
+        "totals": envelope.sum,
+        "weight": ones,
+        "loss": envelope.measured["loss"],
+        "norm": torch.stack(norms).norm(dim=0) if norms else torch.zeros_like(ones),
+    }
+
+
+def _weighted(name: str, value: Tensor, weight: float) -> Tensor:
+    flat = value.reshape(-1).to("cpu", torch.float64)
+    return flat if name in UNWEIGHTED else flat * weight
+
+
+def _refused(values: Tensor, limit: float) -> float:
+    """The largest value, if it is above the limit or not a number; else 0."""
+    largest = float(values.abs().max())
+    return 0.0 if largest <= limit else largest
+
+
+def _sizes(terms: dict[str, Any], rule: SealedSum, word: int) -> dict[str, int]:
+    """The bytes of one client's words by sender."""
+
+    def size(*trees: Any) -> int:
+        return word * sum(value[0].numel() for value in pytree.tree_leaves(trees))
+
+    senders = {**terms["means"], **terms["totals"]}
+    sizes = {name: size(terms["means"].get(name, {}), terms["totals"].get(name, {})) for name in senders}
+    own = size(*(terms[name] for name in ("weight", "loss", "norm")))
+    return {"model": size(terms["delta"], terms["buffers"])} | sizes | {rule.name: own + sizes.get(rule.name, 0)}

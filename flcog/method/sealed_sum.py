@@ -1,0 +1,75 @@
+"""Sealed sums: aggregators for which each client seals its own upload, so that the server reads only the sum over clients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from flcog.method.aggregator import Aggregator
+from flcog.wire.packing import message
+
+REFUSED = "refused"
+"""The measurement of a number that a client cannot send, because it is too large or not finite; 0 if there is none."""
+
+
+@message
+class RoundKeys(NamedTuple):
+    """The secret of a round and its clients. In a simulation it stands for the keys on which clients agree among themselves.
+
+    Args:
+        secret: random hexadecimal digits, new in every round and attempt.
+        clients: the clients with a task in the round.
+    """
+
+    secret: str
+    clients: Sequence[int]
+
+
+class SealedUploads(NamedTuple):
+    """The sum of sealed uploads.
+
+    Args:
+        words: the sum of the clients' words.
+        clients: the clients in the sum.
+        keys: of the round.
+    """
+
+    words: Tensor
+    clients: Sequence[int]
+    keys: RoundKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedSum(Aggregator, protocol=True):
+    """Adds up uploads that clients have sealed. The engine lets each client multiply its values by its weight before ``seal``.
+
+    Besides the model, buffers and messages, an upload contains the client's weight, its loss and the length of its change, so that the
+    server learns only sums of these, too. Codecs and methods that read single uploads or losses are refused.
+    """
+
+    def limit(self, num_clients: int) -> float:
+        """The largest absolute number that each of so many clients may send."""
+        raise NotImplementedError
+
+    def seal(self, values: Tensor, client: int, keys: RoundKeys) -> Tensor:
+        """A client's float64 values [n] as n whole numbers, which tell nothing without the other clients' numbers. *Plain Python.*"""
+        raise NotImplementedError
+
+    def init(self, like: RoundKeys) -> SealedUploads | None:
+        return None
+
+    def add(self, state: SealedUploads | None, values: SealedUploads, weights: Tensor | None = None) -> SealedUploads:
+        """The sum with further clients, whose words are [clients, n]. ``weights`` are not used, because clients have multiplied."""
+        new = values._replace(words=values.words.sum(0, dtype=values.words.dtype))
+        return new if state is None else self.merge([state, new])
+
+    def merge(self, states: Sequence[SealedUploads]) -> SealedUploads:
+        total = states[0].words.clone()
+        for state in states[1:]:
+            total += state.words  # whole numbers of k bits wrap around, which is addition modulo 2^k
+        return SealedUploads(total, [client for state in states for client in state.clients], states[0].keys)
+
+    def finish(self, state: SealedUploads) -> Any:
+        """The sum of the clients' values, float64 [n]."""
+        raise NotImplementedError

@@ -1,0 +1,230 @@
+"""SecureAggregation: the server's view, drop-outs, late uploads, ranges, and equality with plain sums."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from engine.test_lost_replies import Tolerant, lose, prepared
+from harness import RAGGED, ROOT, BatchNormMLP, Spoils, TinyData, assert_close, classifier, distance, make_trainer, train
+from reference import secure_aggregation
+from scipy.stats import chisquare
+from torch import Tensor
+from two_processes import on_one_and_two_processes
+
+from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, FedNova, Oort, SecureAggregation, TopK
+from flcog.callbacks.parts.pairwise_masks import pair_masks, stream
+from flcog.callbacks.secure.secure_aggregation import reveal
+from flcog.client.messages import ClientReply
+from flcog.deploy.objects import make_objects
+from flcog.method import Method, RoundKeys, SealedUploads
+from flcog.server.bad_updates import BadUpdate
+
+# With twelve binary digits the rounding is visible, and executors that differ in the last bit round alike.
+COARSE = SecureAggregation(bits=32, fraction_bits=12)
+case = partial(
+    Case, COARSE, partial(secure_aggregation.run, fraction_bits=12), neutral=SecureAggregation(fraction_bits=48), random=True
+)
+CASES: dict[str, Case] = {
+    "SecureAggregation": case(),
+    "SecureAggregation with statistics": case(module=partial(classifier, network=BatchNormMLP)),
+}
+REFUSED: Refusals = {
+    SecureAggregation: [
+        ({"bits": 16}, "bits must be 32 or 64; got 16"),
+        ({"fraction_bits": -1}, "fraction_bits must lie in [0, 62], or null; got -1"),
+        ({"bits": 32, "fraction_bits": 31}, "fraction_bits must lie in [0, 30], or null; got 31"),
+    ]
+}
+
+
+def is_uniform(words: Tensor) -> bool:
+    """Whether all values of a byte are equally frequent, in each of a word's bytes."""
+    octets = words.numpy().view(np.uint8).reshape(-1, words.element_size())
+    return all(chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4 for column in octets.T)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_every_proper_subset_of_messages_is_uniform_and_their_sum_is_not(bits: int) -> None:
+    rule, keys = SecureAggregation(bits=bits), RoundKeys("5ec3e7", [3, 5, 8])
+    values = torch.linspace(-2, 2, 3 * 20_000, dtype=torch.float64).view(3, -1)
+    words = torch.stack([rule.seal(values[k], client, keys) for k, client in enumerate(keys.clients)])
+    subsets = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
+    # The own masks hide even the sum of all until they are revealed.
+    assert all(is_uniform(words[rows].sum(0, dtype=words.dtype)) for rows in subsets)
+    found = rule.finish(SealedUploads(words.sum(0, dtype=words.dtype), keys.clients, keys))
+    assert float((found - values.sum(0)).abs().max()) <= 3 * 2.0 ** -(bits // 2 + 1)
+    assert not is_uniform((found * 2.0 ** (bits // 2)).to(words.dtype))
+
+
+def test_a_late_upload_stays_unreadable() -> None:
+    rule, keys = SecureAggregation(), RoundKeys("5ec3e7", [1, 2, 4, 7])
+    values = torch.ones(4, 20_000, dtype=torch.float64)
+    words = {client: rule.seal(values[k], client, keys) for k, client in enumerate(keys.clients)}
+    arrived = [1, 4, 7]
+    found = rule.finish(SealedUploads(words[1] + words[4] + words[7], arrived, keys))
+    assert torch.equal(found, torch.full_like(found, 3.0))
+    seeds = reveal(keys, arrived)
+    assert set(seeds.own) == {1, 4, 7} and set(seeds.pairs) == {(1, 2), (4, 2), (7, 2)}
+    # All revealed seeds together leave the own mask of client 2.
+    late = words[2] - pair_masks(keys.secret, 2, arrived, 20_000, 64)
+    assert is_uniform(late)
+    other = rule.seal(torch.zeros_like(values[1]), 2, keys._replace(clients=[2]))
+    assert len((late - other).unique()) == 1  # the control: with this mask, too, the message would be readable
+
+
+def test_masks_are_words_of_shake_256_and_cancel() -> None:
+    # The first bytes of SHAKE-256 of the empty message, from FIPS 202's examples.
+    assert stream(b"", 2, 64).numpy().tobytes().hex() == "46b9dd2b0ba88d13233b3feb743eeb24"
+    masks = [pair_masks("5ec3e7", k, range(4), 1000, 32) for k in range(4)]
+    assert is_uniform(torch.cat(masks[:3]))
+    assert not sum(masks).any()  # type: ignore[union-attr]
+
+
+def test_the_server_receives_words_and_nothing_else() -> None:
+    seen: list[ClientReply] = []
+
+    def keep(round: int, reply: ClientReply) -> Sequence[ClientReply]:
+        seen.append(reply)
+        return [reply]
+
+    rule = SecureAggregation(bits=32)
+    trainer = prepared(keep, rule, SCAFFOLD(), FedDisco(), rounds=2)
+    rows = [trainer.train_round() for _ in range(2)]
+    numbers = 2 * sum(value.numel() for value in trainer.params.values()) + 3
+    assert len(seen) == 16
+    for reply in seen:
+        envelope = reply.envelope
+        assert not envelope.delta and not envelope.buffers and not envelope.mean
+        assert list(envelope.sum) == ["SecureAggregation"] and envelope.measured["refused"].tolist() == [0.0]
+        assert envelope.sum["SecureAggregation"].shape == (1, numbers)
+    words = torch.cat([reply.envelope.sum["SecureAggregation"].flatten() for reply in seen])
+    assert is_uniform(words) and len(words.unique()) > 0.99 * len(words)
+    assert rows[0]["comm/up_bytes"] == 8 * 4 * (numbers + 1)  # and FedDisco's first-contact messages
+    assert {"train/loss", "drift/norm", "clients/participating"} <= set(rows[0])
+
+
+@pytest.mark.parametrize(
+    "methods", [(), (SCAFFOLD(), FedNova()), (FedDisco(a=0.3),)], ids=lambda ms: "+".join(m.name for m in ms)
+)
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_sums_are_the_plain_ones(methods: Sequence[Method], executor: str) -> None:
+    options: dict[str, Any] = {"executor": executor, "data": TinyData(), **RAGGED}
+    plain, sealed = (train(*methods, *extra, **options) for extra in ((), (SecureAggregation(),)))
+    assert_close(sealed.state, plain.state, 1e-7)
+    columns = ("train/loss", "drift/norm", "clients/participating")
+    for row, other in zip(sealed.rows, plain.rows, strict=True):
+        assert [row[name] for name in columns] == pytest.approx([other[name] for name in columns], rel=1e-7)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_lost_replies(chunk: int | None) -> None:
+    options: dict[str, Any] = {"executor": "vmap", "chunk_size": chunk, "rounds": 3}
+    plain, sealed = (prepared(lose, Tolerant(), SCAFFOLD(), *extra, **options) for extra in ((), (SecureAggregation(),)))
+    for _ in range(3):
+        one, other = plain.train_round(), sealed.train_round()
+        assert other["clients/lost"] == one["clients/lost"] > 0
+    assert_close(sealed.state, plain.state, 1e-7)
+
+
+def test_late_clients() -> None:
+    plain, sealed = (train(Deadline(seconds=5.0), *extra, **RAGGED) for extra in ((), (SecureAggregation(),)))
+    assert [row["clients/late"] for row in sealed.rows] == [row["clients/late"] for row in plain.rows] != [0, 0, 0]
+    assert_close(sealed.state, plain.state, 1e-7)
+    with pytest.warns(UserWarning, match="no client's update counts"):
+        trainer = train(Deadline(seconds=0.5), SecureAggregation(), rounds=1)
+    assert distance(trainer.state, classifier().double().model.state_dict()) == 0
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_dropped_clients_repeat_the_round_with_new_keys(executor: str) -> None:
+    options: dict[str, Any] = {"clients_per_round": 8, "on_bad_update": "drop", "executor": executor}
+    plain, sealed = (train(Spoils(), *extra, **options) for extra in ((), (SecureAggregation(),)))
+    assert sealed.rows[-1]["clients/dropped"] == 1
+    assert_close(sealed.state, plain.state, 1e-7)
+
+
+def test_numbers_out_of_range_are_reported() -> None:
+    with pytest.raises(BadUpdate, match=r"client \d has the number nan in round 1, and each of 8 clients can send") as caught:
+        train(Spoils(), SecureAggregation(), clients_per_round=8, rounds=1)
+    assert "\n" not in str(caught.value)
+    says = r"client \d has the number 0\.\d+ in round 1, and each of 5 clients can send numbers up to 0.2: lower fraction_bits"
+    with pytest.raises(BadUpdate, match=says):
+        train(SecureAggregation(bits=32, fraction_bits=30), rounds=1)
+
+
+def test_limits_leave_room_for_the_sum() -> None:
+    for bits, clients in ((32, 3), (32, 40), (64, 7)):
+        rule, keys = SecureAggregation(bits=bits), RoundKeys("5ec3e7", list(range(clients)))
+        value = torch.tensor([-rule.limit(clients)], dtype=torch.float64)
+        words = [rule.seal(value, client, keys) for client in range(clients)]
+        found = rule.finish(SealedUploads(sum(words[1:], words[0]), keys.clients, keys))
+        assert float(found) == pytest.approx(float(clients * value), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ([TopK(fraction=0.5)], "SecureAggregation and TopK cannot be combined: TopK encodes uploads"),
+        ([Oort()], "SecureAggregation and Oort cannot be combined: Oort reads the losses of single clients"),
+        ([Tolerant(), FedDisco()], "the weights of FedDisco change if Tolerant loses replies"),
+    ],
+)
+def test_runs_that_cannot_be(methods: list[Method], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        train(SecureAggregation(), *methods, rounds=1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("command_line")
+def test_deployments_are_refused(tmp_path: Path) -> None:
+    """Their server would know all keys."""
+    callbacks = {"callbacks": [{"class_path": "flcog.callbacks.SecureAggregation"}]}
+    (tmp_path / "config.yaml").write_text(json.dumps({"trainer": callbacks}))
+    with pytest.raises(ValueError, match="SecureAggregation cannot be deployed: it simulates the exchange of keys"):
+        make_objects(tmp_path, [ROOT / "configs" / "quickstart.yaml"])
+
+
+def on_processes(path: str, devices: int) -> None:
+    """The ends of two runs: one with SCAFFOLD and a lonely process, and one that drops a client."""
+    torch.set_num_threads(1)
+    found = []
+    for methods, options in (
+        ([SecureAggregation(), SCAFFOLD()], {"clients_per_round": 1}),
+        ([SecureAggregation(), SCAFFOLD()], {"clients_per_round": 5}),
+        ([SecureAggregation(), Spoils()], {"clients_per_round": 8, "on_bad_update": "drop"}),
+    ):
+        trainer = make_trainer(None, *methods, devices=devices, **options)
+        trainer.prepare(classifier(), TinyData())
+        rows = [trainer.train_round() for _ in range(2)]
+        figures = {column: value for column, value in rows[-1].items() if not column.startswith("time/")}
+        found.append([figures, [value.flatten().tolist() for value in trainer.state.values()]])
+    if trainer.run.processes.is_first:
+        Path(path).write_text(json.dumps(found))
+
+
+@pytest.mark.slow
+def test_two_processes_add_up_to_the_same_bits(tmp_path: Path) -> None:
+    one, two = on_one_and_two_processes(on_processes, tmp_path)
+    assert two == one and one[2][0]["clients/dropped"] == 1
+
+
+@pytest.mark.slow
+def test_sums_are_the_plain_ones_for_every_method() -> None:
+    from contracts.registry import CASES as ALL  # which imports this file
+    from contracts.registry import run
+    from contracts.test_composition import EXCLUSIVE
+
+    for name, each in ALL.items():
+        if each.method.name == "SecureAggregation" or any(
+            {"SecureAggregation", each.method.name} == {*pair} for pair in EXCLUSIVE
+        ):
+            continue
+        plain, sealed = (run(each, each.method, *extra, rounds=2) for extra in ((), (SecureAggregation(fraction_bits=40),)))
+        assert distance(sealed.state, plain.state) < 1e-6, name
