@@ -57,7 +57,7 @@ class LightningData(ItemSets):
 
     @property
     def hooked(self) -> L.LightningDataModule:
-        return self.module
+        return getattr(self.module, "datamodule", self.module)
 
     def prepare_data(self) -> None:
         self.module.prepare_data()

@@ -33,6 +33,26 @@ class Loaders(L.LightningDataModule):
         return self._test
 
 
+class PredictLoader(L.LightningDataModule):
+    """The loader of a data module's ``predict_dataloader`` alone."""
+
+    def __init__(self, datamodule: L.LightningDataModule) -> None:
+        super().__init__()
+        self.datamodule, self.stands_for = datamodule, type(datamodule).__name__
+
+    def prepare_data(self) -> None:
+        self.datamodule.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # LightningData calls it again for tests
+            self.datamodule.setup("predict")
+
+    def train_dataloader(self) -> Any:
+        return self.datamodule.predict_dataloader()
+
+    test_dataloader = train_dataloader
+
+
 class OwnLoaders(L.LightningDataModule):
     """The loaders that a module defines itself, for verbs without data."""
 
@@ -51,6 +71,9 @@ class OwnLoaders(L.LightningDataModule):
 
     def test_dataloader(self) -> Any:
         return self._loader("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        return self._loader("predict_dataloader")
 
     def _loader(self, hook: str) -> Any:
         return getattr(self.module, hook)() if overrides(self.module, "LightningModule", hook) else None
@@ -79,11 +102,18 @@ def with_datamodule(
         given[part] = rest.pop(1)
     loaders = {name: _loader(loader) for name, loader in given.items() if loader is not None}
     if not loaders:
-        if len(rest) > 1 or named.get("datamodule") is not None:
+        data = rest[1] if len(rest) > 1 else named.get("datamodule")
+        loader = "predict_dataloader" if verb == "predict" else f"{part}_dataloader"
+        if data is not None:
+            if verb == "predict" and _has(data, "LightningDataModule", loader):
+                return rest[:1], named | {"datamodule": LightningData(PredictLoader(data), num_clients=clients)}
             return rest, named
         model: Any = rest[0] if rest else named.get("model")
-        if lightning_base(model, "LightningModule") and overrides(model, "LightningModule", f"{part}_dataloader"):
-            return rest, named | {"datamodule": OwnLoaders(model)}
+        if _has(model, "LightningModule", loader):
+            own = OwnLoaders(model)
+            return rest, named | {
+                "datamodule": LightningData(PredictLoader(own), num_clients=clients) if verb == "predict" else own
+            }
         if part == "train" or not (has_data or verb == "predict"):
             raise ValueError(
                 f"{verb} needs data: give a data set, a loader or a data module, as in trainer.{verb}(model, loader)"
@@ -99,6 +129,10 @@ def with_datamodule(
     if "train" not in loaders:
         raise ValueError(f"{verb} needs a training set; got a validation set alone: give train_dataloaders, too")
     return rest, named | {"datamodule": Loaders(**loaders)}
+
+
+def _has(owner: Any, base: str, loader: str) -> bool:
+    return lightning_base(owner, base) is not None and overrides(owner, base, loader)
 
 
 def _loader(data: Any) -> Any:

@@ -47,7 +47,7 @@ class Evaluator:
         inference_mode: bool = True,
     ) -> None:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
-        self._hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
+        self.hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
         self._round, self._stage = 0, "testing"
         self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
@@ -60,13 +60,18 @@ class Evaluator:
     def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
         starts = range(0, len(indices), self.batch_size)
         read = self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
-        return map(self._changed, read) if self._hooks.batches.exist else read
+        return map(self._changed, read) if self.hooks.batches.exist else read
 
     def _changed(self, read: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         """The batch after the hooks that change it."""
         module = self.model.eval_module
-        with among_rounds(module, self._round, self._stage) as trainer, self._hooks.batches.show(trainer):
-            return changed(self._hooks.batches(module, given(*read), self.processes.device), read[1])
+        with among_rounds(module, self._round, self._stage) as trainer, self.hooks.batches.show(trainer):
+            return changed(self.hooks.batches(module, given(*read), self.processes.device), read[1])
+
+    def each_batch(self, samples: Samples, count: int, stage: str, round: int) -> Iterator[Tree]:
+        """The first ``count`` samples of a set in batches, as a module's step receives them."""
+        self._round, self._stage = round, stage
+        return (given(*batch) for batch in self._batches(samples, np.arange(count)))
 
     def _mine(self, count: int) -> np.ndarray:
         """Return this process's share of ``count`` rows."""
@@ -97,18 +102,25 @@ class Evaluator:
         self._round, self._stage = round, "validating" if split == "val" else "testing"
         set_hooks = ("on_test_start", "on_test_epoch_start", "on_test_epoch_end", "on_test_end") if split == "test" else ()
         for hook in set_hooks[:2]:
-            self._hooks.of_callbacks(self.model.eval_module, hook)
+            self.hooks.of_callbacks(self.model.eval_module, hook)
         with self._without_gradients():
             figures = self._by_metrics(params, buffers, samples, rows, count)
             figures |= self._by_own_step(params, buffers, samples, rows, split)
         for hook in set_hooks[2:]:
-            self._hooks.of_callbacks(self.model.eval_module, hook)
+            self.hooks.of_callbacks(self.model.eval_module, hook)
         return figures
 
     def limited(self, count: int, split: str) -> int:
         """The number of rows that are evaluated or predicted, of a set with ``count`` rows."""
         limit, batches = self._limits.get(split, 1.0), -(-count // self.batch_size)
         return min(count, self.batch_size * (limit if isinstance(limit, int) else int(limit * batches)))
+
+    def number_predicted(self, samples: Samples) -> int:
+        """The number of a set's samples to predict."""
+        count = self.limited(len(samples), "predict")
+        if not count:
+            raise ValueError(f"limit_predict_batches={self._limits['predict']} leaves no sample to predict: raise it")
+        return count
 
     @contextmanager
     def limited_to(self, batches: int) -> Iterator[None]:
@@ -145,19 +157,19 @@ class Evaluator:
             return {}
         means = Means()
         reset_metrics(module)
-        call = functools.partial(self._hooks.of_module, self.model, params, buffers)
+        call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         with among_rounds(module, self._round, self._stage):
             with means.of(module, len(rows)):
                 for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
                     call(f"on_{kind}_{when}")
             for index, batch in enumerate(self._batches(samples, rows)):
                 with means.of(module, min(self.batch_size, len(rows) - index * self.batch_size)):
-                    self._hooks.of_callbacks(module, f"on_{kind}_batch_start", given(*batch), index)
+                    self.hooks.of_callbacks(module, f"on_{kind}_batch_start", given(*batch), index)
                     call(f"on_{kind}_batch_start", given(*batch), index)
                     result = self.model.frozen(params, buffers, call_step, f"{kind}_step", given(*batch), index)
                     if isinstance(result, Tensor) and result.numel() == 1:
                         module.log("loss", result)
-                    self._hooks.of_callbacks(module, f"on_{kind}_batch_end", result, given(*batch), index)
+                    self.hooks.of_callbacks(module, f"on_{kind}_batch_end", result, given(*batch), index)
                     call(f"on_{kind}_batch_end", result, given(*batch), index)
             with means.of(module, len(rows)):
                 for when in ("epoch_end", "end", "model_train"):
@@ -176,9 +188,7 @@ class Evaluator:
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
         """The model's outputs on the samples of a set, in order, on the CPU of every process."""
-        count = self.limited(len(samples), "predict")
-        if not count:
-            raise ValueError(f"limit_predict_batches={self._limits['predict']} leaves no sample to predict: raise it")
+        count = self.number_predicted(samples)
         mine = [
             self.model.frozen(params, buffers, forward, inputs).float().cpu()
             for inputs, _ in self._batches(samples, self._mine(count))

@@ -16,12 +16,16 @@ OF_A_MODULE = (
     *("on_validation_batch_end", "on_validation_epoch_end", "on_validation_model_train"),
     *("on_test_model_eval", "on_test_start", "on_test_epoch_start", "on_test_batch_start"),
     *("on_test_batch_end", "on_test_epoch_end", "on_test_end", "on_test_model_train"),
+    *("on_predict_model_eval", "on_predict_start", "on_predict_epoch_start", "on_predict_batch_start"),
+    *("on_predict_batch_end", "on_predict_epoch_end", "on_predict_end"),
 )
 """Hooks of modules. ``on_validation_start`` and ``on_validation_end`` are called once for all sets of a round."""
 
 OF_A_CALLBACK = (
     *("on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start", "on_test_batch_end"),
     *("on_test_start", "on_test_epoch_start", "on_test_epoch_end", "on_test_end"),
+    *("on_predict_start", "on_predict_epoch_start", "on_predict_batch_start"),
+    *("on_predict_batch_end", "on_predict_epoch_end", "on_predict_end"),
 )
 """Hooks of callbacks. Those of whole validations are called once for all sets of a round."""
 

@@ -75,7 +75,12 @@ def is_known_to_pure_steps(name: str) -> bool:
     return name in ("current_epoch", "state", *ALONE) or hasattr(_StepTrainer, name)
 
 
-STAGES = {"training": RunningStage.TRAINING, "validating": RunningStage.VALIDATING, "testing": RunningStage.TESTING}
+STAGES = {
+    "training": RunningStage.TRAINING,
+    "validating": RunningStage.VALIDATING,
+    "testing": RunningStage.TESTING,
+    "predicting": RunningStage.PREDICTING,
+}
 
 
 @contextmanager
@@ -85,7 +90,7 @@ def among_rounds(module: L.LightningModule, round: int, stage: str = "training")
     Args:
         module: the module.
         round: counted from 0.
-        stage: ``training``, ``validating`` or ``testing``, which is true of ``self.trainer``.
+        stage: ``training``, ``validating``, ``testing`` or ``predicting``, which is true of ``self.trainer``.
     """
     before, module.trainer = module._trainer, cast(Any, _StepTrainer(round, stage, module._trainer))
     vars(module.trainer).update(model=module, lightning_module=module)

@@ -210,8 +210,9 @@ class FederatedTrainer(RunHolder):
         datamodule: Data | None = None,
         ckpt_path: str | None = None,
         inputs: Any = None,
-    ) -> Predictions:
-        """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU.
+    ) -> Predictions | list[Any]:
+        """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU. A module's own
+        ``predict_step`` returns a list with one result for each batch, of the loader of ``predict_dataloader`` if there is one.
 
         Args:
             model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.

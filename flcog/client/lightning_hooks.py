@@ -29,7 +29,7 @@ CALLED_BY_FIT = {*EPOCH_HOOKS, "configure_callbacks", "on_save_checkpoint", "on_
 
 CALLED_TO_EVALUATE = {
     kind: {f"{kind}_step"} | {name for name in OF_AN_EVALUATION if name.startswith(f"on_{kind}_")}
-    for kind in ("validation", "test")
+    for kind in ("validation", "test", "predict")
 }
 """Hooks that are called on modules that define such a step themselves."""
 
@@ -45,7 +45,7 @@ OF_A_MODULE = (*OF_A_STEP, "optimizer_step", "optimizer_zero_grad", "backward", 
 CALLED_IN_CLIENTS = {*OF_A_MODULE, *OF_A_BATCH, "lr_scheduler_step"}
 """Hooks of a module that are called while a client trains by the faithful step."""
 
-CALLED_WITHOUT_DATA = {"train_dataloader", "val_dataloader", "test_dataloader"}
+CALLED_WITHOUT_DATA = {"train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"}
 """Hooks of a module that replace data: of ``trainer.fit(model)``."""
 
 CALLED_ON_DATA = {"prepare_data", "setup", "teardown", "on_exception", "state_dict", "load_state_dict", *OF_A_BATCH}
@@ -119,7 +119,7 @@ def lightning_hooks(base: type) -> list[str]:
     """Every public method of Lightning's base class that Lightning may call."""
     own = [vars(cls) for cls in base.__mro__ if is_lightnings(cls)]
     names = {name for members in own for name, value in members.items() if callable(value) and not name.startswith("_")}
-    return sorted(name for name in names - TOOLS if "predict" not in name)
+    return sorted(names - TOOLS)
 
 
 def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:

@@ -12,7 +12,7 @@ from flcog.commands.of_a_run import checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
 from flcog.run.directory import own_file
-from flcog.run.predictions import write_predictions
+from flcog.run.predictions import by_name, write_predictions
 
 
 def predict(arguments: list[str]) -> None:
@@ -33,7 +33,7 @@ def predict(arguments: list[str]) -> None:
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     inputs = None if options.inputs is None else read_inputs(options.inputs)
     cli = open_run(options.run, options.import_from)
-    predictions = cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), inputs)
+    predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), inputs))
     write_predictions(output, predictions, cli.datamodule.class_names)
     print(f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {short(checkpoint)}")
 

@@ -11,9 +11,11 @@ from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
+from flcog.core.lightning_packages import overrides
 from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.data import Federation, Samples
+from flcog.own_steps import among_rounds, call_step
 from flcog.run.session import Session
 from flcog.server.personal import only_personal
 
@@ -21,8 +23,10 @@ Predictions = dict[str, Tensor]
 """By name: ``prediction``, ``probability`` and the like, and ``target`` where it is known; each with the samples as first axis."""
 
 
-def predict(run: Session, inputs: Tree | None = None) -> Predictions:
+def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]:
     """Return the global model's predictions for some inputs, or for the test set (the validation set if there is no test set).
+
+    A module with its own ``predict_step`` decides them: one result for each batch, as from ``lightning.Trainer``.
 
     Args:
         run: whose model, as it is evaluated.
@@ -36,9 +40,51 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions:
     samples = federation.test or federation.val if inputs is None else _samples(federation, inputs)
     if samples is None:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
+    if overrides(module, "LightningModule", "predict_step"):
+        return _by_own_step(run, samples)
     outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
     return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})
+
+
+@torch.no_grad()
+def _by_own_step(run: Session, samples: Samples) -> list[Any]:
+    """The results of the module's ``predict_step`` on each batch, with its hooks, on the CPU. Every process predicts all samples."""
+    evaluator, params, module = run.evaluator, run.evaluated_params(), run.model.eval_module
+
+    def call(hook: str, *arguments: Any) -> None:
+        evaluator.hooks.of_callbacks(module, hook, *arguments)
+        evaluator.hooks.of_module(run.model, params, run.buffers, hook, *arguments)
+
+    found = []
+    with among_rounds(module, run.round, "predicting"):
+        for when in ("model_eval", "start", "epoch_start"):
+            call(f"on_predict_{when}")
+        for index, batch in enumerate(
+            evaluator.each_batch(samples, evaluator.number_predicted(samples), "predicting", run.round)
+        ):
+            call("on_predict_batch_start", batch, index)
+            result = run.model.frozen(params, run.buffers, call_step, "predict_step", batch, index)
+            call("on_predict_batch_end", result, batch, index)
+            found.append(pytree.tree_map_only(Tensor, Tensor.cpu, result))
+        for when in ("epoch_end", "end"):
+            call(f"on_predict_{when}")
+    module.eval()
+    return found
+
+
+def by_name(predictions: Predictions | list[Any]) -> Predictions:
+    """The predictions by name, to be written: the results of a ``predict_step`` are tensors, or dicts of tensors, for each batch."""
+    if isinstance(predictions, dict):
+        return predictions
+    named = [result if isinstance(result, dict) else {"prediction": result} for result in predictions]
+    odd = [value for result in named for value in result.values() if not isinstance(value, Tensor) or not value.ndim]
+    if odd:
+        raise ValueError(
+            "flcog predict writes tensors with a sample in each row; predict_step returns a "
+            f"{type(odd[0]).__name__}: return a tensor, or a dict of tensors"
+        )
+    return {name: torch.cat([result[name] for result in named]) for name in named[0]}
 
 
 def _samples(federation: Federation, inputs: Tree) -> Samples:

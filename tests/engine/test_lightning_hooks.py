@@ -79,6 +79,8 @@ def with_hook(base: type, name: str, calls: list[str]) -> Any:
 
     if name == "training_step":
         hook = lambda self, batch, batch_idx: (calls.append(name), super(cls, self).training_step(batch, batch_idx))[1]  # noqa: E731
+    if name == "predict_step":  # Lightning's own passes the pair to forward
+        hook = lambda self, batch, batch_idx: (calls.append(name), self(batch[0]))[1]  # noqa: E731
     cls = type("Mine", (base,), {name: hook})
     return cls()
 
@@ -99,6 +101,7 @@ def fate(model: Any, data: Any, calls: list[str], root: Path | None = None) -> s
             trainer.prepare(model, data)
             trainer.train_round()
             trainer.evaluate()
+            trainer.predict()
     told = [str(warning.message) for warning in caught if "hooks of Lightning's" in str(warning.message)]
     assert len(told) <= 1 or root is not None
     return "called" if calls and not told else told[0] if told and not calls else f"in silence: {calls} {told}"
@@ -110,7 +113,8 @@ def test_every_hook_of_a_module(name: str, base: type, tmp_path: Path) -> None:
     calls: list[str] = []
     result = fate(with_hook(base, name, calls), Both(), calls, tmp_path if name in CALLED_BY_FIT else None)
     of_test = CALLED_TO_EVALUATE["test"] if base is Plain else set()  # it has a test_step
-    if name in (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | of_test | {"test_step", "validation_step"}) - {"log", "log_dict"}:
+    steps = {"test_step", "validation_step", "predict_step"}
+    if name in (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | of_test | steps) - {"log", "log_dict"}:
         assert result == "called"
     elif name not in ("log", "log_dict"):
         assert f"never called in federated training: Mine.{name} (" in result

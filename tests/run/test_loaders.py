@@ -13,6 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
+from flcog.run.predictions import by_name
 from run.test_wrapped_data import TENSORS, TESTS, Plain, module
 
 OPTIONS: dict[str, Any] = {"rounds": 1, "local_steps": 1, "precision": "32-true", "eval_every": 1}
@@ -97,6 +98,63 @@ def test_a_module_with_loaders_of_its_own(tmp_path: Path, recwarn: pytest.Warnin
     assert trainer.callback_metrics["train_loss"] == pytest.approx(trainer.history[0]["train/loss"])
     assert not [warning for warning in recwarn if "train_dataloader" in str(warning.message)]
     assert set(make_trainer(None, **options).test(OfItself())) == {"test/loss"}
+
+
+class Predicts(OfItself):
+    """A module and a data module with everything for predictions."""
+
+    seen: list[str] = []
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(f"step {batch_idx} {self.trainer.predicting}")
+        return {"first": self(batch)[:, 0], "sum": batch.sum(1)}
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(torch.arange(160.0).view(5, 32) / 100, batch_size=2)  # type: ignore[arg-type]
+
+
+class ForPredictions(L.LightningDataModule):
+    def setup(self, stage: str) -> None:
+        self.batch_size = {"predict": 3}[stage]
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(torch.arange(160.0).view(5, 32) / 100, batch_size=self.batch_size)  # type: ignore[arg-type]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch + 1
+
+
+class Watches(L.Callback):
+    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.seen.append(f"callback {batch_idx} {len(outputs['sum'])}")
+
+
+def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
+    for name in (
+        "on_predict_start",
+        "on_predict_epoch_start",
+        "on_predict_batch_start",
+        "on_predict_batch_end",
+        "on_predict_end",
+    ):
+        setattr(Predicts, name, lambda self, *arguments, name=name: self.seen.append(name))
+    trainer = make_trainer(tmp_path, Watches(), **OPTIONS)
+    trainer.fit(model := Predicts())
+    found: Any = trainer.predict(model)
+    first = ["on_predict_batch_start", "step 0 True", "callback 0 2", "on_predict_batch_end"]
+    assert Predicts.seen[:6] == ["on_predict_start", "on_predict_epoch_start", *first] and Predicts.seen[-1] == "on_predict_end"
+    rows = torch.arange(160.0).view(5, 32) / 100
+    assert [len(part["sum"]) for part in found] == [2, 2, 1]
+    assert torch.allclose(torch.cat([part["sum"] for part in found]), rows.sum(1))
+    assert torch.allclose(torch.cat([part["first"] for part in found]), model(rows)[:, 0])
+    changed: Any = trainer.predict(model, datamodule=ForPredictions())
+    assert [len(part["sum"]) for part in changed] == [3, 2]
+    assert torch.allclose(torch.cat([part["sum"] for part in changed]), rows.sum(1) + 32)
+    assert torch.equal(by_name(changed)["sum"], torch.cat([part["sum"] for part in changed]))
+    with one_line(
+        ValueError, "flcog predict writes tensors with a sample in each row; predict_step returns a list: return a tensor"
+    ):
+        by_name([[3]])
 
 
 @pytest.mark.parametrize(
