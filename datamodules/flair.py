@@ -67,6 +67,8 @@ class FLAIR(FederatedDataModule):
         std: divides each channel; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         cache_dir: the folder for the decoded images; ``data_dir`` by default.
+        decode: ``first`` decodes the images of all selected users before round 1. ``when read`` decodes an image when a batch first
+            contains it, so that disk and time depend on the clients that are sampled; disk space is then taken image by image.
     """
 
     task = "multilabel"
@@ -82,9 +84,13 @@ class FLAIR(FederatedDataModule):
         std: tuple[float, float, float] = (0.229, 0.224, 0.225),
         augmentation: Augmentation = "none",
         cache_dir: str | None = None,
+        decode: Literal["first", "when read"] = "first",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if decode not in ("first", "when read"):
+            raise ValueError(f"FLAIR: decode must be 'first' or 'when read'; got {decode!r}")
+        self.decode = decode
         at_least(self, 1, max_users=max_users, max_eval_users=max_eval_users, image_size=image_size)
         self.partitioner = self.partitioner or Natural()
         self.data_dir, self.labels, self.image_size = Path(data_dir), labels, image_size
@@ -110,8 +116,9 @@ class FLAIR(FederatedDataModule):
         return len(self.class_names)
 
     def prepare_data(self) -> None:
-        for part in self._images:
-            self._cache(part).fill()
+        if self.decode == "first":
+            for part in self._images:
+                self._cache(part).fill()
 
     def load(self) -> Splits:
         return Splits(train=self._load("train"), test=self._load("test"), val=self._load("val"))
@@ -136,7 +143,7 @@ class FLAIR(FederatedDataModule):
                     raise TypeError
                 own = parts[part].of(user)
                 if own is not None:
-                    own.append((image, [column[label] for label in labels]))
+                    own.append((image, tuple(column[label] for label in labels)))
             except KeyError as error:
                 raise ValueError(f"{path}: image {number} has an unknown or no {error}: {json.dumps(entry)[:200]}") from error
             except TypeError as error:
@@ -163,11 +170,13 @@ class FLAIR(FederatedDataModule):
         targets = np.zeros((len(labels), self.num_classes), dtype=np.float32)
         targets[np.repeat(np.arange(len(labels)), [len(own) for own in labels]), list(chain.from_iterable(labels))] = 1
         owners = np.repeat(np.arange(len(users)), [len(images) for images in users])
-        return Samples(self._cache(part).load(), torch.from_numpy(targets), owners)
+        cache = self._cache(part)
+        images = cache.load() if self.decode == "first" else cache.load_when_read()
+        return Samples(images, torch.from_numpy(targets), owners)
 
 
-_Image = tuple[str, list[int]]
-"""An image's id and the columns of its labels."""
+_Image = tuple[str, tuple[int, ...]]
+"""An image's id and the columns of its labels. Python's garbage collector need not look into such tuples, as it would into lists."""
 
 
 @dataclass

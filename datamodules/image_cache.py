@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flcog.datamodules.files import reading
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
+from flcog.datamodules.rows_when_read import RowsWhenRead
 
 REMEDY = "point cache_dir at a larger disk, or ask for fewer or smaller images"
 
@@ -62,6 +63,10 @@ class ImageCache:
         self.fill()
         images = self._file.load()
         return torch.from_numpy(images[:]) if images.nbytes <= IN_MEMORY_BYTES else images
+
+    def load_when_read(self) -> RowsWhenRead:
+        """Return the images, each of which is decoded when it is first read."""
+        return RowsWhenRead(self.path.with_suffix(".rows"), self.shape, self._decode, REMEDY)
 
     def fill(self) -> None:
         """Decode the images that are not in the cache yet."""

@@ -15,6 +15,7 @@ from harness import ROOT
 from PIL import Image
 from torch import Tensor
 
+from datamodules import flair_at_full_size
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
 from flcog.datamodules import FLAIR, IID, flair, image_cache, row_file
@@ -322,6 +323,43 @@ def test_broken_and_missing_files_are_named(tmp_path: Path, entries: list[dict[s
 
 
 def test_arguments() -> None:
+    with pytest.raises(ValueError, match="decode must be 'first' or 'when read'; got 'never'"):
+        FLAIR(decode="never")  # type: ignore[arg-type]
     for name in ("max_users", "max_eval_users", "image_size"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
             FLAIR(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    first = FLAIR(str(tmp_path), image_size=32).federation.train.inputs
+    data = FLAIR(str(tmp_path), image_size=32, decode="when read")
+    images = data.federation.train.inputs
+    files = data._cache("train").files
+    (tmp_path / "small_images" / files[3]).unlink()
+    assert np.array_equal(images[np.array([5, 0, 5])], first[torch.tensor([5, 0, 5])])
+    for image in (files[0], files[5]):  # a further run has them
+        (tmp_path / "small_images" / image).unlink()
+    again = FLAIR(str(tmp_path), image_size=32, decode="when read").federation.train.inputs
+    assert np.array_equal(again[5], first[5]) and np.array_equal(again[np.array([0, 1])], first[:2])
+    with pytest.raises(FileNotFoundError, match=files[3]):
+        again[3]
+
+
+def test_a_damaged_row_is_decoded_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    images = FLAIR(str(tmp_path), image_size=32, decode="when read").federation.train.inputs
+    expected = np.array(images[2])
+    path = next((tmp_path / "decoded").glob("train*.rows"))
+    content = bytearray(path.read_bytes())
+    content[2 * 32 * 32 * 3 + 7] ^= 255
+    path.write_bytes(content)
+    assert np.array_equal(images[2], expected)
+    assert path.read_bytes()[2 * 32 * 32 * 3 :][: 32 * 32 * 3] == expected.tobytes()
+
+
+def test_the_index_of_the_measurement_has_flairs_format(tmp_path: Path) -> None:
+    parts = {"train": (60, 11), "val": (5, 2), "test": (7, 3)}
+    flair_at_full_size.make_images(tmp_path, flair_at_full_size.make_index(tmp_path, parts), files=3)
+    for labels, classes in (("coarse", 17), ("fine", 17 * 96)):
+        federation = FLAIR(str(tmp_path), labels=labels, image_size=8, decode="when read").federation
+        assert federation.num_clients == 11 and len(federation.train) == 60 and federation.num_classes == classes
+        assert federation.train.targets.sum(1).min() >= 1
