@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.clip_gradient import ClipGradient
     from flcog.callbacks.clip_update import ClipUpdate
     from flcog.callbacks.clock.deadline import Deadline
+    from flcog.callbacks.clock.fedbuff import FedBuff
     from flcog.callbacks.clock.over_select import OverSelect
     from flcog.callbacks.clock.system_model import SystemModel
     from flcog.callbacks.codecs.encoded_broadcast import EncodedBroadcast
@@ -144,6 +145,7 @@ __all__ = [
     "FedAvgM",
     "FedAvgMInFedCOG",
     "FedAvgMInFedDisco",
+    "FedBuff",
     "FedCOG",
     "FedDC",
     "FedDCInFedDisco",

@@ -15,7 +15,18 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation
 from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
-from flcog.method import Attack, AvailabilityModel, Clock, DataExchange, Method, Note, Notes, Selection, selection_of
+from flcog.method import (
+    Attack,
+    AvailabilityModel,
+    Clock,
+    DataExchange,
+    Method,
+    Note,
+    Notes,
+    Selection,
+    asynchronous_of,
+    selection_of,
+)
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.round_schedules import RoundSchedules
@@ -174,7 +185,9 @@ class Assembly:
 
 
 def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
-    """Refuse a rule over single uploads that needs more of them than a round has."""
+    """Refuse a rule over single uploads that needs more of them than a round has, and more clients in flight than there are."""
+    if (asynchronous := asynchronous_of(engine.methods)) is not None:
+        asynchronous.check_clients(engine.num_clients, engine.cohort_size)
     numbers = sum(value.numel() for value in [*server.params.values(), *server.buffers.values()])
     selection, count = selection_of(engine.methods), engine.cohort_size
     if selection is not None:

@@ -28,6 +28,7 @@ from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator, reweighted
 from flcog.method import ClientView, GlobalModel, Method, SealedSum, first_contact
 from flcog.reading import Reader
+from flcog.wire.ledger import masked_bytes
 from flcog.wire.population import Population
 from flcog.wire.soundness import of_client, state_ranges
 
@@ -284,7 +285,7 @@ class ClientRuntime:
         for k, client in enumerate(clients if kept else ()):
             self._provisional[client] = of_client(kept, k)
         masked, masked_plain = (
-            [_masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
+            [masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
             for sizes in (result.manifest.params, result.manifest.plain_params)
         )
         envelope = result.envelope._replace(
@@ -313,8 +314,3 @@ def _unsent(tasks: Sequence[ClientTask]) -> set[str]:
                 f"{task.client} of {', '.join(task.masks)}"
             )
     return {name for name, mask in first.items() if mask.ndim == 0 and not mask}
-
-
-def _masked_bytes(masks: Params, sizes: Mapping[str, int]) -> int:
-    """The bytes that masks save, given the bytes of whole parameters."""
-    return sum(sizes[name] * int((~mask).sum()) // mask.numel() for name, mask in masks.items() if name in sizes)

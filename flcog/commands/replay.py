@@ -10,7 +10,7 @@ from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
-from flcog.method import selection_of
+from flcog.method import asynchronous_of, selection_of
 from flcog.run import checkpoint
 from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
@@ -46,7 +46,8 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
         raise ValueError(f"the run has done {done} rounds: --round must be between 1 and {last}; got {round + 1}")
     start, path = max(((done, path) for done, path in checkpoints if done <= round), default=(0, None))
     trainer.prepare(model, datamodule, None if path is None else str(path))
-    if selection_of(trainer.methods) is None:
+    asynchronous = asynchronous_of(trainer.methods) is not None  # clients arrive in later rounds than they are selected in
+    if selection_of(trainer.methods) is None and not asynchronous:
         _check_selected(trainer, round, client)
     print(
         f"replaying client {client} in round {round + 1} of {short(run)}" + (", which was not finished" if round == done else "")
@@ -54,7 +55,8 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
     print(_way_there(start, round, path))
     while trainer.run.round < round:
         trainer.train_round()
-    _check_selected(trainer, round, client)
+    if not asynchronous:
+        _check_selected(trainer, round, client)
     with trainer.settings.in_force():
         _train(trainer, client)
 
@@ -80,9 +82,7 @@ def _train(trainer: FederatedTrainer, client: int) -> None:
     engine, server = trainer.run.engine, trainer.run.server
     round = rounds.plan(engine, server, rounds.select(engine, server))
     if client not in round.plans:
-        raise ValueError(
-            f"client {client} dropped out of round {server.round + 1} before it trained: choose one of {list(round.plans)}"
-        )
+        raise ValueError(f"client {client} did not train in round {server.round + 1}: choose one of {list(round.plans)}")
     assert isinstance(engine.clients, ClientRuntime)
     received, task = next(
         (received, task) for received, tasks in rounds.ask(server, round) for task in tasks if task.client == client

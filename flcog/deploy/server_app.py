@@ -16,7 +16,7 @@ from flcog.deploy.node import facts_of
 from flcog.deploy.objects import SERVER, make_objects
 from flcog.deploy.post import Post
 from flcog.deploy.supervision import end_with, start_of
-from flcog.method import Callback
+from flcog.method import Callback, Method, asynchronous_of
 from flcog.run.observers.checkpoint import Checkpoint
 
 END_SECONDS = 20.0
@@ -62,6 +62,7 @@ def train(folder: Path, grid: Grid, options: Mapping[str, Any]) -> None:
     root = ("--trainer.default_root_dir", str(options["root"])) if options["root"] else ()
     objects = make_objects(folder, [folder / SERVER], *root, observers=[progress])
     check_checkpoints(objects.trainer.observers)
+    check_rounds(objects.trainer.methods)
     facts = facts_of(objects.datamodule)
     nodes = [FlowerNode(post, number, progress, facts) for number in connected(post, int(options["nodes"]))]
     objects.trainer.connect(DeployedClients(nodes, progress, int(options["clients"]), int(options["min_clients"])))
@@ -79,6 +80,14 @@ def check_checkpoints(observers: Sequence[Callback]) -> None:
                 f"nodes keep the states of two rounds, so a deployment writes a checkpoint after every round; got every_n_rounds="
                 f"{observer.every_n_rounds}, enabled={observer.enabled}: leave both out, and enable_checkpointing"
             )
+
+
+def check_rounds(methods: Sequence[Method]) -> None:
+    """Refuse rounds whose clients train by the simulated clock alone."""
+    if (asynchronous := asynchronous_of(methods)) is not None:
+        raise ValueError(
+            f"{asynchronous.name} decides by simulated time when clients arrive, and nodes train in real time: remove it"
+        )
 
 
 def end(post: Post, nodes: Sequence[FlowerNode]) -> None:

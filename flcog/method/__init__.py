@@ -2,11 +2,12 @@
 
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import Aggregator, UploadAggregator, UploadChange, UploadMatrix
+from flcog.method.asynchrony import AsynchronousRounds, asynchronous_of
 from flcog.method.attack import Attack
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
-from flcog.method.clock import Clock, Closed, Cutoff, Work, clock_of, expected_cohort
+from flcog.method.clock import Clock, Closed, Cutoff, StepClock, Work, clock_of, expected_cohort
 from flcog.method.context import (
     ClientData,
     ClientUpload,
@@ -44,6 +45,7 @@ __all__ = [
     "SERVER_HOOKS",
     "Aggregator",
     "Ask",
+    "AsynchronousRounds",
     "Attack",
     "AvailabilityModel",
     "Batch",
@@ -92,6 +94,7 @@ __all__ = [
     "SentBroadcast",
     "Slot",
     "Stage",
+    "StepClock",
     "TrackerNote",
     "Trackers",
     "Unbiased",
@@ -102,6 +105,7 @@ __all__ = [
     "Uploads",
     "WarningNote",
     "Work",
+    "asynchronous_of",
     "check_methods",
     "clock_of",
     "expected_cohort",

@@ -1,11 +1,14 @@
 """Checks of a list of methods before a run."""
 
 from collections.abc import Sequence
+from math import inf
 
 from flcog.method.aggregator import Aggregator
+from flcog.method.asynchrony import AsynchronousRounds
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import BroadcastStage
-from flcog.method.clock import Clock
+from flcog.method.clock import Clock, Cutoff
+from flcog.method.mask import ParameterMask
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.sealed_sum import SealedSum
 from flcog.method.selection import Selection
@@ -52,7 +55,11 @@ def check_methods(methods: Sequence[Method]) -> None:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:
             raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")
+    for method in methods:
+        if isinstance(method, AsynchronousRounds):
+            _check_asynchronous(method, methods)
     exclusive = {
+        AsynchronousRounds: "take the next arrivals as a round",
         Aggregator: "replace the mean of the clients' changes",
         Selection: "select the clients of a round",
         AvailabilityModel: "decide which clients are available",
@@ -83,3 +90,33 @@ def _check_sealed(sealer: SealedSum, methods: Sequence[Method]) -> None:
         else:
             continue
         raise ValueError(f"{sealer.name} and {other.name} cannot be combined: {reason}. Remove one of them")
+
+
+def _check_asynchronous(method: AsynchronousRounds, methods: Sequence[Method]) -> None:
+    """Refuse methods that assume that all clients of a round start with it."""
+    for other in methods:
+        reason = None
+        if other.overrides("weights"):
+            reason = f"{other.name} has weights of its own, and {method.name} weighs clients by their staleness"
+        elif other.individual_uploads:
+            reason = f"{other.name} reads single uploads as if they began at one model"
+        elif isinstance(other, Aggregator):
+            reason = f"{other.name} replaces the sum of the clients' weighted changes"
+        elif isinstance(other, Cutoff):
+            reason = f"{method.name} waits for no late clients"
+        elif isinstance(other, BroadcastStage) and method.rate is not None:
+            reason = f"{other.name} encodes one broadcast for the clients of a round, which start one by one at a rate"
+        if reason is not None:
+            raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}. Remove one of them")
+        at_server = isinstance(other, Stage | BroadcastStage | ParameterMask) or any(
+            map(other.overrides, ("broadcast", "server_step"))
+        )
+        if at_server and not (other.start_round <= method.start_round and _end(other) >= _end(method)):
+            raise ValueError(
+                f"{other.name} must act in all rounds of {method.name}, because clients arrive in later rounds than they start in: give "
+                "both the same start_round and stop_round"
+            )
+
+
+def _end(method: Method) -> float:
+    return inf if method.stop_round is None else method.stop_round

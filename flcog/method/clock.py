@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from flcog.method.asynchrony import AsynchronousRounds
 from flcog.method.method import Method
 
 
@@ -80,7 +81,7 @@ class Cutoff(Method, protocol=True):
 
 
 class StepClock(Clock, protocol=True):
-    """The clock of a run with a cutoff and no other clock: a local step takes a second, and nothing else takes time."""
+    """The clock of a run that needs one and has no other: a local step takes a second, and nothing else takes time."""
 
     def seconds(self, work: Work, seed: int) -> np.ndarray:
         return work.steps
@@ -88,12 +89,14 @@ class StepClock(Clock, protocol=True):
 
 def clock_of(methods: Sequence[Method]) -> Clock | None:
     """The clock of some methods; None if they need none."""
-    default = StepClock() if any(isinstance(method, Cutoff) for method in methods) else None
+    default = StepClock() if any(isinstance(method, Cutoff | AsynchronousRounds) for method in methods) else None
     return next((method for method in methods if isinstance(method, Clock)), default)
 
 
 def expected_cohort(methods: Sequence[Method], count: int) -> int:
-    """The number of clients to select for a round that needs ``count`` clients."""
+    """The number of clients that train in a round that needs ``count`` clients."""
     for method in methods:
+        if isinstance(method, AsynchronousRounds):
+            return method.arrivals(count)
         count = method.asked(count) if isinstance(method, Cutoff) else count
     return count

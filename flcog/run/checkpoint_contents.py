@@ -156,6 +156,31 @@ def _is_experiment(value: Any) -> bool:
     return value == {} or (isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts))
 
 
+def _is_traffic(value: Any) -> bool:
+    """Whether a value is the state of :class:`flcog.server.traffic.Traffic`, whose flights started from its broadcasts."""
+    if not isinstance(value, dict) or value.keys() != {"flights", "broadcasts", "upload"}:
+        return False
+    broadcasts, upload = value["broadcasts"], value["upload"]
+    return (
+        _by(_is_count, _is_broadcast)(broadcasts)
+        and _list_of(_is_flight)(value["flights"])
+        and all(flight[1] in broadcasts for flight in value["flights"])
+        and (upload is None or (isinstance(upload, list) and list(map(type, upload)) == [int, dict]))
+    )
+
+
+def _is_broadcast(value: Any) -> bool:
+    tensors, numbers = _by(_is_text, _is_tensor), _list_of(lambda number: isinstance(number, int | float))
+    fits = {"params": tensors, "buffers": tensors, "server": _by(_is_text, _is_state), "rates": numbers, "optimisation": numbers}
+    return isinstance(value, dict) and value.keys() == fits.keys() and all(fits[name](value[name]) for name in fits)
+
+
+def _is_flight(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 5:
+        return False
+    return all(map(_is_count, value[:3])) and all(type(time) is float and 0 <= time < math.inf for time in value[3:])
+
+
 Entries = dict[str, tuple[str, Callable[[Any], bool]]]
 
 
@@ -175,6 +200,7 @@ def _is_choice(value: Any) -> bool:
 RUN: Entries = {
     "round": ("a number of rounds done", _is_count),
     "seconds": ("simulated seconds, at least 0", lambda value: type(value) is float and 0 <= value < math.inf),
+    "traffic": ("the clients in flight", _is_traffic),
     "seed": ("a whole number", _is_whole),
     "params": ("tensors by name", _by(_is_text, _is_tensor)),
     "buffers": ("tensors by name", _by(_is_text, _is_tensor)),
@@ -195,7 +221,19 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"executor", "chosen_for", "seconds", "messages", "exchanged", "experiment", "frozen", "until", "branch", "run_id"}
+LATER = {
+    "traffic",
+    "executor",
+    "chosen_for",
+    "seconds",
+    "messages",
+    "exchanged",
+    "experiment",
+    "frozen",
+    "until",
+    "branch",
+    "run_id",
+}
 """Entries that the first checkpoints lacked."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}

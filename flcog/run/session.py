@@ -30,6 +30,7 @@ from flcog.server.engine import Engine
 from flcog.server.evaluate import evaluated_params
 from flcog.server.personal import only_personal
 from flcog.server.state import ServerState
+from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
 
 
@@ -193,6 +194,7 @@ class Session:
             "format": checkpoint.FORMAT,
             "round": server.round,
             "seconds": server.seconds,
+            "traffic": server.traffic.state_dict(),
             "seed": self.engine.seed,
             "experiment": self.experiment,
             "params": server.params,
@@ -269,6 +271,10 @@ class Session:
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.messages = {name: dict(sent) for name, sent in saved.get("messages", {}).items()}  # older checkpoints have none
         server.ledger = Ledger.from_state(saved["ledger"])
+        if "traffic" in saved:  # older checkpoints have none
+            for round, broadcast in saved["traffic"]["broadcasts"].items():
+                check_alike(path, f"the broadcast of round {round + 1}", broadcast["params"], server.params)
+            server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
         self.clients.run_id = saved.get("run_id") or self.clients.run_id
         self._load_states(saved["clients"])
         for name, observer in self._named_observers():

@@ -27,7 +27,7 @@ def uploaded(reply: ClientReply) -> dict[int, int]:
 def timing(
     engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], up: Mapping[int, int]
 ) -> Timing | None:
-    """The time of a round; None without a clock.
+    """The time of a round; None without a clock. Asynchronous rounds know it before their clients train.
 
     Args:
         engine, server: the run, before the round.
@@ -35,15 +35,13 @@ def timing(
         tasks: of all clients of the round.
         up: the bytes that each client sends. Clients without an entry have sent no reply, and nobody waits for them.
     """
-    clock = clock_of(round.methods)
-    if clock is None:
+    if round.timing is not None:
+        return round.timing.of(up)
+    if clock_of(round.methods) is None:
         return None
     arrived = [task for task in tasks if task.client in up]
     clients = [task.client for task in arrived]
-    downloads = _downloads(server, round, arrived, len(tasks))
-    seconds = _seconds(
-        clock, engine, clients, [task.num_steps for task in arrived], downloads, [up[client] for client in clients]
-    )
+    seconds = durations(engine, server, round, arrived, [up[client] for client in clients], len(tasks))
     finishes = dict(zip(clients, seconds, strict=True))
     found = Timing(finishes, clients, max(seconds, default=0.0))
     for method in round.methods if clients else ():
@@ -52,6 +50,29 @@ def timing(
             kept = [client for client in found.clients if client in closed.clients]
             found = replace(found, clients=kept, seconds=min(found.seconds, closed.seconds))
     return found
+
+
+def durations(
+    engine: Engine,
+    server: ServerState,
+    round: Round,
+    tasks: Sequence[ClientTask],
+    up: Sequence[int],
+    num_asked: int | None = None,
+) -> list[float]:
+    """The seconds that each client needs for its task.
+
+    Args:
+        engine, server: the run.
+        round: the round, with the broadcast and the clients that have the model already.
+        tasks: of some clients.
+        up: the bytes that each of them sends.
+        num_asked: the number of clients that share the encoded downloads; by default as many as there are tasks.
+    """
+    clock = clock_of(round.methods)
+    assert clock is not None
+    downloads = _downloads(server, round, tasks, num_asked or len(tasks))
+    return _seconds(clock, engine, [task.client for task in tasks], [task.num_steps for task in tasks], downloads, up)
 
 
 def asking_seconds(engine: Engine, server: ServerState, methods: Sequence[Method], selected: Selected) -> float:
@@ -73,7 +94,7 @@ def pass_time(server: ServerState, methods: Sequence[Method], asking: float, fou
     # Without waiting, a round without available clients would be repeated at the same moment for ever.
     waiting = present.seconds_per_round if present is not None and found is None else 0.0
     found = found or Timing({}, (), 0.0)
-    server.seconds += asking + waiting + found.seconds
+    server.seconds = server.seconds + asking + waiting + found.seconds if found.end is None else found.end
     late = {"clients/late": float(found.late)} if any(isinstance(method, Cutoff) for method in methods) else {}
     return {"time/simulated": server.seconds} | found.figures() | late
 

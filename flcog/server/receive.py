@@ -38,10 +38,11 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     Returns:
         The round with the clients whose replies count and its time, and the sums over their replies.
     """
-    processes, shares, clocked = engine.processes, share_out(engine, round.plans), clock_of(round.methods) is not None
+    processes, shares = engine.processes, share_out(engine, round.plans)
     by_client = {task.client: (received, task) for received, tasks in asked for task in tasks}
     tasks = [by_client[client][1] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
+    clocked = clock_of(round.methods) is not None and round.timing is None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     sealer = next((method for method in round.methods if isinstance(method, SealedSum)), None)
     if sealer is not None:

@@ -7,30 +7,31 @@ from dataclasses import replace
 import torch
 
 from flcog.client.messages import ClientTask, Received
-from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.method import (
     OBSERVER_HOOKS,
+    AsynchronousRounds,
     Messages,
-    Method,
-    ParameterMask,
-    Plan,
     Selected,
     Stage,
     UploadAggregator,
     UploadChange,
     Uploads,
+    asynchronous_of,
 )
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_model
 from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
+from flcog.server.flights import fly, timing
 from flcog.server.receive import account, encoders_of, receive
 from flcog.server.round_plan import Round, weigh
 from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
 from flcog.server.step import take_server_step
+from flcog.server.tasks import planned_steps, tasks_of
+from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
 
 TakeStep = Callable[..., tuple[Params, Slot, Params]]
@@ -69,7 +70,8 @@ def advance(
         round.cohort.log("clients/participating", 0)
         if selection.clients:
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
-    remember(engine, server, selection, list(round.plans), losses, round.timing)
+    selected = selection if round.flights is None else round.flights.selected
+    remember(engine, server, selected, list(round.plans), losses, round.timing)
     times = pass_time(server, round.methods, round.asking, round.timing)
     server.round += 1
     return round.cohort.metrics | times | server.ledger.figures(before)
@@ -77,18 +79,8 @@ def advance(
 
 def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
     """Plan each client's number of steps and weight, after new clients have sent their first-contact messages."""
-    number, methods, plans = server.round, engine.active(server.round), dict[int, int]()
-    planning = [method for method in methods if method.overrides("plan")]
-    for client in selection.clients:
-        planned: Plan | None = Plan(engine.batching.num_steps(engine.size(client)))
-        for method in planning:
-            if planned is not None:
-                view = engine.view(client, number)
-                planned = method.plan(planned, view, make_rng(engine.seed, number, client, "plan", method.name))
-        if planned is not None:
-            if planned.num_steps < 1:
-                raise ValueError(f"a plan needs at least one local step; client {client} got {planned.num_steps}")
-            plans[client] = planned.num_steps
+    number, methods = server.round, engine.active(server.round)
+    plans = planned_steps(engine, methods, number, selection.clients)
     charge(engine, server, selection, plans)
     received, down = send_down(engine, server, methods, list(plans))
     metrics: dict[str, float] = {"round": number + 1}
@@ -98,32 +90,33 @@ def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
             plans = {client: steps for client, steps in plans.items() if client not in silent}
             metrics["clients/lost"] = len(silent)
     cohort = weigh(engine, server, methods, plans, selection, metrics)
-    return Round(number, methods, selection, plans, cohort, received, down, asking_seconds(engine, server, methods, selection))
+    round = Round(number, methods, selection, plans, cohort, received, down, asking_seconds(engine, server, methods, selection))
+    if (asynchronous := asynchronous_of(methods)) is not None:
+        return _with_arrivals(engine, server, asynchronous, round)
+    server.traffic = Traffic()  # nobody waits for clients in flight after the last asynchronous round
+    return round
+
+
+def _with_arrivals(engine: Engine, server: ServerState, method: AsynchronousRounds, round: Round) -> Round:
+    """Let the clients of a round start, and plan the round of the next arrivals instead, weighted by their staleness."""
+    flights, metrics = fly(engine, server, method, round), round.cohort.metrics
+    plans = {flight.client: flight.steps for flight in flights.arrivals}
+    staleness = torch.tensor([round.number - flight.round for flight in flights.arrivals], dtype=torch.float64)
+    selection = Selected(list(plans), weights=method.discounts(staleness) / method.arrivals(engine.cohort_size))
+    metrics["clients/in_flight"] = len(server.traffic.flights)
+    if plans:
+        metrics |= {"staleness/mean": float(staleness.mean()), "staleness/max": float(staleness.max())}
+    cohort, time = weigh(engine, server, round.methods, plans, selection, metrics), timing(flights, server.seconds)
+    return replace(round, selection=selection, plans=plans, cohort=cohort, asking=0.0, timing=time, flights=flights)
 
 
 def ask(server: ServerState, round: Round) -> list[tuple[Received, list[ClientTask]]]:
     """The broadcasts of the round, each with the tasks of the clients that start from it."""
-    return [(round.received, tasks_of(server, round.methods, round.plans, round.cohort.weights.tolist()))]
-
-
-def tasks_of(
-    server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], weights: Sequence[float]
-) -> list[ClientTask]:
-    """The task of each client, from its number of steps and its weight."""
-    masking = [method for method in methods if isinstance(method, ParameterMask)]
-    return [
-        ClientTask(client, steps, weight, masks_of(masking, server.params, client) if masking else {})
-        for (client, steps), weight in zip(plans.items(), weights, strict=True)
-    ]
-
-
-def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> dict[str, torch.Tensor]:
-    """The parts of parameters that a client shares with the server, combined from all methods' masks."""
-    masks: dict[str, torch.Tensor] = {}
-    for method in methods:
-        for name, mask in method.mask(params, client).items():
-            masks[name] = masks[name] & mask if name in masks else mask
-    return masks
+    flights = round.flights
+    # A client's training is a function of the facts at its start, when its staleness is unknown.
+    weights = round.cohort.weights.tolist() if flights is None else [flights.weight] * len(round.plans)
+    tasks = tasks_of(server.params, round.methods, round.plans, weights)
+    return [(round.received, tasks)] if flights is None else flights.asked(tasks)
 
 
 def train(engine: Engine, server: ServerState, round: Round, directions: bool) -> tuple[Round, Aggregate]:
@@ -133,7 +126,8 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     their work exactly, because random numbers depend only on their keys. The returned round has no lost clients either.
     """
     metrics = round.cohort.metrics
-    asked = first = ask(server, round)
+    asked = ask(server, round)
+    started = asked[0][1] if round.flights is None else round.flights.tasks
     while True:
         whole = round
         round, aggregate = receive(engine, server, whole, asked, directions)
@@ -149,8 +143,8 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         if not round.plans:
             break
         asked = ask(server, round)
-    plain = plain_sizes(server, round.methods, *first[0])
-    account(server, round.methods, plain if round.down is None else round.down, first[0][1], aggregate)
+    plain = plain_sizes(server, round.methods, round.received, started)
+    account(server, round.methods, plain if round.down is None else round.down, started, aggregate)
     if encoders_of(round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     if round.down is not None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -11,6 +11,7 @@ from flcog.client.messages import Received
 from flcog.method import Cohort, Method, Selected
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
+from flcog.server.traffic import Flights
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,24 @@ class Timing:
         finishes: the time at which each client with a task has finished.
         clients: the clients whose uploads count.
         seconds: the end of the round.
+        starts: the time at which each of these clients has started, in asynchronous rounds; empty if all start with the round.
+        end: the end of the round in seconds since the start of the run, in asynchronous rounds.
     """
 
     finishes: Mapping[int, float]
     clients: Collection[int]
     seconds: float
+    starts: Mapping[int, float] = field(default_factory=dict)
+    end: float | None = None
+
+    def of(self, clients: Collection[int]) -> "Timing":
+        """The time of the same round, if only these clients have sent a reply."""
+        finishes = {client: time for client, time in self.finishes.items() if client in clients}
+        return replace(self, finishes=finishes, clients=[client for client in self.clients if client in clients])
+
+    def taken(self) -> dict[int, float]:
+        """The seconds that each client with a task needed."""
+        return {client: time - self.starts.get(client, 0.0) for client, time in self.finishes.items()}
 
     @property
     def late(self) -> int:
@@ -35,7 +49,7 @@ class Timing:
     def figures(self) -> dict[str, float]:
         """The mean time that clients waited for the end of the round, and its share in the time of all clients with a task."""
         waits = [self.seconds - self.finishes[client] for client in self.clients]
-        total = len(self.finishes) * self.seconds
+        total = len(self.finishes) * self.seconds - sum(self.starts[client] for client in self.finishes if self.starts)
         return {
             "time/waiting": sum(waits) / len(waits) if waits else 0.0,
             "time/idle_share": sum(waits) / total if total else 0.0,
@@ -56,6 +70,7 @@ class Round:
         down: the encoded bytes of all downloads by sender; None if nothing encodes the broadcast.
         asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
         timing: the simulated time after that, once the clients have trained; None without a clock.
+        flights: the starts and arrivals of an asynchronous round, whose clients have received earlier broadcasts.
     """
 
     number: int
@@ -67,6 +82,7 @@ class Round:
     down: Mapping[str, int] | None = None
     asking: float = 0.0
     timing: Timing | None = None
+    flights: Flights | None = None
 
     def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
         """Plan the same round without these clients."""

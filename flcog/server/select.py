@@ -1,14 +1,27 @@
 """Select the clients of a round, and let the selection remember the round."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from flcog.client.messages import Received
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.randomness import fold, make_rng
-from flcog.method import AvailabilityModel, ClientPool, RoundRecord, Selected, Selection, clock_of, expected_cohort, selection_of
+from flcog.method import (
+    AsynchronousRounds,
+    AvailabilityModel,
+    ClientPool,
+    RoundRecord,
+    Selected,
+    Selection,
+    asynchronous_of,
+    clock_of,
+    expected_cohort,
+    selection_of,
+)
 from flcog.server.engine import Engine
 from flcog.server.round_plan import Timing
 from flcog.server.state import ServerState
@@ -16,8 +29,27 @@ from flcog.wire.envelope import num_bytes
 from flcog.wire.ledger import model_bytes
 
 
-def select(engine: Engine, server: ServerState) -> Selected:
-    """Select the clients of the coming round."""
+class Start(NamedTuple):
+    """The start of one client during an asynchronous round.
+
+    Args:
+        number: of the start.
+        seconds: its simulated time.
+        busy: the clients that train or have arrived in this round.
+    """
+
+    number: int
+    seconds: float
+    busy: Sequence[int]
+
+
+def select(engine: Engine, server: ServerState, start: Start | None = None) -> Selected:
+    """Select the clients of the coming round. In asynchronous rounds these are the clients that start with it.
+
+    Args:
+        engine, server: the run.
+        start: selects one client for a start during the round instead.
+    """
     asked: list[int] = []
 
     def ask(clients: Sequence[int]) -> list[float]:
@@ -25,25 +57,49 @@ def select(engine: Engine, server: ServerState) -> Selected:
         return _losses(engine, server, clients)
 
     methods = engine.active(server.round)
-    present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
-    if present is not None:
-        moment = server.seconds if clock_of(methods) else server.round * present.seconds_per_round
+    method, count = selection_of(methods), min(expected_cohort(methods, engine.cohort_size), engine.num_clients)
+    asynchronous, busy = asynchronous_of(methods), list[int]()
+    if asynchronous is not None:
+        if asynchronous.rate is not None and start is None:
+            return Selected([])
+        busy = [flight.client for flight in server.traffic.flights] if start is None else list(start.busy)
+        count = 1 if start else asynchronous.concurrent(engine.cohort_size) - len(busy)
+    keys = () if start is None else (start.number,)
     population = ClientPool(
         round=server.round,
         sizes=engine.roll_call.sizes,
         num_samples=engine.population.num_samples,
-        key=fold(engine.seed, server.round, "cohort"),
-        availability=None if present is None else lambda clients: present.available(clients, moment, engine.seed),
+        key=fold(engine.seed, server.round, "cohort", *keys),
+        availability=_availability(engine, server, server.seconds if start is None else start.seconds, busy),
         sample_ends=lambda: engine.sample_ends,
         ask=ask,
     )
-    method, count = selection_of(methods), min(expected_cohort(methods, engine.cohort_size), engine.num_clients)
     if method is None:
         return Selected(population.draw(count))
-    rng = make_rng(engine.seed, server.round, "selection", method.name)
+    rng = make_rng(engine.seed, server.round, "selection", method.name, *keys)
     selected = method.select(server.servers[method.name], population, count, rng)
     _check(method, selected, engine.num_clients)
+    if asynchronous is not None:
+        _check_start(asynchronous, method, selected, count)
     return selected._replace(asked=asked)
+
+
+def _availability(
+    engine: Engine, server: ServerState, seconds: float, busy: Sequence[int]
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Tells which of some clients can start; None if all of them can.
+
+    Args:
+        engine, server: the run.
+        seconds: the simulated time.
+        busy: the clients that train.
+    """
+    methods = engine.active(server.round)
+    present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
+    if present is None:
+        return (lambda clients: ~np.isin(clients, busy)) if busy else None
+    moment = seconds if clock_of(methods) else server.round * present.seconds_per_round
+    return lambda clients: present.available(clients, moment, engine.seed) & ~np.isin(clients, busy)
 
 
 def charge(engine: Engine, server: ServerState, selected: Selected, trains: Collection[int]) -> None:
@@ -82,7 +138,7 @@ def remember(
     method = selection_of(engine.active(server.round))
     if method is not None:
         known = [losses[client] for client in trained] if losses else []
-        record = RoundRecord(server.round, selected.clients, trained, known, timing.finishes if timing else {})
+        record = RoundRecord(server.round, selected.clients, trained, known, timing.taken() if timing else {})
         server.servers[method.name] = method.update(server.servers[method.name], record)
 
 
@@ -98,6 +154,19 @@ def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list
     found[mine] = torch.tensor(engine.clients.losses(received, clients[mine]), dtype=torch.float64)
     losses: list[float] = processes.total(found.to(float64_device(processes.device))).tolist()
     return losses
+
+
+def _check_start(asynchronous: AsynchronousRounds, method: Selection, selected: Selected, count: int) -> None:
+    """Refuse selections that do not fit the free places, or weigh clients."""
+    if len(selected.clients) > count:
+        raise ValueError(
+            f"{method.name} has selected {len(selected.clients)} clients for {count} free places of {asynchronous.name}: use a selection "
+            "of a given number of clients"
+        )
+    if selected.weights is not None:
+        raise ValueError(
+            f"{asynchronous.name} weighs clients by their staleness, and {method.name} by their probabilities: set unbiased to false"
+        )
 
 
 def _check(method: Selection, selected: Selected, num_clients: int) -> None:

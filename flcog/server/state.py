@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, Slot
 from flcog.method import Method, Uploads
+from flcog.server.traffic import Traffic
 from flcog.wire.envelope import num_bytes
 from flcog.wire.ledger import Ledger
 
@@ -24,6 +25,7 @@ class ServerState:
         round: the number of finished rounds.
         seconds: the simulated time of these rounds, if the run has a clock.
         ledger: the bytes sent so far.
+        traffic: the clients in flight, in asynchronous rounds.
         reported: for each method, the clients whose first-contact messages were counted. Under ``model``, the clients that
             received parameters which they keep for themselves from then on.
     """
@@ -34,6 +36,7 @@ class ServerState:
     round: int = 0
     seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
+    traffic: Traffic = field(default_factory=Traffic)
     reported: dict[str, set[int]] = field(default_factory=dict)
     uploads: dict[str, Uploads] = field(default_factory=dict)
     """The single uploads of the current round, for methods that are also observers. They are deleted after the round."""
@@ -47,7 +50,14 @@ class ServerState:
         reported = {name: set(clients) for name, clients in self.reported.items()}
         messages = {name: dict(values) for name, values in self.messages.items()}
         return ServerState(
-            self.params, dict(self.buffers), dict(self.servers), round, self.seconds, reported=reported, messages=messages
+            self.params,
+            dict(self.buffers),
+            dict(self.servers),
+            round,
+            self.seconds,
+            traffic=self.traffic,
+            reported=reported,
+            messages=messages,
         )
 
     @contextmanager
@@ -62,7 +72,7 @@ class ServerState:
         try:
             yield
         except error:
-            for name in ("round", "seconds", "params", "buffers", "servers", "ledger"):
+            for name in ("round", "seconds", "params", "buffers", "servers", "ledger", "traffic"):
                 setattr(self, name, getattr(before, name))
             for name, client in self._newcomers:
                 self.reported[name].discard(client)

@@ -62,4 +62,9 @@ def unsent_bytes(params: Params, masks: Mapping[str, Tensor], met: bool) -> int:
         met: whether the client has trained before. At first it receives its own parameters, too, to start from them.
     """
     masked = {name: mask for name, mask in masks.items() if mask.ndim or met}
-    return sum(params[name].nbytes * int((~mask).sum()) // mask.numel() for name, mask in masked.items())
+    return masked_bytes(masked, {name: params[name].nbytes for name in masked})
+
+
+def masked_bytes(masks: Mapping[str, Tensor], sizes: Mapping[str, int]) -> int:
+    """The bytes that masks save, given the bytes of whole parameters."""
+    return sum(sizes[name] * int((~mask).sum()) // mask.numel() for name, mask in masks.items() if name in sizes)

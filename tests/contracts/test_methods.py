@@ -133,7 +133,7 @@ def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     setting = partial(fit, tmp_path, *case.beside, case.method, **case.options)
     half = setting(module=case.module(case.optimizer), data=case.data(), rounds=2)
     resumed = setting(module=case.module(case.optimizer), data=case.data(), rounds=3, ckpt_path=str(half.run_dir))
-    assert [len(trainer.recorded) for trainer in (whole, half, resumed)] == [3, 2, 1]
+    assert len(half.recorded) + len(resumed.recorded) == len(whole.recorded) >= 3
     for name, value in whole.state.items():
         assert torch.equal(resumed.state[name], value), name
     for row, rounds in zip(resumed.rows, whole.rows, strict=True):

@@ -13,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.deployments import CLIENTS, NODES, history, rows
 from deploy.test_node import softmax
+from flcog.callbacks import SCAFFOLD, FedBuff
 from flcog.deploy import clients, server_app
 from flcog.deploy.application import NODE, PACKAGE, write_app
 from flcog.deploy.arrays import from_record, to_record
@@ -197,6 +198,14 @@ def test_rare_checkpoints_are_refused() -> None:
     for rare in (Checkpoint(every_n_rounds=5), Checkpoint(enabled=False)):
         with pytest.raises(ValueError, match="a deployment writes a checkpoint after every round; got every_n_rounds="):
             server_app.check_checkpoints([rare])
+
+
+def test_asynchronous_rounds_are_refused() -> None:
+    server_app.check_rounds([SCAFFOLD()])
+    with pytest.raises(
+        ValueError, match="FedBuff decides by simulated time when clients arrive, and nodes train in real time: remove it"
+    ):
+        server_app.check_rounds([SCAFFOLD(), FedBuff()])
 
 
 @pytest.mark.parametrize("name", REFUSED)

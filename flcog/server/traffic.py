@@ -1,0 +1,100 @@
+"""The clients in flight in asynchronous rounds, and the broadcasts from which they started."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flcog.client.messages import ClientTask, Received
+from flcog.method import Optimisation, Selected
+
+
+class Flight(NamedTuple):
+    """A client that trains.
+
+    Args:
+        client: its number.
+        round: the round in which it started, counted from 0, whose broadcast it has received.
+        steps: its number of local steps.
+        since, until: the times of its start and its arrival, in simulated seconds since the start of the run.
+    """
+
+    client: int
+    round: int
+    steps: int
+    since: float
+    until: float
+
+
+class Flights(NamedTuple):
+    """The starts and arrivals of an asynchronous round.
+
+    Args:
+        selected: the clients that were selected to start.
+        tasks: of the clients that have started, which download the round's broadcast.
+        arrivals: the round's clients, in the order of their arrival.
+        broadcasts: the broadcast that each of them has received.
+        weight: of each client as far as it is known at a start.
+    """
+
+    selected: Selected
+    tasks: Sequence[ClientTask]
+    arrivals: Sequence[Flight]
+    broadcasts: Mapping[int, Received]
+    weight: float
+
+    def asked(self, tasks: Sequence[ClientTask]) -> list[tuple[Received, list[ClientTask]]]:
+        """The broadcasts of some of the arrivals with their tasks, oldest first."""
+        rounds = {flight.client: flight.round for flight in self.arrivals}
+        parts: dict[int, list[ClientTask]] = {}
+        for task in sorted(tasks, key=lambda task: rounds[task.client]):
+            parts.setdefault(rounds[task.client], []).append(task)
+        return [(self.broadcasts[part[0].client], part) for part in parts.values()]
+
+
+class UploadSize(NamedTuple):
+    """The bytes of an upload: of all of it, and of the parameters with a mask."""
+
+    total: int
+    params: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The clients in flight between two rounds.
+
+    Args:
+        flights: in the order of their starts.
+        broadcasts: the broadcasts that these clients have received, by round.
+        upload: the size of an upload; None before the first client has started.
+    """
+
+    flights: Sequence[Flight] = ()
+    broadcasts: Mapping[int, Received] = field(default_factory=dict)
+    upload: UploadSize | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The traffic in tensors and primitives."""
+        return {
+            "flights": [list(flight) for flight in self.flights],
+            "broadcasts": {
+                round: {
+                    "params": received.params,
+                    "buffers": received.buffers,
+                    "server": received.server,
+                    "rates": list(received.rates),
+                    "optimisation": list(received.optimisation),
+                }
+                for round, received in self.broadcasts.items()
+            },
+            "upload": None if self.upload is None else [self.upload.total, dict(self.upload.params)],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], seed: int) -> "Traffic":
+        """The inverse of :meth:`state_dict`, in a run with this seed."""
+        broadcasts = {
+            round: Received(round, seed, **(saved | {"optimisation": Optimisation(*saved["optimisation"])}))
+            for round, saved in state["broadcasts"].items()
+        }
+        upload = state["upload"]
+        return cls([Flight(*flight) for flight in state["flights"]], broadcasts, upload and UploadSize(*upload))

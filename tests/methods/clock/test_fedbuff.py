@@ -1,0 +1,374 @@
+"""FedBuff: a simulation of its events, its limits FedAvg and asynchronous SGD, consequences for other methods, and the resume in flight."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from contracts.test_quadratics import EQUAL, SIZES, A, B, Numbers, Quadratic, local_map, optimum
+from harness import RAGGED, BatchNormMLP, TinyData, classifier, distance, fit, make_trainer, states_by_client, train
+from reference import fedbuff
+from two_processes import on_one_and_two_processes
+
+from flcog.callbacks import (
+    SCAFFOLD,
+    Availability,
+    Bulyan,
+    ClientDropout,
+    Deadline,
+    EncodedBroadcast,
+    EqualWeights,
+    FedAvgM,
+    FedBuff,
+    FedExP,
+    FedNova,
+    FedProx,
+    FedRep,
+    OverSelect,
+    PoissonSampling,
+    RoundRobin,
+    SecureAggregation,
+    SystemModel,
+    TopK,
+    UniformSelection,
+)
+from flcog.method import Context, Method, Params, Upload
+from flcog.server.flights import first_start
+
+CASES: dict[str, Case] = {
+    "FedBuff": Case(
+        FedBuff(buffer=2, momentum=0.3),
+        None,
+        options=RAGGED,
+        random=True,
+        no_reference="clients arrive in later rounds; a simulation of the events is compared below",
+    ),
+    "FedBuff at a rate": Case(
+        FedBuff(concurrency=4, buffer=2, arrival_rate=0.5),
+        None,
+        options=RAGGED,
+        random=True,
+        no_reference="clients arrive in later rounds; a simulation of the events is compared below",
+    ),
+}
+REFUSED: Refusals = {
+    FedBuff: [
+        ({"concurrency": 0}, "concurrency must be at least 1, or null; got 0"),
+        ({"buffer": 0}, "buffer must be at least 1, or null; got 0"),
+        ({"staleness": -0.5}, "staleness must be at least 0; got -0.5"),
+        ({"server_lr": 0.0}, "server_lr must be positive; got 0.0"),
+        ({"momentum": 1.0}, "momentum must lie in [0, 1); got 1.0"),
+        ({"arrival_rate": 0.0}, "arrival_rate must be positive and finite, or null; got 0.0"),
+    ]
+}
+LR = 0.05
+START = np.array([1.0, -0.5, 0.25])
+GRADIENTS = np.einsum("kij,kj->ki", A, START - B)
+"""Of the three quadratics."""
+HALF_NORMAL = SystemModel(seconds_per_step=0.5, download=1000.0, upload=500.0, spread="half-normal")
+
+
+def maps(lr: float = LR) -> list[fedbuff.LocalMap]:
+    """A pass over the 2, 4 and 10 samples of the quadratics' clients."""
+    pairs = [local_map(k, size, lr) for k, size in enumerate(SIZES)]
+    return [lambda x, p=p, q=q: p @ x + q for p, q in pairs]  # type: ignore[misc]
+
+
+def on_quadratics(*methods: Method, rounds: int = 12, lr: float = LR, start: Any = None, **options: Any) -> Any:
+    module = Quadratic(lr)
+    if start is not None:
+        module.model.w.data = torch.tensor(start)
+    return train(*methods, module=module, data=Numbers(), local_epochs=1, clients_per_round=1.0, rounds=rounds, **options)
+
+
+def model(trainer: Any) -> np.ndarray:
+    found: np.ndarray = trainer.run.params["model.w"].numpy()
+    return found
+
+
+@pytest.mark.parametrize("rate", [None, 0.4])
+@pytest.mark.parametrize("buffer", [1, 2])
+def test_it_is_a_simulation_of_the_events(buffer: int, rate: float | None) -> None:
+    method = FedBuff(concurrency=3, buffer=buffer, staleness=0.7, server_lr=0.8, momentum=0.4, arrival_rate=rate)
+    trainer = on_quadratics(method, RoundRobin())
+    expected = fedbuff.Server(np.zeros(3), maps(), SIZES, 0.7, 0.8, 0.4)
+    if rate is None:
+        fedbuff.filled_after_steps(expected, 3, buffer, 12)
+    else:
+        fedbuff.filled_at_a_rate(expected, 3, buffer, 12, rate)
+    np.testing.assert_allclose(model(trainer), expected.model, rtol=1e-12)
+    assert [row["time/simulated"] for row in trainer.rows] == pytest.approx(expected.ends, rel=1e-12)
+    assert [row["staleness/mean"] for row in trainer.rows] == [np.mean(each) for each in expected.staleness]
+    assert max(row["staleness/max"] for row in trainer.rows) == max(map(max, expected.staleness)) >= 2
+    assert trainer.rows[-1]["clients/in_flight"] == len(expected.events) or rate
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_without_clients_in_flight_it_is_fedavg(executor: str) -> None:
+    """Also BatchNorm's statistics, the methods' states, the bytes, and the time."""
+    one, other = (
+        train(HALF_NORMAL, SCAFFOLD(), method, module=classifier(network=BatchNormMLP), executor=executor, rounds=2, **RAGGED)
+        for method in (FedBuff(buffer=5), EqualWeights())
+    )
+    assert distance(one.state, other.state) < 1e-12
+    assert distance(one.servers["SCAFFOLD"]["c"], other.servers["SCAFFOLD"]["c"]) < 1e-12
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert {name: a[name] for name in b} == {name: pytest.approx(value, rel=1e-9) for name, value in b.items()}
+
+
+def test_one_client_at_a_time_is_sgd() -> None:
+    """A buffer of 1 and one client in flight: each step of the server is the client's own."""
+    trainer = on_quadratics(FedBuff(concurrency=1, buffer=1, staleness=3.0), RoundRobin(), rounds=7)
+    x = np.zeros(3)
+    for number in range(7):
+        x = maps()[number % 3](x)
+    np.testing.assert_allclose(model(trainer), x, rtol=1e-12)
+
+
+def drift(*methods: Method, rounds: int) -> np.ndarray:
+    """The change of the model per learning rate over some rounds of tiny steps, in which gradients hardly change."""
+    return (model(on_quadratics(*methods, lr=1e-6, rounds=rounds, start=START)) - START) / 1e-6
+
+
+def test_clients_count_by_the_steps_that_they_take_in_a_second() -> None:
+    """In 20 seconds the clients arrive 10, 5 and 2 times with 2, 4 and 10 steps: each gradient counts 20 times."""
+    alone = FedBuff(concurrency=3, buffer=1, staleness=0.0)
+    np.testing.assert_allclose(drift(alone, rounds=17), -20 * GRADIENTS.sum(0), rtol=1e-4)
+    together = FedBuff(concurrency=3, buffer=3, staleness=0.0)  # one of each client, as in FedAvg with equal weights
+    np.testing.assert_allclose(drift(together, rounds=1), -np.array(SIZES) @ GRADIENTS / 3, rtol=1e-4)
+    same_time = SystemModel(seconds_per_step=0.0, download=1.0, upload=None)  # each client arrives once in three rounds
+    np.testing.assert_allclose(drift(alone, same_time, rounds=3), -np.array(SIZES) @ GRADIENTS, rtol=1e-4)
+
+
+def test_fednova_compares_the_clients_of_a_buffer_alone() -> None:
+    """Its factor is the mean number of steps of a round's clients, so it cancels in a round of one client."""
+    alone, together = (FedBuff(concurrency=3, buffer=buffer, staleness=0.0) for buffer in (1, 3))
+    np.testing.assert_allclose(drift(alone, FedNova(), rounds=17), -20 * GRADIENTS.sum(0), rtol=1e-4)
+    np.testing.assert_allclose(drift(together, FedNova(), rounds=1), -np.mean(SIZES) * GRADIENTS.mean(0), rtol=1e-4)
+
+
+def test_scaffold_reaches_the_true_optimum() -> None:
+    """Its second option compares a client's model with the one that this client received, and c remains the mean of all c_k."""
+    method = FedBuff(concurrency=3, buffer=2)
+    own, plain = (model(on_quadratics(method, *more, lr=0.1, rounds=25)) for more in ([SCAFFOLD()], []))
+    assert np.linalg.norm(own - optimum(EQUAL)) < 3e-3 < 0.05 < np.linalg.norm(plain - optimum(EQUAL))
+    early = train(FedBuff(concurrency=6, buffer=2), SCAFFOLD(), rounds=5, **RAGGED)
+    states = states_by_client(early, "SCAFFOLD", "c")
+    assert len(states) < 8
+    for name, value in early.servers["SCAFFOLD"]["c"].items():
+        mean = sum(state[name.removeprefix("model.")] for state in states.values()) / 8
+        torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-12)
+
+
+def test_momentum_is_that_of_fedavgm() -> None:
+    ends = [train(*methods, rounds=4, **RAGGED).state for methods in (
+        (FedBuff(buffer=2, momentum=0.5, server_lr=0.7),), (FedBuff(buffer=2), FedAvgM(beta=0.5, lr=0.7)))]  # fmt: skip
+    assert distance(*ends) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "methods", [(FedRep(),), (TopK(fraction=0.5),), (EncodedBroadcast(codec=TopK(fraction=0.25)),)], ids=repr
+)
+def test_bytes_take_time_and_count_where_they_flow(methods: tuple[Method, ...]) -> None:
+    """Downloads at the start and uploads at the arrival. A client that was measured for its upload trains once."""
+    up = SystemModel(seconds_per_step=0.0, download=None, upload=1.0)
+    rows = train(up, *methods, FedBuff(buffer=3), local_steps=1, rounds=4).rows
+    sizes = [row["comm/up_bytes"] / 3 for row in rows]
+    # Each round ends with a client that has started with it, beside the two that an earlier round has left.
+    assert [row["time/simulated"] for row in rows] == [sizes[0], 2 * sizes[0], 3 * sizes[0], 4 * sizes[0]]
+    assert len(set(sizes)) == 1 and all(row["clients/in_flight"] == 2 for row in rows)
+    down = SystemModel(seconds_per_step=0.0, download=1.0, upload=None)
+    rows = train(down, *methods, FedBuff(buffer=5), local_steps=1, clients_per_round=5, data=TinyData(order=(1, 1, 1, 1, 1))).rows
+    ends = np.cumsum([row["comm/down_bytes"] / 5 for row in rows])
+    assert [row["time/simulated"] for row in rows] == pytest.approx(ends.tolist(), rel=1e-12)
+
+
+def test_only_broadcasts_in_use_are_kept() -> None:
+    trainer = make_trainer(None, FedBuff(concurrency=7, buffer=2), HALF_NORMAL, **RAGGED)
+    trainer.prepare(classifier(), TinyData())
+    for number in range(8):
+        trainer.train_round()
+        traffic = trainer.run.server.traffic
+        assert traffic.broadcasts.keys() == {flight.round for flight in traffic.flights} <= set(range(number + 1))
+        assert len(traffic.flights) == 5 == len({flight.client for flight in traffic.flights})
+
+
+def test_a_round_that_is_dropped_changes_no_flight() -> None:
+    trainer = make_trainer(None, FedBuff(buffer=2), **RAGGED)
+    trainer.prepare(classifier(), TinyData())
+    trainer.train_round()
+    server = trainer.run.server
+    before = server.traffic
+    with pytest.raises(KeyError), server.undone_at(KeyError):
+        trainer.train_round()
+        assert server.traffic != before
+        raise KeyError
+    assert server.traffic == before and server.round == 1
+    assert trainer.sample(1) and trainer.collect()[0].sums is not None and server.traffic == before
+
+
+def test_clients_that_drop_out_leave_their_place_free() -> None:
+    rows = train(FedBuff(concurrency=6, buffer=3), ClientDropout(probability=0.5), rounds=12, **RAGGED).rows
+    assert min(row["clients/participating"] for row in rows) < 3 == max(row["clients/participating"] for row in rows)
+
+
+def test_fewer_clients_arrive_if_fewer_are_available(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,until\n" + "".join(f"{client},{10 * client + 5},1000\n" for client in range(8)))
+    for rate in (None, 1.0):
+        method = FedBuff(concurrency=4, buffer=2, arrival_rate=rate)
+        rows = train(method, Availability(trace=str(trace), seconds_per_round=10), rounds=5).rows
+        assert [row["clients/participating"] for row in rows][:2] == [0, 1] and rows[0]["time/simulated"] == 10
+        assert rows[-1]["clients/participating"] == 2
+
+
+@dataclass(frozen=True)
+class Broken(Method):
+    """The third client sends NaN."""
+
+    def draw(self, rng: torch.Generator, client: Any) -> Any:
+        return {"scale": torch.tensor(float("nan") if client.id == 3 else 1.0)}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload({name: ctx.draws["scale"] * value for name, value in delta.items()}, ctx.state)
+
+
+def test_a_bad_update_is_dropped_and_the_denominator_stays() -> None:
+    method = FedBuff(concurrency=4, buffer=4, staleness=0.0)
+    trainer = train(method, Broken(), on_bad_update="drop", clients_per_round=4, rounds=1, data=TinyData(order=(3, 3, 3, 3)))
+    whole = train(method, on_bad_update="drop", clients_per_round=4, rounds=1, data=TinyData(order=(3, 3, 3, 3)))
+    start = make_trainer(None)
+    start.prepare(classifier(), TinyData())
+    assert trainer.rows[0]["clients/dropped"] == 1
+    assert distance(trainer.state, start.state) < distance(whole.state, start.state)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (EqualWeights(), "EqualWeights has weights of its own, and FedBuff weighs clients by their staleness"),
+        (Bulyan(f=1), "Bulyan reads single uploads as if they began at one model"),
+        (
+            SecureAggregation(),
+            "SecureAggregation replaces the sum of the clients' weighted changes",
+        ),
+        (Deadline(seconds=3.0), "FedBuff waits for no late clients"),
+        (OverSelect(), "FedBuff waits for no late clients"),
+        (FedExP(), "its step size compares changes of one model"),
+        (PoissonSampling(rate=0.5), "it does not select a given number of clients for the free places"),
+    ],
+    ids=repr,
+)
+def test_methods_of_one_model_are_refused(other: Method, reason: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^FedBuff and {other.name} cannot be combined: .*{reason}.*Remove one of them$"
+    ) as caught:
+        make_trainer(None, FedBuff(), other)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("methods", "complaint"),
+    [
+        ((FedBuff(concurrency=9),), "FedBuff: concurrency must be at most the number of clients, 8; got 9: lower it"),
+        (
+            (FedBuff(concurrency=4, buffer=5),),
+            "FedBuff: buffer must be at most concurrency, 4; got 5: lower it, or raise concurrency",
+        ),
+        (
+            (FedBuff(), SCAFFOLD(start_round=2)),
+            "SCAFFOLD must act in all rounds of FedBuff, because .*: give both the same start_round",
+        ),
+        (
+            (FedBuff(), SCAFFOLD(stop_round=2)),
+            "SCAFFOLD must act in all rounds of FedBuff, because .*: give both the same start_round",
+        ),
+        (
+            (FedBuff(), UniformSelection(unbiased=True)),
+            "FedBuff weighs clients by their staleness, and UniformSelection by their prob",
+        ),
+        (
+            (FedBuff(arrival_rate=1.0), EncodedBroadcast(codec=TopK(fraction=0.5))),
+            "EncodedBroadcast encodes one broadcast for the clients of a round, which start one by one at a rate. Remove one of them",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(methods: tuple[Method, ...], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as caught:
+        train(*methods)
+    assert "\n" not in str(caught.value)
+
+
+def test_methods_of_clients_alone_may_begin_later() -> None:
+    plain, later = (train(FedBuff(buffer=2), FedProx(mu=1.0, start_round=start), rounds=4, **RAGGED) for start in (4, 2))
+    assert distance(plain.state, later.state) > 0
+
+
+def test_its_rounds_lie_between_synchronous_ones() -> None:
+    """After its last round nobody waits for the clients in flight."""
+    method = FedBuff(buffer=2, start_round=1, stop_round=3)
+    trainer = train(method, rounds=5, clients_per_round=7, **RAGGED)
+    assert [row["clients/participating"] for row in trainer.rows] == [7, 2, 2, 7, 7]
+    assert not trainer.run.server.traffic.flights and not trainer.run.server.traffic.broadcasts
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 1 / 3, 2.9999, 3.0, 7e5 + 1 / 7])
+@pytest.mark.parametrize("rate", [0.1, 1 / 3, 3.0, 7.7])
+def test_a_start_comes_neither_twice_nor_never(seconds: float, rate: float) -> None:
+    number = first_start(seconds, rate)
+    assert number / rate >= seconds and (number == 0 or (number - 1) / rate < seconds)
+    assert first_start(number / rate, rate) == number
+
+
+METHODS: list[Method] = [
+    HALF_NORMAL,
+    FedBuff(concurrency=6, buffer=2, momentum=0.5),
+    SCAFFOLD(),
+    TopK(fraction=0.5, error_feedback=True),
+    EncodedBroadcast(codec=TopK(fraction=0.5)),
+]
+
+
+@pytest.mark.parametrize(("executor", "rate"), [("loop", None), ("vmap", None), ("loop", 2.0)])
+def test_resume_in_flight_is_bitwise(executor: str, rate: float | None, tmp_path: Path) -> None:
+    methods = METHODS if rate is None else [HALF_NORMAL, replace(METHODS[1], arrival_rate=rate), SCAFFOLD()]
+    setting = partial(fit, tmp_path, *methods, executor=executor, **RAGGED)
+    whole, half = setting(rounds=5), setting(rounds=2)
+    assert half.run.server.traffic.flights
+    resumed = setting(rounds=5, ckpt_path=str(half.run_dir))
+    assert distance(resumed.state, whole.state) == 0
+    assert resumed.run.server.traffic.flights == whole.run.server.traffic.flights
+    kept = ("time/simulated", "time/waiting", "staleness/mean", "clients/in_flight", "comm/total_bytes", "train/loss")
+    assert [[row[name] for name in kept] for row in resumed.rows] == [[row[name] for name in kept] for row in whole.rows]
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = fit(tmp_path, FedBuff(buffer=2), rounds=2, **RAGGED)
+    path = run.run_dir / "checkpoints" / "last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    for change in ({"flights": [[0, 7, 1, 0.0, 1.0]]}, {"flights": [[0, 1, 1, 0.0, float("nan")]]}, {"broadcasts": {0: {}}}):
+        torch.save(saved | {"traffic": saved["traffic"] | change}, path)
+        with pytest.raises(ValueError, match="traffic must be the clients in flight"):
+            fit(tmp_path, FedBuff(buffer=2), rounds=4, ckpt_path=str(path), **RAGGED)
+
+
+def on_processes(path: str, devices: int) -> None:
+    torch.set_num_threads(1)
+    trainer = make_trainer(None, HALF_NORMAL, FedBuff(concurrency=6, buffer=3), SCAFFOLD(), devices=devices, rounds=5, **RAGGED)
+    trainer.prepare(classifier(), TinyData())
+    rows = [trainer.train_round() for _ in range(5)]
+    if trainer.run.processes.is_first:
+        Path(path).write_text(json.dumps([rows, {name: value.tolist() for name, value in trainer.state.items()}]))
+
+
+@pytest.mark.slow
+def test_two_processes_agree(tmp_path: Path) -> None:
+    (rows, state), (other_rows, other_state) = on_one_and_two_processes(on_processes, tmp_path)
+    assert other_rows == [pytest.approx(row, rel=1e-9) for row in rows]
+    for name, value in state.items():
+        np.testing.assert_allclose(other_state[name], value, rtol=1e-9, atol=1e-12)
