@@ -203,6 +203,23 @@ def test_a_gain_without_scores_is_judged(tmp_path: Path) -> None:
     assert "+2.00" in paper_table(given) and "+2.05" in paper_table(given)
 
 
+@pytest.mark.parametrize(
+    ("b", "published", "shown", "mark"),
+    [
+        ([0.749, 0.75, 0.751], "14 to 20", "+14.00 to +20.00", "reproduced"),
+        ([0.809, 0.81, 0.811], "14 to 20", "+14.00 to +20.00", "reproduced"),  # 21, within the margin of 2
+        ([0.829, 0.83, 0.831], "14 to 20", "+14.00 to +20.00", "contradicted"),
+        ([0.604, 0.6045, 0.605], "-0.75 to 0.75", "-0.75 to +0.75", "reproduced"),
+        ([0.6, 0.6045, 0.609], "-0.75 to 0.75", "-0.75 to +0.75", "undecided"),
+        ([0.609, 0.61, 0.611], "-0.75 to 0.75", "-0.75 to +0.75", "contradicted"),  # the range is the whole margin
+    ],
+)
+def test_a_gain_may_be_a_range(b: list[float], published: str, shown: str, mark: str, tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": [0.5999, 0.6, 0.6001], "B": b}, published={"B": {"": {"gain": published}}}, margin=2, **RULE)
+    (verdict,) = verdicts(given)
+    assert verdict.mark == mark and f"| {shown} |" in paper_table(given)
+
+
 def test_no_verdict_before_all_seeds_of_the_table_or_without_a_margin(tmp_path: Path) -> None:
     rule = {"margin": 9, **RULE}
     given = fill(

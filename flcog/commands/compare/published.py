@@ -23,14 +23,18 @@ class Figure:
         value: the figure, or a lower bound for it.
         spread: the paper's ±, or None.
         beyond: whether the value is a lower bound, such as the rounds to a target that was not reached.
+        within: half the width of a range, such as 3 for "14 to 20".
         rounding: the largest rounding error: half of the last digit that the paper prints.
     """
 
     value: float
     spread: float | None = None
     beyond: bool = False
+    within: float = 0.0
     rounding: float = field(default=0.0, compare=False)
 
+
+NUMBER = r"[-+]?\d+(?:\.\d+)?"
 
 Published = Mapping[str, Mapping[str, Mapping[Quantity, Figure]]]
 """Figures by row, column and quantity."""
@@ -41,7 +45,7 @@ def read_published(value: Any, rows: Collection[str], columns: Collection[str], 
 
     Args:
         value: figures by row and column. A number or ``[mean, ±]`` is a score. A mapping may have score, gain, rounds, seconds, bytes and
-            saved. Rounds and saved may be "> 100", if the paper did not reach the target.
+            saved. Rounds and saved may be "> 100", if the paper did not reach the target; a gain may be a range, "14 to 20".
         rows: the table's rows.
         columns: the columns that may have figures.
         path: the table's file.
@@ -91,9 +95,18 @@ def _quantities(value: Any, where: str, cell: str) -> Mapping[Quantity, Figure]:
 def _figure(value: Any, quantity: Quantity, where: str, cell: str) -> Figure:
     if isinstance(value, str) and quantity in MAY_BE_BEYOND and re.fullmatch(r">?\s*\d+(\.\d+)?\s*", value):
         return Figure(float(value.removeprefix(">")), beyond=value.startswith(">"))
+    if isinstance(value, str) and quantity == "gain" and (ends := re.fullmatch(rf"({NUMBER}) to ({NUMBER})", value)):
+        low, high = sorted(map(float, ends.groups()))
+        return Figure((low + high) / 2, within=(high - low) / 2)
     numbers = value if isinstance(value, list) else [value]
     if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
-        beyond = f', or for {quantity} "> 100"' if quantity in MAY_BE_BEYOND else ""
+        beyond = (
+            f', or for {quantity} "> 100"'
+            if quantity in MAY_BE_BEYOND
+            else ', or a range "14 to 20"'
+            if quantity == "gain"
+            else ""
+        )
         raise ValueError(f"{where} must be figures, 73.07 or [73.07, 0.08] with its ±{beyond}; {cell.rstrip(', ')} is {value!r}")
     value, *spread = map(float, numbers)
     return Figure(value, spread[0] if spread else None)

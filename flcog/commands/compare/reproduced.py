@@ -17,7 +17,7 @@ from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, R
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
-ITEM_KEYS = ("shows", "command", "deviations", "illustration")
+ITEM_KEYS = ("shows", "command", "published", "ours", "deviations", "illustration")
 HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
 
 
@@ -159,14 +159,17 @@ def _further_items(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[F
     ]
     if not rows:
         return []
-    return ["## Other items of the papers", markdown(["paper", "item", "content", "command", "deviations"], rows)]
+    return [
+        "## Other items of the papers",
+        markdown(["paper", "item", "content", "command", "published", "ours", "deviations"], rows),
+    ]
 
 
 def _command(about: Mapping[str, Any], numbers: dict[str, int]) -> list[str]:
     if about.get("illustration"):
-        return ["nothing to reproduce", ""]
+        return ["nothing to reproduce", "", "", ""]
     command = f"`{about['command']}`" if "command" in about else "none"
-    return [command, _numbers(about.get("deviations", []), numbers)]
+    return [command, str(about.get("published", "")), str(about.get("ours", "")), _numbers(about.get("deviations", []), numbers)]
 
 
 def _numbers(deviations: Sequence[str], numbers: dict[str, int]) -> str:

@@ -195,7 +195,7 @@ def _published(figure: Figure | None, quantity: str) -> str:
 
 
 def figure_text(figure: Figure, quantity: str) -> str:
-    """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %"."""
+    """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %", "+14.00 to +20.00"."""
     writers: dict[str, Callable[[float], str]] = {
         "score": number,
         "gain": lambda value: f"{value:+.2f}",
@@ -205,6 +205,8 @@ def figure_text(figure: Figure, quantity: str) -> str:
         "saved": lambda value: f"{value:.1f} %",
     }
     write = writers[quantity]
+    if figure.within:
+        return f"{write(figure.value - figure.within)} to {write(figure.value + figure.within)}"
     spread = "" if figure.spread is None else f" ± {write(figure.spread)}"
     return ("> " if figure.beyond else "") + write(figure.value) + spread
 

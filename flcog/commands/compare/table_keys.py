@@ -120,7 +120,7 @@ KEYS = {
     "confidence": Key("the confidence of intervals; 0.95 by default", 0.95, SHARE),
     "published": Key(
         "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., bytes: ..., "
-        'saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached'
+        'saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached, "14 to 20" for a range of gains'
     ),
     "margin": Key(
         "the largest difference from the paper that reproduces a figure, in points; or {score: points, rounds: ratio, saved: points}. "

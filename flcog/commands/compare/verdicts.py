@@ -137,10 +137,10 @@ def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: 
     if not mark and margin is None:
         mark = NOT_JUDGED if quantity == "gain" and figure.value == 0 and table.margins else NO_MARGIN
     if not mark and margin is not None:
-        mark = judged.mark(margin + figure.rounding * (quantity != "rounds")) if judged else UNDECIDED
+        mark = judged.mark(margin + (figure.within or figure.rounding) * (quantity != "rounds")) if judged else UNDECIDED
         if quantity == "rounds":
             mark = _with_bounds(mark, figure, judged, margin, all(run.targets for run in runs))
-        if quantity == "gain" and mark == REPRODUCED and ours is not None and ours.low <= 0 <= ours.high:
+        if quantity == "gain" and figure.value and mark == REPRODUCED and ours is not None and ours.low <= 0 <= ours.high:
             mark = UNDECIDED
     interval = None if judged is None else judged.wide
     if interval is not None and quantity == "rounds":
@@ -172,12 +172,15 @@ def _reason(filled: Filled, row: str, column: str, quantity: Quantity, runs: Seq
 
 
 def _margin(filled: Filled, quantity: Quantity, figure: Figure) -> float | None:
-    """The margin of a quantity; None if the table has none. It is a logarithm for rounds, and at most half of a published gain."""
+    """The margin of a quantity; None if the table has none. It is a logarithm for rounds, and at most half of a published gain.
+
+    A published range is itself the margin if 0 is its middle.
+    """
     margin = filled.table.margins.get("score" if quantity == "gain" else quantity)
     if margin is None:
         return None
     if quantity == "gain":
-        return min(margin, abs(figure.value) / 2) or None
+        return min(margin, abs(figure.value) / 2) or (0.0 if figure.within else None)
     return math.log(margin) if quantity == "rounds" else margin
 
 
