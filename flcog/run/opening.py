@@ -31,6 +31,8 @@ def open_run(request: Request, plan: Plan) -> Session:
     described = experiment.describe(settings, request.methods, module, optimizer, request.datamodule, request.config)
 
     notes = [] if saved is None else plan.check(request, saved, client, described)
+    if saved is None and plan.trains:
+        client.check_values()
 
     directory = plan.directory(request, saved, processes)
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()

@@ -86,6 +86,8 @@ class Plan:
     ckpt_path: str | None
     keep_files = True
     """Whether methods may keep files that runs share."""
+    trains = True
+    """Whether the run trains."""
 
     def find(self, request: Request, processes: Processes) -> Path | None:
         """The checkpoint to read, the same on every process."""
@@ -131,6 +133,8 @@ def _restore_to_evaluate(run: Session, saved: "CheckpointFile") -> None:
 
 class EvaluationPlan(Plan):
     """Load a checkpoint's model, or take the model as it is, to evaluate it."""
+
+    trains = False
 
 
 @dataclass

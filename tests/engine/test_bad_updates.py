@@ -8,7 +8,7 @@ import pytest
 import torch
 from contracts.case import Case
 from contracts.registry import CASES, run
-from harness import NUM_CLASSES, RecordingTrainer, distance, fit, train
+from harness import NUM_CLASSES, BatchNormMLP, RecordingTrainer, classifier, distance, fit, train
 from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
@@ -195,3 +195,16 @@ def test_a_large_model_is_no_bad_one() -> None:
             return {name: torch.full_like(value, 1e300) for name, value in delta.items()}, server
 
     assert train(Large(), rounds=1).round == 1
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_a_model_that_starts_with_nan_is_named(value: float, tmp_path: Path) -> None:
+    for network, name in ((None, "model.head.bias"), (BatchNormMLP, "model.1.running_var")):
+        module = classifier(network=network)
+        module.state_dict()[name][1] = value
+        with pytest.raises(ValueError) as caught:
+            fit(tmp_path, module=module, on_bad_update="drop")
+        assert str(caught.value) == (
+            f"Classifier: {name} has NaN or infinite values before round 1: load other weights, or correct the model's initialisation"
+        )
+    assert not list(tmp_path.iterdir())

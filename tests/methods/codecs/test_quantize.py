@@ -70,6 +70,20 @@ def test_the_nearest_level_is_at_most_half_a_step_away() -> None:
         assert (error <= steps[:, None] * (0.5 + 1e-9)).all() and (error.amax(1) > 0.4 * steps).all()
 
 
+def test_all_levels_of_the_bits_are_used() -> None:
+    """One bit is the sign, so that b bits have 2^(b - 1) - 1 levels on each side of 0."""
+    for bits in (2, 3, 8):
+        v = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+        levels = decoded(Quantize(bits=bits, stochastic=False, bucket=None), v).unique()
+        torch.testing.assert_close(levels, torch.linspace(-1, 1, 2**bits - 1, dtype=torch.float64))
+    v = torch.tensor(
+        [1.0, 0.5, 0.25, 0.0], dtype=torch.float64
+    )  # of norm below 1.2, so that 7 levels round each number in two ways
+    found = torch.func.vmap(lambda key: decoded(Quantize(bits=4, bucket=None), v, key))(torch.arange(200)) / v.norm() * 7
+    assert torch.equal(found.round().unique(), torch.tensor([0, 1, 2, 3, 4, 6, 7], dtype=torch.float64))
+    torch.testing.assert_close(found, found.round())
+
+
 @pytest.mark.parametrize("stochastic", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_zeros_and_the_longest_numbers_come_back(stochastic: bool, dtype: torch.dtype) -> None:
