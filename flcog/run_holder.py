@@ -153,7 +153,7 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
         """The advice about a run that was cut off."""
         if self.run_dir is None or not (self.run_dir / LAST).is_file():
             return "start again, for there is no checkpoint yet"
-        return "go on with " + next_command("fit", self.run_dir, self.run_dir, cli=self.config is not None)
+        return "go on with " + next_command("fit", self.run_dir, self.run_dir, self.config)
 
 
 def takes_loaders(verb: Verb) -> Verb:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +179,21 @@ def own_file(folder: Path, name: str) -> Path:
     return path
 
 
-def next_command(verb: str, run: Path, checkpoint: Path, cli: bool) -> str:
-    """Return the command that fits, tests or validates from a run's checkpoint (or directory), for the shell or for Python."""
-    if not cli:
+def next_command(verb: str, run: Path, checkpoint: Path, config: Mapping[str, Any] | None) -> str:
+    """Return the command that fits, tests or validates from a run's checkpoint (or directory), for the shell or for Python.
+
+    Args:
+        verb: of the trainer.
+        run: the run's directory.
+        checkpoint: the checkpoint, or the directory.
+        config: the configuration, if the command line knows it. The classes of a user's own script are not part of it.
+    """
+    if config is None:
         return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
     prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
-    return shlex.join([*prefix, "flcog", verb, "-c", str(short(run / "config.yaml")), "--ckpt_path", str(short(checkpoint))])
+    whole = all("class_path" in (config.get(part) or {}) for part in ("model", "data"))
+    program = ["flcog"] if whole else ["python", sys.argv[0]]
+    return shlex.join([*prefix, *program, verb, "-c", str(short(run / "config.yaml")), "--ckpt_path", str(short(checkpoint))])
 
 
 class MetricsTable:

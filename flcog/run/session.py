@@ -138,7 +138,7 @@ class Session:
         return sorted(set(self.clients.files.values()))
 
     def next_command(self, verb: str, checkpoint: Path) -> str:
-        return next_command(verb, self.directory, checkpoint, cli=self.config is not None)
+        return next_command(verb, self.directory, checkpoint, self.config)
 
     # The run's description --------------------------------------------------------------------------------------------------------
 

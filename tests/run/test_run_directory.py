@@ -118,6 +118,10 @@ def test_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "my runs" / "1"
-    assert next_command("fit", run, run, cli=True) == "flcog fit -c 'my runs/1/config.yaml' --ckpt_path 'my runs/1'"
-    assert next_command("test", run, run / "a.ckpt", cli=False) == "trainer.test(model, datamodule, ckpt_path='my runs/1/a.ckpt')"
+    config = {"model": {"class_path": "Classifier"}, "data": {"class_path": "CIFAR10"}}
+    assert next_command("fit", run, run, config) == "flcog fit -c 'my runs/1/config.yaml' --ckpt_path 'my runs/1'"
+    monkeypatch.setattr("sys.argv", ["main.py", "fit"])
+    script = next_command("fit", run, run, config | {"model": {"width": 3}})
+    assert script == "python main.py fit -c 'my runs/1/config.yaml' --ckpt_path 'my runs/1'"
+    assert next_command("test", run, run / "a.ckpt", None) == "trainer.test(model, datamodule, ckpt_path='my runs/1/a.ckpt')"
     assert short(Path("/elsewhere")) == Path("/elsewhere") and short(Path("below")) == Path("below")
