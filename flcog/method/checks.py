@@ -100,6 +100,8 @@ def _check_asynchronous(method: AsynchronousRounds, methods: Sequence[Method]) -
             reason = f"{other.name} has weights of its own, and {method.name} weighs clients by their staleness"
         elif other.individual_uploads:
             reason = f"{other.name} reads single uploads as if they began at one model"
+        elif isinstance(other, SealedSum):
+            reason = f"clients multiply by their weights before they send, and their staleness is known when {method.name} receives them"
         elif isinstance(other, Aggregator):
             reason = f"{other.name} replaces the sum of the clients' weighted changes"
         elif isinstance(other, Cutoff):

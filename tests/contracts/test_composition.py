@@ -103,6 +103,7 @@ AT_THE_SERVER = (
         "DENSE",
         "EncodedBroadcast",
         "EqualWeights",
+        "FedBuff",
         "FedAdagrad",
         "FedAdam",
         "FedAvgM",
@@ -128,11 +129,21 @@ AT_THE_SERVER = (
     ),
     *("FedDCInFedDisco", "FedDynInFedDisco", "FedNovaInFedDisco", "SCAFFOLDInFedDisco"),
 )
-EXCLUSIVE |= {
-    tuple(sorted((name, "SecureAggregation"), key=str.lower)): SINGLE_UPLOADS
-    for name in (*RULES, *PRE_AGGREGATIONS, *ATTACKS_AT_THE_SERVER, "DENSE", "FedDM", "FedGen", "FlexLoRA", "LocalModels")
-}
+SINGLE = (*RULES, *PRE_AGGREGATIONS, *ATTACKS_AT_THE_SERVER, "DENSE", "FedDM", "FedGen", "FlexLoRA", "LocalModels")
+EXCLUSIVE |= {tuple(sorted((name, "SecureAggregation"), key=str.lower)): SINGLE_UPLOADS for name in SINGLE}
 EXCLUSIVE |= {tuple(sorted((name, "SecureAggregation"), key=str.lower)): f"{name} encodes uploads" for name in CODECS}
+EXCLUSIVE |= {("FedBuff", "SecureAggregation"): "their staleness is known when FedBuff receives them"}
+EXCLUSIVE |= {
+    tuple(sorted(("FedBuff", name), key=str.lower)): f"{name} reads single uploads as if they began at one model"
+    for name in SINGLE
+}
+EXCLUSIVE |= {
+    tuple(sorted(("FedBuff", name), key=str.lower)): f"{name} has weights of its own"
+    for name in ("EqualWeights", "FedDC", "FedDCInFedDisco", "FedDisco", "FedDyn", "FedDynInFedDisco")
+}
+EXCLUSIVE |= {("Deadline", "FedBuff"): "waits for no late clients", ("FedBuff", "OverSelect"): "waits for no late clients"}
+EXCLUSIVE |= {("FedBuff", "FedExP"): "its step size compares changes of one model"}
+EXCLUSIVE |= {("FedBuff", "PoissonSampling"): "it does not select a given number of clients"}
 EXCLUSIVE |= {("Oort", "SecureAggregation"): "Oort reads the losses of single clients"}
 EXCLUSIVE |= {
     tuple(sorted((bound, name), key=str.lower)): f"with {bound} nothing is sent to a server, where {name} acts"
