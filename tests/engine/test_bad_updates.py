@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
 from flcog.method import Context, Method, Params, Plan, Slot, Upload
+from flcog.method.asynchrony import AsynchronousRounds
 from flcog.server.bad_updates import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -82,7 +83,10 @@ def assert_same_run(dropped: RecordingTrainer, without: RecordingTrainer) -> Non
 
 
 AT_THE_SERVER = {
-    name: case for name, case in CASES.items() if case.method.overrides("weights") or case.method.overrides("server_step")
+    name: case
+    for name, case in CASES.items()
+    if (case.method.overrides("weights") or case.method.overrides("server_step"))
+    and not isinstance(case.method, AsynchronousRounds)  # in which the broken client arrives later than round 2
 }
 
 
