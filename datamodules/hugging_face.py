@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from flcog.core import hub
 from flcog.core.extras import require
 from flcog.core.trees import Tree
-from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.item_set import ItemSet
+from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import as_array
 from flcog.datamodules.row_file import IN_MEMORY_BYTES
 

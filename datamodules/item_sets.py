@@ -3,7 +3,6 @@
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from flcog.core.checks import at_least
 from flcog.core.trees import Tree, map_leaves, not_rows
 from flcog.data import Partitioner, Samples, Splits
 from flcog.datamodules.fingerprint import fingerprint
+from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.items import collated_targets, form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
@@ -33,46 +33,6 @@ COMPARED = 100
 """The most items that are read to compare their targets with the data set's ``targets``."""
 
 REMEDY = "point cache_dir at a larger disk, or leave it out, and items are read while the model trains"
-
-
-@dataclass(frozen=True)
-class ItemSet:
-    """One part of a data set.
-
-    Args:
-        items: an object with a length and ``items[index]``; each item is a pair of input and target.
-        targets: the targets of all items, if they are known without reading items: names, numbers, or rows of 0 and 1.
-        checked: whether ``targets`` is an attribute of the data set, so that items may have other targets.
-        users: the natural owner of each item.
-        stored: inputs that exist as tensors and need no transform.
-        whole: whether ``stored`` contains everything that the items contain.
-        transformed: whether a ``target_transform`` makes other targets of ``targets``.
-    """
-
-    items: Any
-    targets: np.ndarray | None = None
-    checked: bool = True
-    users: np.ndarray | None = None
-    stored: Tree | None = None
-    whole: bool = False
-    transformed: bool = False
-
-    def __post_init__(self) -> None:
-        for what, values in (("targets", self.targets), ("users", self.users)):
-            if values is not None and len(values) != len(self.items):
-                raise ValueError(f"{len(self.items)} items but {len(values)} {what}: give one for each item, in their order")
-        if self.users is not None:
-            _require_users(self.users)
-
-
-def _require_users(users: np.ndarray) -> None:
-    """Refuse missing users, and users that are not single names or numbers."""
-    if users.ndim != 1:
-        raise ValueError(f"users are one name or number per item; they have shape {users.shape}")
-    if users.dtype.kind in "Of":
-        missing = [item for item, user in enumerate(users.tolist()) if user is None or user != user]
-        if missing:
-            raise ValueError(f"item {missing[0]} has no user, and {len(missing) - 1} others: fill or drop them")
 
 
 class Form(NamedTuple):

@@ -7,7 +7,8 @@ import lightning as L
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from flcog.core.lightning_packages import overrides
-from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.item_set import ItemSet
+from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
 from flcog.datamodules.workers import Target

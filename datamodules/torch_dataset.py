@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from flcog.datamodules.item_sets import ItemSet, ItemSets
+from flcog.datamodules.item_set import ItemSet
+from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import as_array, can_be_targets
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.workers import Target

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flcog.apply import ModelFunction, OwnForward, forward
+from flcog.apply import OwnForward
 from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import overrides
 from flcog.core.precision import float64_device, to_float64_device
@@ -19,6 +19,7 @@ from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
+from flcog.model_function import ModelFunction, forward
 from flcog.own_steps import Means, among_rounds, call_step, reset_metrics
 from flcog.reading import Reader
 
@@ -202,15 +203,9 @@ class Evaluator:
     @torch.no_grad()
     def on_clients(self, params: Params, buffers: Params, parts: Partition) -> Tensor:
         """The model's mean score on each client's part, [num_clients], in one pass over all parts; NaN for clients without a part."""
-        sums, counts = np.zeros(parts.num_clients), parts.sizes
-        owner = np.repeat(np.arange(parts.num_clients), counts)
-        rows = self._mine(len(parts.indices))
-        done = 0
-        for inputs, targets in self._batches(self.federation.train, parts.indices[rows]):
-            outputs = self.model.frozen(params, buffers, forward, inputs).float()
-            scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
-            sums += np.bincount(owner[rows[done : done + len(scores)]], scores.cpu().double().numpy(), parts.num_clients)
-            done += len(scores)
+        counts, rows = parts.sizes, self._mine(len(parts.indices))
+        owners = np.repeat(np.arange(parts.num_clients), counts)[rows]
+        sums = self._sums("per_example_score", params, buffers, parts.indices[rows], owners, parts.num_clients)
         totals = self.processes.total(torch.from_numpy(sums).to(float64_device(self.processes.device))).cpu()
         return totals / torch.from_numpy(np.where(counts > 0, counts, np.nan))
 
@@ -218,14 +213,22 @@ class Evaluator:
     def losses(self, params: Params, buffers: Params, clients: Sequence[int]) -> list[float]:
         """The model's mean loss on each of these clients' training data, computed by this process alone."""
         parts = [self.federation.partition.client(client) for client in clients]
-        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        rows, sums, done = np.concatenate([np.empty(0, np.int64), *parts]), np.zeros(len(parts)), 0
+        owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
+        sums = self._sums("per_example_loss", params, buffers, rows, owners, len(parts))
+        return [float(total) / len(part) for total, part in zip(sums, parts, strict=True)]
+
+    def _sums(
+        self, measure: str, params: Params, buffers: Params, rows: np.ndarray, owners: np.ndarray, num_owners: int
+    ) -> np.ndarray:
+        """The sums of a measure over some rows of the training set, by owner."""
+        sums, done = np.zeros(num_owners), 0
         for inputs, targets in self._batches(self.federation.train, rows):
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
-            losses = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
-            sums += np.bincount(owner[done : done + len(losses)], losses.cpu().double().numpy(), len(parts))
-            done += len(losses)
-        return [float(total) / len(part) for total, part in zip(sums, parts, strict=True)]
+            values: Tensor = getattr(self.model.module, measure)(outputs, targets)
+            sums += np.bincount(owners[done : done + len(values)], values.cpu().double().numpy(), num_owners)
+            done += len(values)
+        return sums
 
     @torch.no_grad()
     def on_classes(
@@ -288,28 +291,3 @@ class Evaluator:
             return outputs
 
         return (apply(params, inputs) if own is None else own(apply, params, inputs)).float()
-
-
-def reweighted(scores: Tensor, counts: Tensor) -> Tensor:
-    """The mean of scores on classes [C], weighted by a client's label counts; NaN if none of its classes was tested.
-
-    >>> reweighted(torch.tensor([0.5, 1.0, torch.nan]), torch.tensor([3.0, 1.0, 9.0]))
-    tensor(0.6250)
-    """
-    tested = counts.where(~scores.isnan(), 0)
-    return (scores.nan_to_num() * tested).sum() / tested.sum()
-
-
-def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:
-    """The spread of a score over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""
-    scores = scores[~scores.isnan()].double()
-    if not len(scores):
-        return {}
-    ordered = scores.sort(descending=lower_is_better).values
-    worst = ordered[: max(1, len(ordered) // 10)].mean()
-    quantiles = {q: torch.quantile(scores, q / 100) for q in (10, 50, 90)}
-    return {
-        f"{name}_mean": float(scores.mean()),
-        f"{name}_std": float(scores.std(correction=0)),
-        f"{name}_worst_decile": float(worst),
-    } | {f"{name}_q{q}": float(value) for q, value in quantiles.items()}

@@ -6,10 +6,10 @@ from typing import Any
 import lightning as L
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.batch_hooks import BatchHooks
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.core.types import Params
+from flcog.model_function import ModelFunction
 
 OF_A_MODULE = (
     *("on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_epoch_start", "on_validation_batch_start"),

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flcog.apply import ModelFunction
 from flcog.client.messages import RollCall
 from flcog.client.model import ClientModel, make_client_model
 from flcog.client.output_check import check_outputs
@@ -30,6 +29,7 @@ from flcog.execute.memory import chunk_bytes
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
 from flcog.method import DataExchange, DataHost, Method, Notes, expected_cohort, selection_of
+from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 from flcog.settings import Settings
 from flcog.wire.population import Population

@@ -1,6 +1,6 @@
-"""Evaluation metrics: torchmetrics collections for classification, multi-label data and regression.
+"""Evaluation metrics: torchmetrics collections for classification, multi-label data and regression, and figures of clients' scores.
 
-They take raw outputs and targets, and combine the samples of all processes of a run, even if some processes had no samples.
+The collections take raw outputs and targets, and combine the samples of all processes of a run, even if some processes had no samples.
 """
 
 import math
@@ -163,3 +163,28 @@ class RegressionScores(_AllSamples):
         if columns > 1:
             outputs, targets = outputs.view(-1, columns), targets.view(-1, columns)
         return regression_scores(outputs, targets)
+
+
+def reweighted(scores: Tensor, counts: Tensor) -> Tensor:
+    """The mean of scores on classes [C], weighted by a client's label counts; NaN if none of its classes was tested.
+
+    >>> reweighted(torch.tensor([0.5, 1.0, torch.nan]), torch.tensor([3.0, 1.0, 9.0]))
+    tensor(0.6250)
+    """
+    tested = counts.where(~scores.isnan(), 0)
+    return (scores.nan_to_num() * tested).sum() / tested.sum()
+
+
+def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:
+    """The spread of a score over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""
+    scores = scores[~scores.isnan()].double()
+    if not len(scores):
+        return {}
+    ordered = scores.sort(descending=lower_is_better).values
+    worst = ordered[: max(1, len(ordered) // 10)].mean()
+    quantiles = {q: torch.quantile(scores, q / 100) for q in (10, 50, 90)}
+    return {
+        f"{name}_mean": float(scores.mean()),
+        f"{name}_std": float(scores.std(correction=0)),
+        f"{name}_worst_decile": float(worst),
+    } | {f"{name}_q{q}": float(value) for q, value in quantiles.items()}

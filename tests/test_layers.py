@@ -21,6 +21,7 @@ LAYERS = (
     ("flcog.data", "flcog.models", "flcog.metrics", "flcog.schedules", "flcog.settings"),
     (
         "flcog.client_module",
+        "flcog.model_function",
         "flcog.apply",
         "flcog.own_steps",
         "flcog.manual_steps",

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.apply import forward
 from flcog.callbacks.attacks.parts import altered
 from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, Context, Envelope, Gradient, GradientFunction, Run
+from flcog.model_function import forward
 
 ROWS = 256
 """Test samples in a forward pass."""

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.apply import forward
 from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
@@ -16,6 +15,7 @@ from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
 from flcog.method import Callback, Run
+from flcog.model_function import forward
 
 
 class Moments(NamedTuple):

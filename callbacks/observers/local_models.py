@@ -6,8 +6,8 @@ import torch
 
 from flcog.client_module import ClientModule
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.evaluation import reweighted, spread
 from flcog.method import Method, Run
+from flcog.metrics import reweighted, spread
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.client.program import Program
 from flcog.client.work import BLOCK_BYTES, ClientWork
 from flcog.core.randomness import fold, fold_each
 from flcog.core.types import Slot
+from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 from flcog.settings import Compile
 from flcog.wire.envelope import Envelope, Manifest

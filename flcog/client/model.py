@@ -8,7 +8,6 @@ import lightning as L
 import torch
 from torch import nn
 
-from flcog.apply import ModelFunction
 from flcog.client.lightning_hooks import written_hooks
 from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual
 from flcog.client.optimizers import configure, describe_optimizer, each_optimizer
@@ -22,6 +21,7 @@ from flcog.core.randomness import fold, seeded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.method import Method, ModelNote, Note
+from flcog.model_function import ModelFunction
 from flcog.models.lora import adapters
 from flcog.settings import Settings
 

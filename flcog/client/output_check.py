@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from flcog.apply import ModelFunction, forward
 from flcog.client_module import ClientModule
 from flcog.core.randomness import seeded
 from flcog.core.trees import Tree, first_leaf, form, leaves
 from flcog.data import Federation
+from flcog.model_function import ModelFunction, forward
 
 
 def check_pairs(module: ClientModule, federation: Federation) -> None:

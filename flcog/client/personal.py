@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from flcog.apply import ModelFunction, OwnForward
+from flcog.apply import OwnForward
 from flcog.client.executor import Assignment, Placement
 from flcog.client.messages import Received
 from flcog.client.program import ClientTensors, Program
@@ -13,6 +13,7 @@ from flcog.data import Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import GlobalModel, Method
+from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 
 

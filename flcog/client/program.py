@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import Apply, ModelFunction, apply_of
+from flcog.apply import Apply, apply_of
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.stage import ORDER
+from flcog.model_function import ModelFunction
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
 Results = tuple[Params, Tensor, Params]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
 from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
 from flcog.client.personal import PersonalModel, PersonalModels
@@ -25,8 +24,10 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
-from flcog.evaluation import Evaluator, reweighted
+from flcog.evaluation import Evaluator
 from flcog.method import ClientView, GlobalModel, Method, SealedSum, first_contact
+from flcog.metrics import reweighted
+from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 from flcog.wire.ledger import masked_bytes
 from flcog.wire.population import Population

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from flcog.apply import ModelFunction
 from flcog.execute.patches import ConvolutionsAsPatches
+from flcog.model_function import ModelFunction
 
 
 class NormsInOneType(TorchFunctionMode):

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flcog.apply import ModelFunction, PlainApply
+from flcog.apply import PlainApply
 from flcog.client.program import ClientTensors, Program
 from flcog.core.types import Batch, Params
 from flcog.execute.local_trainer import LocalTrainer
 from flcog.method import Context, Gradient
+from flcog.model_function import ModelFunction
 from flcog.own_steps import NoLoss, call_step
 
 

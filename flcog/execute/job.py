@@ -6,13 +6,13 @@ from functools import cached_property
 
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.client.local_hooks import LocalHooks
 from flcog.core.trees import Tree
 from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.own_steps import Traces, traces
 from flcog.method import Method
+from flcog.model_function import ModelFunction
 from flcog.settings import Compile
 
 

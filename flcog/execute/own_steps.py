@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flcog.apply import ModelFunction
 from flcog.core.arguments import digest
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree
+from flcog.model_function import ModelFunction
 from flcog.own_steps import among_rounds, call_step, logging_to
 
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from flcog.apply import ModelFunction
 from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
+from flcog.model_function import ModelFunction
 from flcog.settings import Compile
 from flcog.step_log import StepLog
 

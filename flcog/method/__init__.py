@@ -7,23 +7,20 @@ from flcog.method.attack import Attack
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
+from flcog.method.client_view import ClientView
 from flcog.method.clock import Clock, Closed, Cutoff, StepClock, Work, clock_of, expected_cohort
+from flcog.method.cohort import ClientUpload, Cohort, Messages, Uploads
 from flcog.method.context import (
     ClientData,
-    ClientUpload,
-    ClientView,
-    Cohort,
     Context,
     FirstContact,
     GlobalModel,
     Gradient,
     GradientFunction,
-    Messages,
     Optimisation,
     Personal,
     Plan,
     Upload,
-    Uploads,
 )
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
 from flcog.method.history import methods_until

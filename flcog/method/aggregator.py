@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flcog.core.sums import weighted_sum
 from flcog.core.types import Slot
-from flcog.method.context import Cohort
+from flcog.method.cohort import Cohort
 from flcog.method.method import Method
 
 

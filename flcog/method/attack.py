@@ -10,7 +10,8 @@ from torch import Generator
 
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.types import Slot
-from flcog.method.context import ClientView, Context
+from flcog.method.client_view import ClientView
+from flcog.method.context import Context
 from flcog.method.stage import Kind, Stage
 from flcog.wire.envelope import Envelope
 

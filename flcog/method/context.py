@@ -1,21 +1,16 @@
-"""Arguments and results of methods' hooks."""
+"""Arguments and results of hooks that clients call."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from flcog.apply import Apply, OwnForward
 from flcog.core.precision import number_dtype
-from flcog.core.randomness import make_rng
-from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import Exchange, Federation
 from flcog.method.former_hooks import FORMER_FIELDS, FORMER_LEFT_OUT
 from flcog.wire.packing import message
-from flcog.wire.population import Population
 
 
 @message
@@ -158,117 +153,6 @@ def _new_upload(cls: type[Upload], *values: Any, _new: Any = Upload.__new__, **o
 Upload.__new__ = _new_upload  # type: ignore[method-assign,assignment]
 
 
-class ClientUpload(NamedTuple):
-    """The upload of a single client, for methods that declare ``individual_uploads``."""
-
-    client: int
-    weight: float
-    delta: Params
-    buffers: Params
-    mean: Mapping[str, Any]
-    sum: Mapping[str, Any]
-
-
-class Uploads(NamedTuple):
-    """The uploads of all clients of a round, and the global model that they received."""
-
-    params: Params
-    buffers: Params
-    clients: Sequence[ClientUpload]
-
-
-class Messages(NamedTuple):
-    """The messages of all clients to one method.
-
-    Args:
-        mean: weighted means over the clients.
-        sum: sums over the clients.
-        individual: the uploads of single clients, if the method declares ``individual_uploads``.
-    """
-
-    mean: Mapping[str, Any]
-    sum: Mapping[str, Any]
-    individual: Sequence[ClientUpload] = ()
-
-
-@dataclass(frozen=True)
-class ClientView:
-    """One client as plain-Python hooks see it: its own data, and facts about all clients together.
-
-    ``plan`` runs at the server, where a view has the sizes and no data.
-
-    Args:
-        id: its number.
-        num_samples: the size of its training set.
-        round: the round, counted from 0.
-        population: facts about all clients.
-        exchanges: the results of exchanges before round 1, by method.
-        seed: the run's, for choices that are the same in all rounds.
-    """
-
-    id: int
-    num_samples: int
-    round: int
-    population: Population
-    exchanges: Mapping[str, Exchange] = field(default_factory=dict)
-    _data: Federation | None = field(default=None, repr=False, compare=False)
-    seed: int = 0
-
-    @classmethod
-    def of(cls, federation: Federation, client: int, round: int) -> "ClientView":
-        """A client of a simulation, where all data are at hand.
-
-        Args:
-            federation: the data.
-            client: its number.
-            round: the round, counted from 0.
-        """
-        sizes = federation.partition.sizes
-        population = Population(len(sizes), int(sizes.sum()), federation.task, federation.num_classes)
-        return cls(client, int(sizes[client]), round, population, {}, federation)
-
-    @property
-    def num_classes(self) -> int:
-        return self.population.num_classes
-
-    @property
-    def task(self) -> str:
-        return self.population.task
-
-    @property
-    def label_counts(self) -> Tensor:
-        """How many of its samples carry each label, float64 [num_classes]. For a regression, how many lie in each bin."""
-        return self._own.label_counts(self.id)
-
-    @property
-    def bin_edges(self) -> Tensor:
-        """The inner edges of a regression's bins."""
-        return self._own.bin_edges
-
-    @property
-    def targets(self) -> Tensor:
-        """The targets of its samples, if each is one tensor."""
-        return self._own.train.targets[self._rows()]
-
-    def inputs(self, positions: Tensor) -> Tree:
-        """The inputs at some positions among its samples, ready for the model."""
-        rows = self._rows(positions)
-        return self._own.load(self._own.train, rows, rows.device)[0]
-
-    def _rows(self, positions: Tensor | None = None) -> Tensor:
-        """Its samples' places in the training set, where the targets are stored."""
-        own = torch.from_numpy(self._own.partition.client(self.id))
-        return (own if positions is None else own[positions]).to(self._own.train.labels.device)
-
-    @property
-    def _own(self) -> Federation:
-        if self._data is None:
-            raise ValueError(
-                "the server sees only the sizes of clients' training sets: read the data in a hook of the client, such as init_client"
-            )
-        return self._data
-
-
 class FirstContact(NamedTuple):
     """The return value of ``init_client`` for methods whose clients introduce themselves to the server.
 
@@ -306,32 +190,3 @@ class Personal(NamedTuple):
     steps: int = 0
     own_statistics: bool = False
     forward: OwnForward | None = None
-
-
-@dataclass
-class Cohort:
-    """The clients of a round, as the server sees them.
-
-    ``num_samples`` and ``weights`` are float64 in every precision, because shares of samples would lose digits in bfloat16. The weights
-    sum to 1. If a selection's unbiased weights do not, the mean change is multiplied by their sum, ``total_weight``.
-    """
-
-    round: int
-    clients: list[int]
-    num_clients: int
-    num_samples: Tensor
-    weights: Tensor
-    apply: Apply
-    buffers: Params
-    optimisation: Optimisation
-    metrics: dict[str, float]
-    seed: int
-    total_weight: float = 1.0
-
-    def log(self, name: str, value: Tensor | float) -> None:
-        """Add a column to this round's row."""
-        self.metrics[name] = float(value)
-
-    def rng(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """Randomness for the server's own work, keyed by seed, round and purpose."""
-        return make_rng(self.seed, self.round, "server", purpose, device=device)

@@ -20,18 +20,9 @@ from flcog.apply import Apply
 from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import LABELLED, Exchange, Federation
-from flcog.method.context import (
-    BatchFunction,
-    ClientView,
-    Cohort,
-    Context,
-    FirstContact,
-    GradientFunction,
-    Messages,
-    Personal,
-    Plan,
-    Upload,
-)
+from flcog.method.client_view import ClientView
+from flcog.method.cohort import Cohort, Messages
+from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Personal, Plan, Upload
 from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch.loggers import Logger
 
-from flcog.apply import ModelFunction
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.evaluation import Evaluator
-from flcog.method.context import Uploads
+from flcog.method.cohort import Uploads
 from flcog.method.notes import Note
+from flcog.model_function import ModelFunction
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 

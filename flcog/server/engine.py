@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import ModelFunction
 from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
@@ -18,6 +17,7 @@ from flcog.data import CentralSets, Exchange, Federation, Samples
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import ClientView, Method, Notes, Optimisation
+from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState

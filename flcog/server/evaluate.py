@@ -5,7 +5,7 @@ from torch import Tensor
 from flcog.client.messages import Split
 from flcog.client_module import ClientModule
 from flcog.core.types import Params
-from flcog.evaluation import spread
+from flcog.metrics import spread
 from flcog.server.engine import Engine
 from flcog.server.personal import evaluate_personal, mean_over_clients, only_personal
 from flcog.server.state import ServerState

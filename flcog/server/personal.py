@@ -9,8 +9,8 @@ from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
 from flcog.data import Samples
-from flcog.evaluation import spread
 from flcog.method import Method
+from flcog.metrics import spread
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 

@@ -8,8 +8,8 @@ import torch
 from harness import TinyData, fit
 
 from flcog.callbacks import FedAvgM
-from flcog.evaluation import spread
 from flcog.method import Cohort, Messages, Method, Params, Slot
+from flcog.metrics import spread
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])

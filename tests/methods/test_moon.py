@@ -23,10 +23,11 @@ from reference import moon
 from torch import nn
 
 import flcog
-from flcog.apply import Apply, ModelFunction
+from flcog.apply import Apply
 from flcog.callbacks.moon import MOON, Projected, contrast
 from flcog.core.randomness import fold, seeded
 from flcog.method import Batch, Context, GlobalModel
+from flcog.model_function import ModelFunction
 from flcog.models import MLP, SimpleCNN
 
 pytestmark = pytest.mark.filterwarnings("error")

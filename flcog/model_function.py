@@ -1,0 +1,121 @@
+"""The client's module as a function of its parameters and buffers, for executors and evaluations."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from flcog.client_module import ClientModule, trains_itself
+from flcog.core.randomness import have_moved, put_back, streams
+from flcog.core.trees import Tree, call, first_leaf, map_leaves
+from flcog.core.types import Params
+from flcog.step_log import StepLog
+
+Copied = TypeVar("Copied")
+
+
+class _Dispatch(nn.Module):
+    """Lets ``torch.func.functional_call``, which only calls ``forward``, call any method of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self.module, *args)
+
+
+class ModelFunction:
+    """A module as a function of (parameters, buffers, inputs). The module is called directly if the parameters are its own.
+
+    Args:
+        module: the client's module, on its device.
+        autocast: the precision plugin's context for forward passes.
+    """
+
+    def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.module = module.train()
+        self.trains_itself = trains_itself(module)
+        """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
+        self.takes_steps_itself: tuple[int, int] | None = None
+        """The numbers of optimisers and schedulers of a module with manual optimisation; None for all others."""
+        self.takes_whole_batches = not isinstance(module, ClientModule)
+        """Whether its steps receive a data set's batches as they are, and not always pairs of inputs and targets."""
+        self.autocast = autocast
+        self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.constants: Params = _constants(module)
+        """Tensors that no client changes. They are never averaged and never sent, and all copies of the module share them."""
+        self.buffers: Params = {name: buffer for name, buffer in module.named_buffers() if name not in self.constants}
+        persistent = set(module.state_dict(keep_vars=True))
+        self.shared_buffers = [name for name in self.buffers if name in persistent]
+        """Buffers that clients upload and the server averages. Other buffers, such as dropout keys, are temporary."""
+        self.log = StepLog(module)
+        """The values that the module's own ``training_step`` logs."""
+        self.eval_module = self.copy_of(module).eval().requires_grad_(False)
+        self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
+        self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
+
+    def copy_of(self, tree: Copied) -> Copied:
+        """Copy the module, or an object that contains it, deeply, but share the constants."""
+        return copy.deepcopy(tree, {id(constant): constant for constant in self.constants.values()})
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether one row's output depends on other rows in training (BatchNorm), so that padding rows would change it."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.module.modules())
+
+    @property
+    def feels_padding(self) -> bool:
+        """Whether padding rows would change the result: through BatchNorm, or the module's own ``training_step`` without a mask."""
+        return self.mixes_rows or self.trains_itself
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it has convolutions, which read channels-last images faster. Other layers read contiguous images faster."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+
+    @torch.no_grad()
+    def draws(self, sample: Tree) -> bool:
+        """Whether its forward pass in training uses torch's global random generators, as ``nn.Dropout`` does.
+
+        Args:
+            sample: one input, [1, ...].
+        """
+        device = first_leaf(sample).device
+        before, buffers = streams(device), {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            # Repeat the row, because BatchNorm needs more than one.
+            self.training(self.params, buffers, forward, map_leaves(lambda leaf: torch.cat([leaf, leaf]), sample))
+            return have_moved(device, before)
+        finally:
+            put_back(device, before)
+
+    def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own."""
+        return self._call(self._train_dispatch, params, buffers, function, *args)
+
+    def frozen(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        """The same in evaluation mode."""
+        return self._call(self._eval_dispatch, params, buffers, function, *args)
+
+    def _call(self, dispatch: nn.Module, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
+        state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
+        with self.autocast():
+            return torch.func.functional_call(dispatch, state, (function, *args))
+
+
+def _constants(module: nn.Module) -> Params:
+    """Frozen parameters (``requires_grad`` is False), and buffers of layers that are in evaluation mode during training."""
+    still = {name for name, layer in module.named_modules() if not layer.training}
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] in still}
+    return {name: p for name, p in module.named_parameters() if not p.requires_grad} | buffers
+
+
+def forward(module: Any, inputs: Tree) -> Tensor:
+    """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
+    outputs: Tensor = call(module, inputs)
+    return outputs
