@@ -56,6 +56,15 @@ def test_damage_is_told_and_the_run_counts_for_nothing(
     assert "B" in saved and ",A," not in saved and not saved.partition("\n")[2].startswith("A,")
 
 
+def test_the_report_of_an_altered_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, (first, _) = finished_table(tmp_path)
+    assert first.run is not None
+    table = first.run.table
+    table.write_bytes(table.read_bytes().replace(b"0.75", b"0.95"))
+    main(["report", str(first.run.directory)])
+    assert f"{table}: it is not as it was when the run finished. The page shows the altered rows\n" in capsys.readouterr().err
+
+
 def test_a_damaged_run_is_put_aside_and_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
