@@ -43,6 +43,7 @@ class FederatedTrainer(RunHolder):
         eval_every: rounds between evaluations. The last round is always evaluated. 0 evaluates no round.
         default_root_dir: the folder of the runs' directories.
         accelerator, strategy, devices, num_nodes, precision: the arguments of Fabric. Processes share the clients of a round.
+            Under torchrun, ``devices="auto"`` means all processes that it has started.
         tf32: whether GPUs multiply float32 on their tensor cores, with factors rounded to 11 binary digits: ``true`` in all products,
             ``false`` in none. None keeps torch's setting, which by default uses them in convolutions.
         processes_per_device: the number of processes on each device, for a GPU that one process does not fill. Each process holds a

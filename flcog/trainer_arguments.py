@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks.timer import Interval, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
-from flcog.core.fabric import make_fabric
+from flcog.core.fabric import as_torchrun_started, make_fabric
 from flcog.core.lightning_options import explains_lightning_options
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
@@ -97,6 +97,7 @@ class TrainerArguments:
         enabled = Enabled(enable_progress_bar, enable_checkpointing, enable_model_summary)
         self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), enabled)
         watching: list[Any] = [*self.methods, *self.observers]
+        devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
         self.given_logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
         self.num_nodes, self.fast_dev_run, self.num_sanity_val_steps = num_nodes, fast_dev_run, num_sanity_val_steps

@@ -47,6 +47,14 @@ def device_of(local_rank: int, devices: Sequence[torch.device]) -> torch.device:
     return devices[local_rank % len(devices)]
 
 
+def as_torchrun_started(devices: int | str, num_nodes: int, processes_per_device: int = 1) -> tuple[int | str, int]:
+    """The number of devices on each node, and of nodes. For ``auto`` they follow from torchrun's processes, which a restart may change."""
+    if devices != "auto" or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return devices, num_nodes
+    here, everywhere = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    return max(1, here // processes_per_device), everywhere // here
+
+
 def make_fabric(
     accelerator: str,
     strategy: str,

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning_utilities.core import rank_zero
 from torch.utils import _pytree as pytree
 
-from flcog.core.fabric import SharedDevices, device_of, launch, make_fabric, processes_of
+from flcog.core.fabric import SharedDevices, as_torchrun_started, device_of, launch, make_fabric, processes_of
 from flcog.core.processes import Processes
 
 
@@ -35,6 +35,31 @@ def test_devices_are_dealt_in_turn(devices: int, per_device: int) -> None:
     dealt = [device_of(rank, gpus) for rank in range(devices * per_device)]
     assert dealt[:devices] == gpus, "a round of few clients uses every device"
     assert Counter(dealt) == dict.fromkeys(gpus, per_device)
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_nodes", "here", "everywhere", "per_device", "expected"),
+    [
+        ("auto", 1, 4, 8, 1, (4, 2)),
+        ("auto", 1, 4, 4, 2, (2, 1)),
+        ("auto", 3, 1, 1, 1, (1, 1)),  # two nodes were lost
+        (2, 3, 4, 8, 1, (2, 3)),  # numbers that are given are checked later
+    ],
+)
+def test_auto_means_the_processes_that_torchrun_has_started(
+    devices: int | str,
+    num_nodes: int,
+    here: int,
+    everywhere: int,
+    per_device: int,
+    expected: tuple[int | str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    monkeypatch.setenv("WORLD_SIZE", str(everywhere))
+    assert as_torchrun_started(devices, num_nodes, per_device) == (devices, num_nodes)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert as_torchrun_started(devices, num_nodes, per_device) == expected
 
 
 @pytest.mark.usefixtures("gpus")
