@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.training_scores import TrainingScores
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
+    from flcog.callbacks.privacy.dp_fedavg import DPFedAvg
     from flcog.callbacks.robust.adaptive_robust_clipping import AdaptiveRobustClipping
     from flcog.callbacks.robust.bucketing import Bucketing
     from flcog.callbacks.robust.bulyan import Bulyan
@@ -133,6 +134,7 @@ __all__ = [
     "ClipUpdate",
     "ConditionalGAN",
     "CoordinateMedian",
+    "DPFedAvg",
     "Deadline",
     "Ditto",
     "DiurnalAvailability",

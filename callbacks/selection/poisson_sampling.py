@@ -8,7 +8,7 @@ import torch
 
 from flcog.core.checks import at_least, within
 from flcog.core.types import Slot
-from flcog.method import ClientPool, Selected, Selection, Unbiased
+from flcog.method import ClientPool, SamplingLaw, Selected, Selection, Unbiased
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PoissonSampling(Selection):
 
     The number of clients varies from round to round. A round without clients leaves the model unchanged. If an availability model acts,
     clients that are drawn while they are not available stay away, and unbiased weights estimate the available clients' part of the
-    mean. The analyses of differential privacy assume this sampling, with the fixed denominators of ``unbiased``. Abadi et al., Deep
+    mean. The analyses of differential privacy assume this sampling: list it beside ``DPFedAvg``. Abadi et al., Deep
     Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133; McMahan et al., Learning Differentially Private
     Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963.
 
@@ -60,6 +60,9 @@ class PoissonSampling(Selection):
                 kept = torch.randperm(len(drawn), generator=rng)[: self.at_most]
                 drawn = drawn[np.sort(kept.numpy())]
         return population.weighted(self.unbiased, drawn.tolist(), probability)
+
+    def law(self, count: int, num_clients: int) -> SamplingLaw:
+        return SamplingLaw(self._rate(count, num_clients), self.at_most)
 
     def expected(self, count: int, num_clients: int) -> int:
         expected = max(1, ceil(self._rate(count, num_clients) * num_clients))

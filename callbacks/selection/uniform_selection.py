@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.types import Slot
-from flcog.method import ClientPool, Selected, Selection, Unbiased
+from flcog.method import ClientPool, SamplingLaw, Selected, Selection, Unbiased
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,6 @@ class UniformSelection(Selection):
         # How many clients are available is not known: nobody asks all of them.
         probability = min(1.0, count / population.num_clients) if population.availability is None else None
         return population.weighted(self.unbiased, population.draw(count), probability)
+
+    def law(self, count: int, num_clients: int) -> SamplingLaw:
+        return SamplingLaw(count / num_clients, fixed_size=count < num_clients)

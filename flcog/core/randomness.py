@@ -6,6 +6,7 @@ methods' numbers.
 Whole cohorts are drawn at once: a generator for each client could cost more than its training.
 """
 
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,15 @@ def uniform(keys: np.ndarray) -> np.ndarray:
 def make_rng(*words: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator seeded by these words, for drawing tensors such as noise images or new parameters."""
     return torch.Generator(device).manual_seed(fold(*words) & (2**63 - 1))
+
+
+def secret_normal(shape: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers in float64 from the operating system's entropy, which nobody can repeat (Box and Muller's transform)."""
+    count = torch.Size(shape).numel()
+    words = np.frombuffer(os.urandom(16 * count), dtype=np.uint64).reshape(2, count)
+    radius, angle = uniform(words)
+    values = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
+    return torch.from_numpy(values.reshape(shape))
 
 
 def sample_without_replacement(population: int, count: int, key: int) -> list[int]:

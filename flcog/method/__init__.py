@@ -28,8 +28,9 @@ from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
+from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
-from flcog.method.selection import ClientPool, RoundRecord, Selected, Selection, Unbiased, selection_of
+from flcog.method.selection import ClientPool, RoundRecord, SamplingLaw, Selected, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
 from flcog.wire.envelope import Envelope
 from flcog.wire.population import Population
@@ -73,6 +74,7 @@ __all__ = [
     "Method",
     "MethodRecord",
     "ModelNote",
+    "Normal",
     "Note",
     "Notes",
     "Optimisation",
@@ -81,9 +83,11 @@ __all__ = [
     "Personal",
     "Plan",
     "Population",
+    "PrivateSum",
     "RoundKeys",
     "RoundRecord",
     "Run",
+    "SamplingLaw",
     "SealedSum",
     "SealedUploads",
     "Selected",
@@ -94,6 +98,7 @@ __all__ = [
     "StepClock",
     "TrackerNote",
     "Trackers",
+    "Training",
     "Unbiased",
     "Upload",
     "UploadAggregator",
@@ -108,5 +113,6 @@ __all__ = [
     "expected_cohort",
     "first_contact",
     "methods_until",
+    "private_sum_of",
     "selection_of",
 ]

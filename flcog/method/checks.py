@@ -10,6 +10,7 @@ from flcog.method.broadcast_stage import BroadcastStage
 from flcog.method.clock import Clock, Cutoff
 from flcog.method.mask import ParameterMask
 from flcog.method.method import SERVER_HOOKS, Method
+from flcog.method.private_sum import PrivateSum
 from flcog.method.sealed_sum import SealedSum
 from flcog.method.selection import Selection
 from flcog.method.stage import Stage
@@ -65,6 +66,7 @@ def check_methods(methods: Sequence[Method]) -> None:
         AvailabilityModel: "decide which clients are available",
         Clock: "tell the time that clients take",
         BroadcastStage: "encode what the server sends",
+        PrivateSum: "add noise to the sums of a round",
     }
     for protocol, effect in exclusive.items():
         names = [method.name for method in methods if isinstance(method, protocol)]

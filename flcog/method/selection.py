@@ -33,6 +33,20 @@ class Selected(NamedTuple):
     asked: Sequence[int] = ()
 
 
+class SamplingLaw(NamedTuple):
+    """The law of cohorts that are drawn independently of the data and of other rounds, each client alike.
+
+    Args:
+        rate: the probability that a client is drawn, or the share of clients in a round.
+        at_most: the largest number of clients in a round; None for no bound.
+        fixed_size: whether every round has the same number of clients.
+    """
+
+    rate: float
+    at_most: int | None = None
+    fixed_size: bool = False
+
+
 class RoundRecord(NamedTuple):
     """The events of a finished round, for the selection of later rounds.
 
@@ -198,6 +212,15 @@ class Selection(Method, protocol=True):
     def update(self, state: Slot, record: RoundRecord) -> Slot:
         """The new state after a round. Values of the old state are never changed in place. *Own slot; plain Python.*"""
         return state
+
+    def law(self, count: int, num_clients: int) -> SamplingLaw | None:
+        """The law of its cohorts, on which privacy relies; None if cohorts depend on anything else.
+
+        Args:
+            count: the number that ``trainer.clients_per_round`` asks for.
+            num_clients: the number of all clients.
+        """
+        return None
 
     def expected(self, count: int, num_clients: int) -> int:
         """The number of clients that a round is expected to have, for which executors plan.

@@ -1,6 +1,7 @@
 """The life of a training run: its rounds with their timing, signals, the writer's lock, and the calls of observers' hooks."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from flcog.core.waiting import CoreWaiting
 from flcog.core.writer_lock import WriterLock
 from flcog.run.debugging import report
 from flcog.run.session import Session
+from flcog.server import privacy
 from flcog.server import round as rounds
 
 
@@ -65,6 +67,7 @@ class Lifecycle:
             num_sanity_val_steps: the number of batches to evaluate before round 1, for a test. The metrics are discarded.
         """
         self._run = run
+        privacy.begin(run.engine, run.server, run.spending.paid)
         self._deliver_notes(run)
         self._observe("on_fit_start")
         if num_sanity_val_steps and run.round == 0:
@@ -73,10 +76,12 @@ class Lifecycle:
                 evaluate()
             self._observe("on_sanity_check_end")
         self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
-        while run.round < run.settings.rounds and not run.should_stop:
+        while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
             self._run_round(run, evaluate)
             self._stop_if_signalled(run)
         self._stop.rounds_end()
+        if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
+            warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=2)
         run.engine.hand_over(run.server)
         self._observe("on_fit_end")
 
@@ -86,6 +91,7 @@ class Lifecycle:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
 
                 def on_selected(selection: Sequence[int]) -> None:
+                    run.spending.record(run.engine, run.server)
                     self._observe("on_round_start", run.round + 1, selection)
                     begin()
 
@@ -101,7 +107,7 @@ class Lifecycle:
         except RoundDropped:
             run.clients.undo()
             raise self._stop.stop(self._stop.number, run.processes.is_first) from None
-        self._end_round(run, metrics, evaluated)
+        self._end_round(run, privacy.released(run.engine, run.server, metrics), evaluated)
 
     def _end_round(self, run: Session, metrics: dict[str, float], evaluated: bool) -> None:
         if evaluated:

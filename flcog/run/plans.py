@@ -35,6 +35,7 @@ from flcog.run.directory import (
 from flcog.run.resuming import check_meant, check_resumable, other_configuration
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
+from flcog.server import privacy
 from flcog.settings import Settings
 
 _trained: WeakSet[nn.Module] = WeakSet()
@@ -158,6 +159,7 @@ class ByHandPlan(Plan):
     def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         if saved is not None:
             run.restore(*saved, resume=True)
+        privacy.begin(run.engine, run.server)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.lightning_checkpoint import entries_of_module, lightning_entries, warn_of_lost_hyperparameters
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.remote_states import fetch_states, send_states
+from flcog.run.spending import Spending
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
 from flcog.server.evaluate import evaluated_params
@@ -70,6 +71,7 @@ class Session:
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._receive)
         self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
+        self.spending = Spending(directory / "spending.yaml" if directory is not None else None)
         self._directory = directory
         self._setting: dict[str, Any] = {}
         """The contents of ``run.yaml``, empty if it is not written."""

@@ -221,6 +221,23 @@ class Aggregate:
         """The sum of the weights of all clients that were not dropped."""
         return 0.0 if self.sums is None else float(self.sums.weight)
 
+    @property
+    def total(self) -> Envelope:
+        """The sums over all clients: of the changes and of the messages with a mean times the weights, and of other messages."""
+        assert self.sums is not None
+        return Envelope(self.sums.delta, self.sums.buffers, self.sums.means, self.sums.totals)
+
+    def replace(self, total: Envelope) -> None:
+        """Take these sums instead, which are means already: they are not divided by the weights."""
+        assert self.sums is not None
+        self.sums = self.sums._replace(
+            delta=total.delta,
+            buffers=total.buffers,
+            means=total.mean,
+            totals=total.sum,
+            weight=torch.ones_like(self.sums.weight),
+        )
+
     def delta(self) -> Params:
         """The weighted mean of the changes of each parameter that clients sent. Weights are normalised over the clients."""
         return self._mean("delta")

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Received
-from flcog.method import GlobalModel, Method, RoundKeys, SealedSum, Stage, clock_of
+from flcog.method import GlobalModel, Method, PrivateSum, RoundKeys, SealedSum, Stage, clock_of, private_sum_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
@@ -44,8 +44,8 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
     clocked = clock_of(round.methods) is not None and round.timing is None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
-    sealer = next((method for method in round.methods if isinstance(method, SealedSum)), None)
-    if sealer is not None:
+    keys = None
+    if any(isinstance(method, SealedSum) for method in round.methods):
         keys = RoundKeys(processes.agree(secrets.token_hex(32)), list(round.plans))
         asked = [(received._replace(keys=keys), tasks) for received, tasks in asked]
     with closing(_train(engine, asked, mine)) as arriving:
@@ -57,21 +57,28 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             replies = [only(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
         if engine.clients.here is None:  # executors in this process return clients in an order that is always the same
             replies = in_order(replies, mine)
-        on_bad_update = engine.settings.on_bad_update
-        if sealer is None:
-            aggregate = Aggregate(round.methods, round.cohort, directions, on_bad_update, processes.device)
-        else:
-            aggregate = SealedAggregate(sealer, keys, round.methods, round.cohort, on_bad_update, processes.device)
+        aggregate, private = _aggregate(engine, round, keys, directions), private_sum_of(round.methods)
         encoders, sizes = encoders_of(round.methods), dict[int, int]()
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}
             received, _ = by_client[reply.clients[0]]
-            aggregate.add(decoded(reply, encoders, received), received.buffers, received.round)
+            reply = decoded(reply, encoders, received, private)
+            aggregate.add(reply if round.counts else without_values(reply), received.buffers, received.round)
     if clocked and not may_be_lost:
         sizes = {client: size for part in processes.gather(sizes) for client, size in part.items()}
         round = replace(round, timing=timing(engine, server, round, tasks, sizes))
     aggregate.reduce(processes, somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
+
+
+def _aggregate(engine: Engine, round: Round, keys: RoundKeys | None, directions: bool) -> Aggregate:
+    """The empty sums of a round; of sealed uploads if the round has keys."""
+    # With a private sum, an error would tell of one client.
+    on_bad_update = "drop" if private_sum_of(round.methods) else engine.settings.on_bad_update
+    sealer = next((method for method in round.methods if isinstance(method, SealedSum)), None)
+    if sealer is None or keys is None:
+        return Aggregate(round.methods, round.cohort, directions, on_bad_update, engine.processes.device)
+    return SealedAggregate(sealer, keys, round.methods, round.cohort, on_bad_update, engine.processes.device)
 
 
 def _train(engine: Engine, asked: Asked, mine: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
@@ -166,24 +173,32 @@ def encoders_of(methods: Sequence[Method]) -> list[Stage]:
     return [method for method in reversed(methods) if isinstance(method, Stage) and method.kind == "encode"]
 
 
-def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received) -> ClientReply:
-    """Undo the encoding of a reply.
+def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received, private: PrivateSum | None = None) -> ClientReply:
+    """Undo the encoding of a reply, and bound it again, because decoded values may be longer than the client's bound.
 
     Args:
         reply: of one or more clients.
         encoders: the stages that encode, in reverse order.
         received: the broadcast.
+        private: the private sum.
     """
-    if not encoders or reply.manifest.fields is None:  # an empty reply is not encoded
+    if reply.manifest.fields is None:  # an empty reply is not encoded
+        encoders = ()
+    if not encoders and private is None:
         return reply
     measured, model = reply.envelope.measured, GlobalModel(received.params, received.buffers)
 
     def decode(envelope: Envelope) -> Envelope:
         for stage in encoders:
             envelope = stage.receive(envelope, reply.manifest.fields, model)
-        return envelope
+        return envelope if private is None else private.bound(envelope, received.server[private.name], model)
 
     return reply._replace(envelope=torch.func.vmap(decode)(reply.envelope._replace(measured={}))._replace(measured=measured))
+
+
+def without_values(reply: ClientReply) -> ClientReply:
+    """The shapes of a reply, with zeros."""
+    return reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
 
 
 def account(

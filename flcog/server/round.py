@@ -18,6 +18,7 @@ from flcog.method import (
     UploadChange,
     Uploads,
     asynchronous_of,
+    private_sum_of,
 )
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_model
@@ -25,6 +26,7 @@ from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
 from flcog.server.flights import fly, timing
+from flcog.server.privacy import add_noise, pay, public, released
 from flcog.server.receive import account, encoders_of, receive
 from flcog.server.round_plan import Round, weigh
 from flcog.server.select import charge, remember, select
@@ -56,13 +58,14 @@ def advance(
     """
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
+    pay(engine, server)
     selection = select(engine, server)
     on_selected(selection.clients)
-    round = plan(engine, server, selection)
+    round = or_stand_in(engine, server, plan(engine, server, selection))
     losses: Mapping[int, float] = {}
     if round.plans:
         round, aggregate = train(engine, server, round, directions)
-        engine.clients.commit(list(round.plans))
+        engine.clients.commit(round.trained)
         step(engine, server, round, aggregate)
         losses = aggregate.losses
         round.cohort.metrics.update(aggregate.figures())
@@ -71,10 +74,19 @@ def advance(
         if selection.clients:
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
     selected = selection if round.flights is None else round.flights.selected
-    remember(engine, server, selected, list(round.plans), losses, round.timing)
+    remember(engine, server, selected, round.trained, losses, round.timing)
     times = pass_time(server, round.methods, round.asking, round.timing)
     server.round += 1
-    return round.cohort.metrics | times | server.ledger.figures(before)
+    return released(engine, server, round.cohort.metrics | times | server.ledger.figures(before))
+
+
+def or_stand_in(engine: Engine, server: ServerState, round: Round) -> Round:
+    """The round, or a round of noise alone if it has a private sum and no client."""
+    if round.plans or private_sum_of(round.methods) is None:
+        return round
+    plans = {int(engine.roll_call.sizes.argmax()): 1}
+    cohort = weigh(engine, server, round.methods, plans, round.selection, round.cohort.metrics)
+    return replace(round, plans=plans, cohort=cohort, counts=False)
 
 
 def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
@@ -139,7 +151,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         metrics["clients/dropped"] = metrics.get("clients/dropped", 0) + len(aggregate.dropped)
         # Late clients train again, because other clients may be late without the dropped ones.
         gone = [client for client in whole.plans if client in aggregate.dropped or client not in arrived]
-        round = whole.without(engine, server, gone)
+        round = or_stand_in(engine, server, whole.without(engine, server, gone))
         if not round.plans:
             break
         asked = ask(server, round)
@@ -162,6 +174,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         aggregate: the sums over the clients' replies.
         take: the function for one method's step.
     """
+    add_noise(engine, server, aggregate, len(round.trained))
     if aggregate.weight == 0:
         warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)
         return
@@ -176,7 +189,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     # Stages step first, because their order is fixed.
     for method in sorted(round.methods, key=lambda method: not isinstance(method, Stage)):
         # Methods that train on the server use this round's statistics.
-        cohort = replace(round.cohort, buffers=buffers)
+        cohort = replace(public(engine, round.cohort), buffers=buffers)
         # Their order must not depend on the executor.
         uploads = sorted(aggregate.individual.get(method.name, []), key=lambda upload: upload.client)
         messages = Messages(*aggregate.messages(method.name), uploads)

@@ -8,7 +8,7 @@ import torch
 
 from flcog.apply import apply_of
 from flcog.client.messages import Received
-from flcog.method import Cohort, Method, Selected
+from flcog.method import Cohort, Method, Selected, private_sum_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.server.traffic import Flights
@@ -71,6 +71,8 @@ class Round:
         asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
         timing: the simulated time after that, once the clients have trained; None without a clock.
         flights: the starts and arrivals of an asynchronous round, whose clients have received earlier broadcasts.
+        counts: whether the clients' replies count. If a private sum has no client, another one trains in their place, and only the
+            shapes of its reply are read, so that the round consists of noise.
     """
 
     number: int
@@ -83,6 +85,12 @@ class Round:
     asking: float = 0.0
     timing: Timing | None = None
     flights: Flights | None = None
+    counts: bool = True
+
+    @property
+    def trained(self) -> list[int]:
+        """The clients whose replies count."""
+        return list(self.plans) if self.counts else []
 
     def without(self, engine: Engine, server: ServerState, clients: Sequence[int]) -> "Round":
         """Plan the same round without these clients."""
@@ -112,6 +120,9 @@ def weigh(
         metrics=metrics,
         seed=engine.seed,
     )
+    if (private := private_sum_of(methods)) is not None:
+        cohort.weights = private.shares(server.servers[private.name], num_samples)
+        return cohort
     weighing = [method for method in methods if method.overrides("weights")] if plans else []
     if selection.weights is not None and plans:
         if weighing:

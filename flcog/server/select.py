@@ -23,6 +23,7 @@ from flcog.method import (
     selection_of,
 )
 from flcog.server.engine import Engine
+from flcog.server.privacy import seed_of_cohort
 from flcog.server.round_plan import Timing
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
@@ -56,7 +57,7 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> S
         asked.extend(clients)
         return _losses(engine, server, clients)
 
-    methods = engine.active(server.round)
+    methods, seed = engine.active(server.round), seed_of_cohort(engine)
     method, count = selection_of(methods), min(expected_cohort(methods, engine.cohort_size), engine.num_clients)
     asynchronous, busy = asynchronous_of(methods), list[int]()
     if asynchronous is not None:
@@ -69,14 +70,14 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> S
         round=server.round,
         sizes=engine.roll_call.sizes,
         num_samples=engine.population.num_samples,
-        key=fold(engine.seed, server.round, "cohort", *keys),
+        key=fold(seed, server.round, "cohort", *keys),
         availability=_availability(engine, server, server.seconds if start is None else start.seconds, busy),
         sample_ends=lambda: engine.sample_ends,
         ask=ask,
     )
     if method is None:
         return Selected(population.draw(count))
-    rng = make_rng(engine.seed, server.round, "selection", method.name, *keys)
+    rng = make_rng(seed, server.round, "selection", method.name, *keys)
     selected = method.select(server.servers[method.name], population, count, rng)
     _check(method, selected, engine.num_clients)
     if asynchronous is not None:

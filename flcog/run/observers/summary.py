@@ -90,6 +90,9 @@ def _late(values: Sequence[float]) -> str:
 def costs(run: Run) -> Rows:
     """The bytes sent, the time and memory taken, and the run's directory."""
     ledger, history = run.ledger, run.history
+    where = ("run", str(short(run.directory)))
+    if not all("time/round" in row for row in history):  # a private run withholds its bytes and times
+        return [where]
     plain = ledger.down.get("model", 0)  # FedAvg sends the model down and back up
     sent = [
         f"{human(total)} {way}" + (f" ({total / plain:.2f} x FedAvg's)" if plain and abs(total / plain - 1) > 0.005 else "")
@@ -99,9 +102,9 @@ def costs(run: Run) -> Rows:
     total = sum(rounds) + sum(row.get("time/evaluation", 0.0) for row in history)
     took = f"{seconds(statistics.median(rounds))} a round (median), {clock(total)} in all with evaluation"
     peak = peak_memory(run.processes.device)
-    where = "on the GPU" if run.processes.device.type == "cuda" else "of this process"
-    memory = [] if peak is None else [("memory", f"{human(peak)} at its peak, {where}")]
-    return [("sent", ", ".join(sent)), ("took", took), *memory, ("run", str(short(run.directory)))]
+    place = "on the GPU" if run.processes.device.type == "cuda" else "of this process"
+    memory = [] if peak is None else [("memory", f"{human(peak)} at its peak, {place}")]
+    return [("sent", ", ".join(sent)), ("took", took), *memory, where]
 
 
 def suggestions(run: Run) -> Rows:

@@ -1,0 +1,83 @@
+"""Bounds on everything that a client sends: one norm for each sender, the model's own norm flat or per layer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.core.precision import number_dtype
+from flcog.core.types import Params
+from flcog.method import Envelope
+
+Bound = Callable[[str], float]
+"""The bound of a sender: ``model``, ``buffers``, or a method's name."""
+
+
+def layers(names: Sequence[str], per_layer: bool) -> list[list[str]]:
+    """The names of parameters in groups, each with a bound of its own: one group, or one for each layer.
+
+    >>> layers(["a.weight", "a.bias", "b.weight"], per_layer=True)
+    [['a.weight', 'a.bias'], ['b.weight']]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.rpartition(".")[0] if per_layer else "", []).append(name)
+    return list(groups.values())
+
+
+def shorten(tree: Any, bound: Tensor | float) -> tuple[Any, Tensor]:
+    """The floating-point tensors of a tree, shortened as one vector to this norm, and the vector's norm before. Others become 0."""
+    values = [value for value in pytree.tree_leaves(tree) if is_float(value)]
+    if not values:
+        return pytree.tree_map(torch.zeros_like, tree), torch.zeros(())
+    norm = torch.stack([value.to(number_dtype(value.dtype)).square().sum().to(number_dtype()) for value in values]).sum().sqrt()
+    factor = (bound / norm.clamp(min=1e-30)).clamp(max=1.0)
+    return pytree.tree_map(
+        lambda value: factor.to(value.dtype) * value if is_float(value) else torch.zeros_like(value), tree
+    ), norm
+
+
+def clip(
+    envelope: Envelope, received: Params, bound: Bound, per_layer: bool = False, scale: Tensor | None = None
+) -> tuple[Envelope, Tensor]:
+    """A client's bounded envelope, and for each group of the model's parameters whether it was within its bound, as 1 or 0. *Pure.*
+
+    Args:
+        envelope: the client's.
+        received: the buffers of the global model, from which changes are measured.
+        bound: of each sender.
+        per_layer: whether the model's layers have bounds of their own, whose squares sum to the square of the model's bound.
+        scale: factors on the bounds of the groups, [groups].
+    """
+    groups, delta, within = layers(list(envelope.delta), per_layer), dict(envelope.delta), []
+    for i, names in enumerate(groups):
+        limit = bound("model") / len(groups) ** 0.5 * (1.0 if scale is None else scale[i])
+        part, norm = shorten({name: envelope.delta[name] for name in names}, limit)
+        delta |= part
+        within.append((norm <= limit).to(number_dtype()))
+    moved = {name: value - received[name] for name, value in envelope.buffers.items()}
+    allowed, _ = shorten(moved, bound("buffers"))
+    # Buffers within the bound stay the very same, which subtracting and adding would round.
+    buffers = {
+        name: torch.where(allowed[name] == moved[name], value, received[name] + allowed[name])
+        for name, value in envelope.buffers.items()
+    }
+    mean, total = dict(envelope.mean), dict(envelope.sum)
+    for sender in mean:
+        (mean[sender], total[sender]), _ = shorten((mean[sender], total[sender]), bound(sender))
+    return envelope._replace(delta=delta, buffers=buffers, mean=mean, sum=total), torch.stack(within) if within else torch.ones(0)
+
+
+def total_bound(envelope: Envelope, bound: Bound, scale: Tensor | None = None) -> float:
+    """The largest norm of all that a client adds to the sums: the root of the sum of the squared bounds of the senders in it."""
+    square = bound("model") ** 2 * (1.0 if scale is None else float(scale.square().mean())) if envelope.delta else 0.0
+    if any(map(is_float, envelope.buffers.values())):
+        square += bound("buffers") ** 2
+    senders = [s for s in envelope.mean if any(map(is_float, pytree.tree_leaves((envelope.mean[s], envelope.sum[s]))))]
+    return float((square + sum(bound(sender) ** 2 for sender in senders)) ** 0.5)
+
+
+def is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

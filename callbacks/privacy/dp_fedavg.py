@@ -1,0 +1,349 @@
+"""DPFedAvg: federated averaging that protects all data of each client, by clipped uploads and Gaussian noise."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf, nan
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from flcog.callbacks.parts.noise import draw_key, normal
+from flcog.callbacks.privacy.accountant import Sampling, check_delta, epsilon, noise_for
+from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound
+from flcog.callbacks.privacy.leaks import is_withheld, refusal
+from flcog.core.checks import at_least, one_of, positive, positive_and_finite, within
+from flcog.core.precision import number_dtype
+from flcog.core.types import Params, Slot
+from flcog.method import (
+    Attack,
+    ClientView,
+    Cohort,
+    Context,
+    Envelope,
+    GlobalModel,
+    Messages,
+    Normal,
+    PrivateSum,
+    SamplingLaw,
+    Training,
+    selection_of,
+)
+
+
+@dataclass(frozen=True)
+class DPFedAvg(PrivateSum):
+    """Clips everything that a client sends, and adds Gaussian noise to the sums of each round.
+
+    With m the expected number of clients of a round, C the bound and z the noise multiplier::
+
+        u_k <- u_k min(1, C / ||u_k||)
+        u    = 1/m [ sum_k u_k + N(0, z^2 C^2 I) ]
+
+    The model's change, the change of BatchNorm's statistics, and each method's messages have bounds C_f of their own, and
+    C^2 = sum_f C_f^2. The server clips again after decoding. Weights do not depend on the other clients: each client counts once, or
+    min(1, n_k / full_weight) times. The training is then (epsilon, delta)-private for the addition or removal of all data of one
+    client; with cohorts of a fixed size, for its replacement. List ``PoissonSampling`` for the smallest epsilon. A round without any
+    client takes a step of noise.
+
+    Noise and cohorts come from the operating system's entropy. Gaussian noise in floating-point numbers is a simulation of the
+    mechanism: it does not protect against an attack on their last digits. ``docs/privacy.md`` lists everything that is refused or withheld.
+
+    McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963; Andrew et
+    al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021, https://arxiv.org/abs/1905.03871 (``quantile``).
+
+    Args:
+        clip: the bound C_f of the model's change and of every sender that ``bounds`` does not name, > 0.
+        bounds: the bounds of other senders: ``buffers`` for BatchNorm's statistics, or a method's name for its messages.
+        per_layer: whether each layer has a bound of its own, C_f divided by the root of the number of layers.
+        quantile: adapts the model's bound to this quantile of the clients' norms, in (0, 1); None for a fixed bound. The noise grows so
+            that the noisy counts of clients within the bound are paid for.
+        clip_lr: step size of the adaptive bound, > 0.
+        count_noise: standard deviation of the noise on these counts, > 0; None for a twentieth of the cohort.
+        noise_multiplier: z, >= 0; 0 adds no noise and guarantees nothing. None takes the smallest that keeps to
+            ``target_epsilon``, and 1 without it.
+        target_epsilon: the budget, > 0: the run stops before a round that exceeds it. None for no budget.
+        delta: in (0, 1 / clients); None takes clients^-1.1.
+        full_weight: the number of samples from which on a client has the full weight, >= 1; None weighs all clients alike.
+        noise_at: ``server``; or ``clients``, where each client adds its part of the noise, and the server the part of missing clients.
+        noise_cohort_size: adds noise as for cohorts of this size, to study large federations with small ones, >= 1. Epsilon is then that
+            of a federation that is larger in the same ratio, and its column is ``privacy/epsilon_if_scaled``.
+        repeatable: whether cohorts and noise come from the run's seed. This protects nothing.
+
+    Example:
+        >>> DPFedAvg(clip=0.5, noise_multiplier=1.0).secret
+        True
+    """
+
+    clip: float = 1.0
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    per_layer: bool = False
+    quantile: float | None = None
+    clip_lr: float = 0.2
+    count_noise: float | None = None
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float | None = None
+    full_weight: int | None = None
+    noise_at: Literal["server", "clients"] = "server"
+    noise_cohort_size: int | None = None
+    repeatable: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive_and_finite(self, "clip", "target_epsilon", "count_noise")
+        for name, value in self.bounds.items():
+            if not 0 < value < inf:
+                raise ValueError(f"{self.name}: bounds.{name} must be positive and finite; got {value}")
+        positive(self, "clip_lr")
+        within(self, "(0, 1)", "quantile", "delta")
+        within(self, "[0, inf)", "noise_multiplier")
+        at_least(self, 1, "full_weight", "noise_cohort_size")
+        one_of(self, ("server", "clients"), "noise_at")
+        if self.start_round or self.stop_round is not None:
+            raise ValueError(
+                f"{self.name} acts in all rounds, because a round without it would protect nothing; got start_round={self.start_round} "
+                f"and stop_round={self.stop_round}: remove them"
+            )
+        if self.noise_at == "clients" and (self.full_weight is not None or self.quantile is not None):
+            option = "full_weight" if self.full_weight is not None else "quantile"
+            raise ValueError(
+                f"{self.name}: noise_at=clients needs clients of equal weight and a fixed bound; got {option}: set it to null"
+            )
+
+    @property
+    def secret(self) -> bool:
+        return not self.repeatable
+
+    # The guarantee ----------------------------------------------------------------------------------------------------------------
+
+    def check(self, training: Training) -> None:
+        leak = refusal([method for method in training.methods if method is not self])
+        if leak is not None:
+            method, reason = leak
+            raise ValueError(f"{self.name} and {method.name} cannot be combined: {reason}. Remove one of them")
+        selection = selection_of(training.methods)
+        if selection is not None and getattr(selection, "unbiased", False):
+            raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")
+        law = self._law(training)
+        encoder = next((m.name for m in training.methods if getattr(m, "kind", "") == "encode"), None)
+        if self.noise_at == "clients" and encoder is not None:
+            raise ValueError(
+                f"{self.name} with noise_at=clients and {encoder} cannot be combined: the server cannot bound noisy uploads again after "
+                "decoding. Set noise_at to server"
+            )
+        attack = next((m.name for m in training.methods if isinstance(m, Attack)), None)
+        if self.quantile is not None and attack is not None:
+            raise ValueError(
+                f"{self.name} with a quantile and {attack} cannot be combined: attackers skip the stage that compares their norms with "
+                "the bound. Set quantile to null"
+            )
+        check_delta(self._delta(training), self._sampling(training, law).num_clients)
+
+    def _law(self, training: Training) -> SamplingLaw:
+        selection, count, num_clients = selection_of(training.methods), training.cohort_size, training.num_clients
+        if selection is None:
+            return SamplingLaw(count / num_clients, fixed_size=count < num_clients)
+        law = selection.law(count, num_clients)
+        if law is None:
+            raise ValueError(
+                f"{self.name} and {selection.name} cannot be combined: its cohorts are not drawn independently of the data and of other "
+                "rounds. List PoissonSampling or UniformSelection instead"
+            )
+        return law
+
+    def _expected(self, training: Training) -> float:
+        """The expected number of clients of a round, which is the divisor of sums."""
+        law = self._law(training)
+        return min(law.rate * training.num_clients, law.at_most or inf)
+
+    def _scaling(self, training: Training) -> float:
+        """How much larger the federation is for which epsilon holds."""
+        return 1.0 if self.noise_cohort_size is None else self.noise_cohort_size / self._expected(training)
+
+    def _sampling(self, training: Training, law: SamplingLaw) -> Sampling:
+        scaling = self._scaling(training)
+        at_most = None if law.at_most is None else max(1, round(law.at_most * scaling))
+        return Sampling(max(1, round(training.num_clients * scaling)), law.rate, at_most, law.fixed_size)
+
+    def _delta(self, training: Training) -> float:
+        num_clients = self._sampling(training, self._law(training)).num_clients
+        return self.delta if self.delta is not None else num_clients**-1.1 if num_clients > 1 else 0.5
+
+    # The budget -------------------------------------------------------------------------------------------------------------------
+
+    def init_server(self, params: Params) -> Slot:
+        groups = len(layers(list(params), self.per_layer))
+        state = {name: torch.tensor(nan, dtype=torch.float64) for name in NUMBERS} | {"paid": torch.tensor(0)}
+        return state | ({} if self.quantile is None else {"scale": torch.ones(groups, dtype=torch.float64)})
+
+    def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
+        law, delta = self._law(training), self._delta(training)
+        sampling = self._sampling(training, law)
+        noise = float(state["noise"])  # known after a resume, perhaps for another number of rounds
+        if noise != noise:
+            noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+            if self.noise_multiplier is None and self.target_epsilon is not None:
+                noise = noise_for(sampling, self.target_epsilon, training.rounds, delta)
+        known = {
+            "noise": noise,
+            "delta": delta,
+            "rate": law.rate,
+            "num_clients": sampling.num_clients,
+            "at_most": sampling.at_most or inf,
+            "fixed_size": law.fixed_size,
+            "expected": self._expected(training),
+            "largest": min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0)),
+        }
+        state = state | {name: torch.tensor(float(value), dtype=torch.float64) for name, value in known.items()}
+        self._noise_of_sums(state)
+        return state, self._sentence(state, training)
+
+    def _sentence(self, state: Slot, training: Training) -> str:
+        sampling, noise, delta = _sampling_of(state), float(state["noise"]), float(state["delta"])
+        if noise == 0:
+            return "no guarantee: without noise, epsilon is infinite"
+        scaled = "" if self.noise_cohort_size is None else f", for a federation of {sampling.num_clients:,} clients"
+        accountant = sampling.accountants[0]
+        spent = epsilon(sampling, noise, training.rounds, delta)
+        return (
+            f"epsilon {spent:.4g} after {training.rounds} rounds by {accountant} with delta {delta:.3g} and noise multiplier "
+            f"{noise:.4g}{scaled}; {sampling}; hides whether {sampling.adjacency}"
+        )
+
+    def paid(self, state: Slot) -> int:
+        return int(state["paid"])
+
+    def pay(self, state: Slot, rounds: int) -> Slot | None:
+        if self.target_epsilon is not None and self._spent(state, rounds) > self.target_epsilon:
+            return None
+        return state | {"paid": torch.tensor(rounds)}
+
+    def _spent(self, state: Slot, rounds: int) -> float:
+        return epsilon(_sampling_of(state), float(state["noise"]), rounds, float(state["delta"]))
+
+    def figures(self, state: Slot) -> dict[str, float]:
+        column = "privacy/epsilon" if self.noise_cohort_size is None else "privacy/epsilon_if_scaled"
+        found = {} if float(state["noise"]) == 0 else {column: self._spent(state, self.paid(state))}
+        if "scale" in state:
+            found["privacy/clip"] = self.clip * float(state["scale"].square().mean().sqrt())
+        return found
+
+    def withholds(self, column: str) -> bool:
+        return is_withheld(column)
+
+    # A round ----------------------------------------------------------------------------------------------------------------------
+
+    def shares(self, state: Slot, num_samples: Tensor) -> Tensor:
+        counts = torch.ones_like(num_samples) if self.full_weight is None else (num_samples / self.full_weight).clamp(max=1)
+        return counts / float(state["expected"])
+
+    def broadcast(self, server: Slot) -> Slot:
+        if self.noise_at == "clients":
+            return {"noise": (server["noise"] * self._shrink(server) / server["largest"].sqrt()).to(number_dtype())}
+        return {"scale": server["scale"].to(number_dtype())} if "scale" in server else {}
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        if self.noise_at == "server":
+            return {}
+        return {"key": draw_key(rng) if self.repeatable else torch.tensor(secrets.randbits(62))}
+
+    def _shrink(self, state: Slot) -> float:
+        """The factor on the noise that ``noise_cohort_size`` asks for."""
+        return 1.0 if self.noise_cohort_size is None else float(state["expected"]) / self.noise_cohort_size
+
+    def _bound(self, sender: str) -> float:
+        return self.bounds.get(sender, self.clip)
+
+    def _clipped(self, envelope: Envelope, sent: Slot, received: GlobalModel) -> tuple[Envelope, Tensor]:
+        return clip(envelope, received.buffers, self._bound, self.per_layer, sent.get("scale"))
+
+    def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
+        clipped, within_bound = self._clipped(envelope, ctx.server, ctx.received)
+        if self.quantile is not None:
+            clipped = _with(clipped, self.name, {"within": within_bound - 0.5})
+        if self.noise_at == "clients":
+            std, place = ctx.server["noise"] * total_bound(clipped, self._bound), count()
+
+            def with_noise(value: Tensor) -> Tensor:
+                return value + (std * normal(ctx.draws["key"], next(place), tuple(value.shape))).to(value.dtype)
+
+            clipped = pytree.tree_map(
+                lambda value: with_noise(value) if is_float(value) else value, clipped._replace(measured={})
+            )
+            clipped = clipped._replace(measured=envelope.measured)
+        return clipped, ctx.state
+
+    def bound(self, envelope: Envelope, sent: Slot, received: GlobalModel) -> Envelope:
+        if self.noise_at == "clients":
+            return envelope
+        counts = envelope.sum.get(self.name)
+        clipped, _ = self._clipped(_without(envelope, self.name), sent, received)
+        return clipped if counts is None else _with(clipped, self.name, {"within": counts["within"].clamp(-0.5, 0.5)})
+
+    def _noise_of_sums(self, state: Slot) -> tuple[float, float]:
+        """The multiplier of the noise on the clipped sums, and the standard deviation of the noise on the counts, in clients."""
+        noise = float(state["noise"])
+        if self.quantile is None or noise == 0:
+            return noise, 0.0
+        cohort = self.noise_cohort_size or float(state["expected"])
+        on_counts = self.count_noise or cohort / 20
+        left = noise**-2 - len(state["scale"]) / (2 * on_counts) ** 2
+        if left <= 0:
+            least = noise * len(state["scale"]) ** 0.5 / 2
+            raise ValueError(
+                f"{self.name}: count_noise must exceed {least:.3g} with a noise multiplier of {noise:.3g}, or the counts alone would "
+                f"spend the budget; got {on_counts:.3g}: raise it, or set quantile to null"
+            )
+        return left**-0.5, on_counts
+
+    def noisy(self, state: Slot, total: Envelope, arrived: int, draw: Normal) -> tuple[Envelope, Slot]:
+        sums, (noise, on_counts) = _without(total, self.name), self._noise_of_sums(state)
+        expected, shrink = float(state["expected"]), self._shrink(state)
+        std = noise * total_bound(sums, self._bound, state.get("scale")) * shrink
+        if self.noise_at == "clients":  # the part of the clients that might have come
+            std *= (1 - arrived / float(state["largest"])) ** 0.5
+
+        def with_noise(values: Any, size: float) -> Any:
+            return pytree.tree_map(lambda value: value + size * draw(tuple(value.shape)).to(value.device), values)
+
+        released = sums._replace(
+            delta=with_noise(sums.delta, std / expected),
+            buffers=with_noise(sums.buffers, std / expected),
+            mean=with_noise(sums.mean, std / expected),
+            sum=with_noise(sums.sum, std),
+        )
+        counts = total.sum.get(self.name)
+        return (released if counts is None else _with(released, self.name, with_noise(counts, on_counts * shrink))), state
+
+    def server_step(
+        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
+    ) -> tuple[Params, Slot, Params]:
+        if self.quantile is not None:
+            share = 0.5 + messages.sum["within"].cpu().double() / float(server["expected"])
+            server = server | {"scale": server["scale"] * torch.exp(-self.clip_lr * (share - self.quantile))}
+        # Noise can make a variance negative, for which the network would return NaN.
+        buffers = {n: value.clamp(min=0) for n, value in cohort.buffers.items() if n.endswith("running_var")}
+        return delta, server, buffers
+
+
+NUMBERS = ("noise", "delta", "rate", "num_clients", "at_most", "fixed_size", "expected", "largest")
+"""The numbers in the server's state that fix the noise and epsilon."""
+
+
+def _sampling_of(state: Slot) -> Sampling:
+    at_most = float(state["at_most"])
+    bound = None if at_most == inf else int(at_most)
+    return Sampling(int(state["num_clients"]), float(state["rate"]), bound, bool(state["fixed_size"]))
+
+
+def _with(envelope: Envelope, sender: str, message: Mapping[str, Tensor]) -> Envelope:
+    return envelope._replace(mean={**envelope.mean, sender: {}}, sum={**envelope.sum, sender: message})
+
+
+def _without(envelope: Envelope, sender: str) -> Envelope:
+    mean, total = ({name: value for name, value in part.items() if name != sender} for part in (envelope.mean, envelope.sum))
+    return envelope._replace(mean=mean, sum=total)

@@ -1,0 +1,68 @@
+"""Everything that a private training refuses or withholds because it tells more of the clients than the noisy sums do."""
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+
+from flcog.method import (
+    Aggregator,
+    AsynchronousRounds,
+    AvailabilityModel,
+    BroadcastStage,
+    Cutoff,
+    Method,
+    SealedSum,
+    UploadChange,
+)
+
+Test = Callable[[Method], bool]
+
+REFUSED: Mapping[str, Test] = {
+    "the server cannot bound uploads again that it cannot read": lambda method: isinstance(method, SealedSum),
+    "its result is no sum, so that one client can change it by more than a client's bound": (
+        lambda method: isinstance(method, Aggregator | UploadChange)
+    ),
+    "it reads the uploads of single clients, which have no noise": lambda method: method.individual_uploads,
+    "it weights clients by the other clients of the round or by their reports, so that one client changes every weight": (
+        lambda method: method.overrides("weights")
+    ),
+    "it leaves out clients that are later than others, so that one client can move another out of the sum": (
+        lambda method: isinstance(method, AsynchronousRounds | Cutoff)
+    ),
+    "it leaves out rounds without clients, and so tells of the cohort, which is secret": (
+        lambda method: isinstance(method, BroadcastStage)
+    ),
+    "its clients exchange data before round 1, without noise": lambda method: (
+        method.overrides("prepare_data") or getattr(method, "exchanges_data", False)
+    ),
+    "who is available is known, and cohorts must be secret": lambda method: isinstance(method, AvailabilityModel),
+    "its step size depends on the size of the cohort, which is secret: set form to paper": (
+        lambda method: method.name == "FedExP" and getattr(method, "form", None) == "code"
+    ),
+}
+"""Methods that cannot run with a private sum, each by the sentence that names the leak."""
+
+WITHHELD: Mapping[str, tuple[str, ...]] = {
+    "the training loss, and everything else that clients measure in training, has no noise": ("train/*",),
+    "the length and the direction of clients' changes have no noise": ("drift/*",),
+    "the number of clients that took part, were lost or sent NaN tells of the cohort, which must be secret": ("clients/*",),
+    "bytes grow with the cohort": ("comm/*",),
+    "so does the time of a round": ("time/*",),
+    "scores on clients' own held-out samples have no noise": ("*/client_*", "*/personal_*"),
+    "so has a validation on clients' samples; a best checkpoint may only be selected on public data": ("clients_val/*",),
+}
+"""Columns that a private run leaves out of its metrics, by the sentence that names the leak. An asterisk stands for any text."""
+
+
+def refusal(methods: list[Method]) -> tuple[Method, str] | None:
+    """The first method that leaks, with the leak; None if there is none."""
+    found = ((method, leak) for leak, leaks in REFUSED.items() for method in methods if leaks(method))
+    return next(found, None)
+
+
+def is_withheld(column: str) -> bool:
+    """Whether a column is left out.
+
+    >>> is_withheld("train/loss"), is_withheld("test/accuracy"), is_withheld("test/client_accuracy_mean")
+    (True, False, True)
+    """
+    return any(fnmatch(column, pattern) for patterns in WITHHELD.values() for pattern in patterns)

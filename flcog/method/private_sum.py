@@ -1,0 +1,113 @@
+"""A private sum: a method that bounds everything that clients send, and adds noise to its sums before anybody reads them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from flcog.core.types import Slot
+from flcog.method.context import Context, GlobalModel
+from flcog.method.method import Method
+from flcog.method.stage import Kind, Stage
+from flcog.wire.envelope import Envelope
+
+Normal = Callable[[tuple[int, ...]], Tensor]
+"""Draws independent standard normal numbers of some shape, in float64."""
+
+
+class Training(NamedTuple):
+    """The facts that fix the privacy of a training.
+
+    Args:
+        num_clients: the number of all clients.
+        cohort_size: the number of clients that ``trainer.clients_per_round`` asks for.
+        rounds: the number of rounds.
+        methods: the run's methods.
+    """
+
+    num_clients: int
+    cohort_size: int
+    rounds: int
+    methods: Sequence[Method]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateSum(Stage, protocol=True):
+    """Replaces the sums over a round's clients by noisy sums, which are all that other methods, observers and users see.
+
+    A round has these steps beside those of other stages. The engine adds up u_k a_k for every field of the envelope, and messages
+    that are summed without weights as they are; nothing is divided by the weights that happened to arrive::
+
+        pay             the budget, before the cohort is drawn
+        select          from the system's entropy if the method is secret
+        bound           at the client, and again at the server after decoding
+        shares          a_k, each computed from the client alone
+        noisy           the sums with noise; without any client, noise alone
+
+    The other methods' server steps follow. A run has at most one private sum, which acts in all rounds.
+    """
+
+    kind: ClassVar[Kind] = "bound"
+
+    @property
+    def secret(self) -> bool:
+        """Whether cohorts and noise are drawn from the operating system's entropy instead of the run's seed."""
+        return True
+
+    def check(self, training: Training) -> None:
+        """Refuse a training that the guarantee does not cover."""
+        raise NotImplementedError
+
+    def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
+        """The state before the next round, with the scale of the noise, and a sentence on the guarantee for the summary."""
+        raise NotImplementedError
+
+    def paid(self, state: Slot) -> int:
+        """The number of rounds that are paid for."""
+        raise NotImplementedError
+
+    def pay(self, state: Slot, rounds: int) -> Slot | None:
+        """The state after this number of rounds was paid for in total; None if that exceeds the budget."""
+        raise NotImplementedError
+
+    def shares(self, state: Slot, num_samples: Tensor) -> Tensor:
+        """The weight a_k of each client in the sums, float64, a function of its own training set's size alone."""
+        raise NotImplementedError
+
+    def bound(self, envelope: Envelope, sent: Slot, received: GlobalModel) -> Envelope:
+        """The bounded envelope of one client. *Pure.*
+
+        Args:
+            envelope: the client's.
+            sent: the part of the method's server state that ``broadcast`` sent.
+            received: the global model that the client received.
+        """
+        raise NotImplementedError
+
+    def noisy(self, state: Slot, total: Envelope, arrived: int, draw: Normal) -> tuple[Envelope, Slot]:
+        """The sums with noise, and the method's new state. *Plain Python.*
+
+        Args:
+            state: the method's.
+            total: the sums over all clients in float64; ``buffers`` are changes.
+            arrived: the number of clients in them.
+            draw: draws the noise.
+        """
+        raise NotImplementedError
+
+    def withholds(self, column: str) -> bool:
+        """Whether a column of the metrics depends on clients' data or on the cohort beyond the noisy sums."""
+        raise NotImplementedError
+
+    def figures(self, state: Slot) -> dict[str, float]:
+        """The columns of a round, such as epsilon."""
+        raise NotImplementedError
+
+    def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
+        return self.bound(envelope, ctx.server, ctx.received), ctx.state
+
+
+def private_sum_of(methods: Sequence[Method]) -> PrivateSum | None:
+    """The private sum among some methods, if there is one."""
+    return next((method for method in methods if isinstance(method, PrivateSum)), None)

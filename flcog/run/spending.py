@@ -1,0 +1,41 @@
+"""The number of rounds for which a private run has paid, in a file of its own."""
+
+from pathlib import Path
+
+from flcog.core.files import write_yaml
+from flcog.core.yaml_files import load_yaml
+from flcog.method import private_sum_of
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
+
+
+class Spending:
+    """Writes the number before a round is drawn. A killed run that repeats a round has released it twice, and pays twice.
+
+    Repeatable noise has no file, because a repeated round releases the same numbers again.
+
+    Args:
+        path: the file, or None if nothing is written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    @property
+    def paid(self) -> int:
+        """The number in the file, 0 without a file."""
+        if self._path is None or not self._path.is_file():
+            return 0
+        content = load_yaml(self._path)
+        paid = content.get("rounds_paid") if isinstance(content, dict) else content
+        if type(paid) is not int or paid < 0:
+            raise ValueError(
+                f"{self._path} must name the rounds_paid, a whole number of at least 0; got {paid!r}: count the rounds that were begun"
+            )
+        return paid
+
+    def record(self, engine: Engine, server: ServerState) -> None:
+        """Write the number, in the first process."""
+        private = private_sum_of(engine.methods)
+        if private is not None and private.secret and self._path is not None and engine.processes.is_first:
+            write_yaml(self._path, {"rounds_paid": private.paid(server.servers[private.name])})

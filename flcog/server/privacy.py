@@ -1,0 +1,133 @@
+"""The server's part of a private sum: the budget, secret cohorts, noise after the sums, and columns that stay secret."""
+
+import secrets
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from flcog.core.randomness import make_rng, secret_normal
+from flcog.method import Cohort, Normal, Note, Training, WarningNote, private_sum_of
+from flcog.server.aggregate import Aggregate
+from flcog.server.engine import Engine
+from flcog.server.state import ServerState
+
+
+class BudgetSpent(ValueError):
+    """Another round would spend more privacy than its budget allows."""
+
+
+class PrivacyNote(Note):
+    """What the run's noise guarantees."""
+
+    topic = "privacy"
+
+
+def begin(engine: Engine, server: ServerState, already_paid: int = 0) -> None:
+    """Fix the scale of the noise before the next round, and describe the guarantee in the run's summary.
+
+    Args:
+        engine, server: the run.
+        already_paid: the number of rounds that were paid for, perhaps after the checkpoint from which the run goes on.
+    """
+    private = private_sum_of(engine.methods)
+    if private is None:
+        return
+    training = Training(engine.num_clients, engine.cohort_size, engine.settings.rounds, engine.methods)
+    private.check(training)
+    state, text = private.begin(server.servers[private.name], training)
+    if already_paid > private.paid(state):
+        state = private.pay(state, already_paid) or state
+    server.servers[private.name] = state
+    engine.notes.add(PrivacyNote(text))
+    if not private.secret:
+        text = f"{private.name} draws cohorts and noise from the seed, which everybody can repeat: it protects nothing"
+        engine.notes.add(WarningNote(text))
+
+
+def affordable(engine: Engine, server: ServerState) -> bool:
+    """Whether the budget allows another round."""
+    return _after_another_round(engine, server) is not None
+
+
+def pay(engine: Engine, server: ServerState) -> None:
+    """Pay for the coming round, before anything of it is drawn or released."""
+    private = private_sum_of(engine.methods)
+    if private is None:
+        return
+    state = _after_another_round(engine, server)
+    if state is None:
+        raise BudgetSpent(
+            f"round {server.round + 1} would exceed the privacy budget of {private.name}: raise it, or train fewer rounds"
+        )
+    server.servers[private.name] = state
+
+
+def _after_another_round(engine: Engine, server: ServerState) -> Any:
+    private = private_sum_of(engine.methods)
+    if private is None:
+        return {}
+    state = server.servers[private.name]
+    return private.pay(state, private.paid(state) + 1)
+
+
+def seed_of_cohort(engine: Engine) -> int:
+    """The seed of the coming round's selection: the run's, or the system's entropy, the same on all processes."""
+    private = private_sum_of(engine.methods)
+    if private is None or not private.secret:
+        return engine.seed
+    return int(engine.processes.agree(secrets.randbits(63)))
+
+
+def add_noise(engine: Engine, server: ServerState, aggregate: Aggregate, arrived: int) -> None:
+    """Replace the sums of a round by noisy sums, the same on all processes, if the run has a private sum.
+
+    Args:
+        engine, server: the run.
+        aggregate: the sums.
+        arrived: the number of clients in them.
+    """
+    private = private_sum_of(engine.methods)
+    if private is None:
+        return
+    if aggregate.sums is None:
+        raise ValueError(
+            f"no client has replied in round {server.round + 1}, so that the shapes of its noise are unknown: start it again"
+        )
+    normal: Normal = secret_normal
+    if not private.secret:
+        normal = partial(_normal, make_rng(engine.seed, server.round, "noise", private.name))
+    state = server.servers[private.name]
+    total = aggregate.total
+    floats = {name: value for name, value in total.buffers.items() if server.buffers[name].is_floating_point()}
+    noisy, server.servers[private.name] = private.noisy(state, total._replace(buffers=floats), arrived, normal)
+    noisy = noisy._replace(buffers={name: noisy.buffers.get(name, value) for name, value in total.buffers.items()})
+    aggregate.replace(engine.processes.share_first(noisy))
+    server.servers[private.name] = engine.processes.share_first(server.servers[private.name])
+
+
+def _normal(rng: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+
+def public(engine: Engine, cohort: Cohort) -> Cohort:
+    """The cohort as methods' server steps see it: without its clients if the run has a private sum."""
+    if private_sum_of(engine.methods) is None:
+        return cohort
+    nobody = torch.empty(0, dtype=torch.float64)
+    return replace(cohort, clients=[], num_samples=nobody, weights=nobody)
+
+
+def released(engine: Engine, server: ServerState, metrics: dict[str, float]) -> dict[str, float]:
+    """The columns that may be seen, with those of the private sum. Without a private sum, all of them."""
+    private = private_sum_of(engine.methods)
+    if private is None:
+        return metrics
+    seen = {name: value for name, value in metrics.items() if not private.withholds(_source(engine, name))}
+    return seen | private.figures(server.servers[private.name])
+
+
+def _source(engine: Engine, column: str) -> str:
+    """The column, marked if its set is not the server's own but consists of samples that clients hold out."""
+    return f"clients_{column}" if column.startswith("val/") and engine.central["val"] is None else column

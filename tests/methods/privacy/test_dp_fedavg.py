@@ -1,0 +1,454 @@
+"""Differentially private averaging: bounds, noise, budgets, and everything that stays secret."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Case, Refusals
+from harness import ROOT, SGD, BatchNormMLP, TinyData, classifier, distance, fit, make_trainer, train
+from reference import dp_fedavg
+from scipy import stats
+from torch import Tensor
+from two_processes import on_one_and_two_processes
+
+import flcog
+from flcog.callbacks import (
+    SCAFFOLD,
+    ALittleIsEnough,
+    DiurnalAvailability,
+    DPFedAvg,
+    EncodedBroadcast,
+    EqualWeights,
+    FedBuff,
+    FedDisco,
+    FedExP,
+    FedGen,
+    Fedssyn,
+    GaussianAttack,
+    Oort,
+    OverSelect,
+    PoissonSampling,
+    Quantize,
+    RandomK,
+    SecureAggregation,
+    SignFlip,
+    SystemModel,
+    TrimmedMean,
+    UniformSelection,
+)
+from flcog.callbacks.privacy import dp_fedavg as implementation
+from flcog.callbacks.privacy.accountant import Sampling, epsilon
+from flcog.callbacks.privacy.leaks import REFUSED as REFUSED_LEAKS
+from flcog.callbacks.privacy.leaks import WITHHELD
+from flcog.core.randomness import secret_normal
+from flcog.core.types import Params, Slot
+from flcog.method import ClientView, Context, Envelope, GlobalModel, Method, Upload
+
+NO_NOISE = partial(DPFedAvg, noise_multiplier=0.0, repeatable=True)
+STILL = partial(torch.optim.SGD, lr=0.0)
+"""Clients that change nothing, so that the model moves by noise alone."""
+
+CASES: dict[str, Case] = {
+    "DPFedAvg": Case(NO_NOISE(clip=0.1), partial(dp_fedavg.run, clip=0.1, expected=5)),
+    "DPFedAvg-layers": Case(
+        NO_NOISE(clip=0.1, per_layer=True, full_weight=10),
+        partial(dp_fedavg.run, clip=0.1, expected=5, per_layer=True, full_weight=10),
+    ),
+    "DPFedAvg-noise": Case(
+        DPFedAvg(clip=0.1, noise_multiplier=1.0, quantile=0.5, count_noise=10.0, repeatable=True),
+        None,
+        no_reference="noise: this file tests its law",
+        random=True,
+    ),
+}
+REFUSED: Refusals = {
+    DPFedAvg: [
+        ({"clip": -1.0, "noise_multiplier": 1.0}, "clip must be positive and finite; got -1.0"),
+        ({"bounds": {"SCAFFOLD": 0.0}, "noise_multiplier": 1.0}, "bounds.SCAFFOLD must be positive and finite; got 0.0"),
+        ({"noise_multiplier": -0.5}, "noise_multiplier must lie in [0, inf), or null; got -0.5"),
+        ({"quantile": 1.5, "noise_multiplier": 1.0}, "quantile must lie in (0, 1), or null; got 1.5"),
+        ({"noise_at": "phones", "noise_multiplier": 1.0}, "noise_at must be server or clients; got 'phones'"),
+        (
+            {"noise_at": "clients", "quantile": 0.5, "noise_multiplier": 1.0},
+            "noise_at=clients needs clients of equal weight and a fixed bound; got quantile: set it to null",
+        ),
+    ]
+}
+
+
+@pytest.fixture
+def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unit of epsilon a round."""
+    monkeypatch.setattr(implementation, "epsilon", lambda sampling, noise, rounds, delta: float(rounds))
+
+
+pytestmark = pytest.mark.usefixtures("quick_accountant")
+
+
+def steps(*methods: Method, rounds: int, **options: Any) -> Tensor:
+    """The step of the model in each round, [rounds, parameters]."""
+    options = {"module": classifier(STILL), "clients_per_round": 5} | options
+    trainer = train(*methods, rounds=1, **options)
+    models = [trainer.state]
+    for _ in range(rounds - 1):
+        trainer.train_round()
+        models.append(trainer.state)
+    flat = torch.stack([torch.cat([value.flatten() for value in model.values()]) for model in models])
+    return flat.diff(dim=0)
+
+
+def secret(**options: Any) -> DPFedAvg:
+    return DPFedAvg(**({"clip": 0.5, "noise_multiplier": 2.0} | options))
+
+
+# Noise ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "std"),
+    [
+        (secret(), {}, 2 * 0.5 / 5),
+        (secret(per_layer=True), {}, 2 * 0.5 / 5),
+        (secret(noise_cohort_size=50), {}, 2 * 0.5 / 50),
+        (secret(noise_at="clients"), {}, 2 * 0.5 / 5),
+        (secret(quantile=0.5, count_noise=4.0, clip_lr=1e-9), {}, (2**-2 - 8**-2) ** -0.5 * 0.5 / 5),
+    ],
+    ids=["flat", "layers", "scaled", "clients", "quantile"],
+)
+def test_the_noise_has_its_size_and_is_independent(method: DPFedAvg, options: dict[str, Any], std: float) -> None:
+    moved = steps(method, rounds=30, **options)
+    assert float(moved.std()) == pytest.approx(std, rel=0.06)
+    assert stats.kstest((moved / std).flatten().numpy(), "norm").pvalue > 1e-4
+    rounds, places = torch.corrcoef(moved), torch.corrcoef(moved.T)
+    for correlations, count in ((rounds, moved.shape[1]), (places, moved.shape[0])):
+        off = correlations[~torch.eye(len(correlations), dtype=torch.bool)]
+        assert float(off.square().mean()) == pytest.approx(1 / count, rel=0.3), "as of independent numbers"
+
+
+def test_clients_and_server_share_the_noise_of_a_poisson_cohort() -> None:
+    """However many clients came, the sum has the noise of one mechanism."""
+    moved = steps(secret(noise_at="clients"), PoissonSampling(rate=0.5), rounds=40, clients_per_round=4)
+    assert float(moved.std()) == pytest.approx(2 * 0.5 / 4, rel=0.06)
+
+
+def test_secret_noise_is_normal_and_never_repeats() -> None:
+    values = secret_normal((20_000,))
+    assert stats.kstest(values.numpy(), "norm").pvalue > 1e-4 and secret_normal((2, 3)).shape == (2, 3)
+    one, two = (steps(secret(), rounds=2) for _ in range(2))
+    assert not torch.isclose(one, two).any()
+    repeated = [steps(secret(repeatable=True), rounds=3) for _ in range(2)]
+    assert torch.equal(*repeated)
+
+
+def test_every_field_has_a_bound_of_its_own_and_noise() -> None:
+    methods = SCAFFOLD(), secret(bounds={"SCAFFOLD": 1.2})
+    trainer = train(*methods, module=classifier(STILL), rounds=1, clients_per_round=5)
+    before, sizes = trainer.state, []
+    for _ in range(30):
+        trainer.train_round()
+        sizes.append(torch.cat([(value - before[name]).flatten() for name, value in trainer.state.items()]))
+        before = trainer.state
+    bound = math.hypot(0.5, 1.2)
+    assert float(torch.stack(sizes).std()) == pytest.approx(2 * bound / 5, rel=0.06)
+    control = torch.cat([value.flatten() for value in trainer.servers["SCAFFOLD"]["c"].values()])
+    # Thirty-one rounds of noise on a plain sum, divided by the eight clients.
+    assert float(control.std()) == pytest.approx(31**0.5 * 2 * bound / 8, rel=0.3)
+
+
+def test_a_round_without_clients_takes_a_step_of_noise() -> None:
+    trainer = train(SCAFFOLD(), secret(), PoissonSampling(rate=1e-9), rounds=1, clients_per_round=1)
+    assert not trainer.states.by_client, "the client that showed the shapes of the messages keeps no state"
+    state = dict(trainer.servers["DPFedAvg"])
+    expected = float(state["expected"])
+    trainer.servers["DPFedAvg"]["expected"] = torch.tensor(5.0, dtype=torch.float64)
+    before = trainer.state
+    trainer.train_round()
+    moved = torch.cat([(value - before[name]).flatten() for name, value in trainer.state.items()])
+    assert expected == pytest.approx(8e-9)
+    assert float(moved.std()) == pytest.approx(2 * 0.5 * 2**0.5 / 5, rel=0.3)
+
+
+# Bounds ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_server_clips_decoded_envelopes_again() -> None:
+    """``RandomK`` multiplies what it keeps, and so exceeds the client's bound."""
+    for codec in (RandomK(fraction=0.1), Quantize(bits=2)):
+        moved = steps(NO_NOISE(clip=0.01), codec, module=classifier(SGD), clients_per_round=1, rounds=4)
+        assert float(moved.norm(dim=1).max()) <= 0.01 * (1 + 1e-6)
+        assert float(moved.norm(dim=1).min()) > 0.003
+
+
+def test_a_client_that_disobeys_moves_the_sum_by_its_bound_alone() -> None:
+    huge = {"w": torch.full((4,), 1e3)}
+    envelope = Envelope(
+        huge, {"running_mean": torch.full((2,), 9.0), "count": torch.tensor(7)}, {"M": {}}, {"M": {"c": torch.full((9,), -5.0)}}
+    )
+    received = GlobalModel({}, {"running_mean": torch.zeros(2), "count": torch.tensor(3)})
+    bounded = NO_NOISE(clip=0.5, bounds={"M": 0.2}).bound(envelope, {}, received)
+    assert float(bounded.delta["w"].norm()) == pytest.approx(0.5)
+    assert float(bounded.buffers["running_mean"].norm()) == pytest.approx(0.5)
+    assert bounded.buffers["count"] == 3, "counts of batches tell of the client's size"
+    assert float(bounded.sum["M"]["c"].norm()) == pytest.approx(0.2)
+
+
+class KnownNorms(Method):
+    """Client k changes one number of every layer by k + 1."""
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        return {"norm": torch.tensor(client.id + 1.0)}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        zeros = {name: torch.zeros_like(value) for name, value in delta.items()}
+        for name in zeros:
+            if name.endswith("weight"):
+                zeros[name][0, 0] = 1.0
+        return Upload({name: ctx.draws["norm"] * value for name, value in zeros.items()}, ctx.state)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_the_bound_follows_the_quantile(per_layer: bool) -> None:
+    """C <- C exp(-lr (share of clients with norms of at most C - quantile)), as in Andrew et al., and ends at the quantile."""
+    method = NO_NOISE(clip=30.0, quantile=0.4, clip_lr=0.3, per_layer=per_layer)
+    trainer = train(KnownNorms(), method, rounds=1, clients_per_round=8)
+    bounds = [trainer.rows[-1]["privacy/clip"], *(trainer.train_round()["privacy/clip"] for _ in range(29))]
+    norms = np.arange(1, 9) * (1.0 if per_layer else math.sqrt(2))
+    bound, expected = 30.0 / (math.sqrt(2) if per_layer else 1.0), []
+    for _ in range(30):
+        bound *= math.exp(-0.3 * (np.mean(norms <= bound) - 0.4))
+        expected.append(bound * (math.sqrt(2) if per_layer else 1.0))
+    assert bounds == pytest.approx(expected, rel=1e-5)
+    assert 2.5 < norms.searchsorted(bound, side="right") < 4.5, "about 0.4 of eight clients"
+
+
+def test_a_bound_that_nobody_reaches_is_the_mean_over_clients() -> None:
+    wide = train(NO_NOISE(clip=1e6), PoissonSampling(rate=1.0), rounds=2)
+    mean = train(EqualWeights(), PoissonSampling(rate=1.0), rounds=2)
+    assert distance(wide.state, mean.state) < 1e-6
+
+
+def test_noisy_statistics_keep_a_network_finite() -> None:
+    trainer = train(secret(noise_multiplier=5.0), module=classifier(network=BatchNormMLP), rounds=5)
+    assert all(torch.isfinite(value).all() for value in trainer.state.values())
+    assert float(trainer.buffers["model.1.running_var"].min()) >= 0
+
+
+# Budget ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_stops_before_the_budget_is_exceeded_also_after_a_resume(tmp_path: Path) -> None:
+    run = partial(fit, tmp_path, secret(target_epsilon=2.5), eval_every=1)
+    with pytest.warns(UserWarning, match="stopped after round 2: another round would exceed the privacy budget"):
+        first = run(rounds=5)
+    assert [row["privacy/epsilon"] for row in first.rows] == [1.0, 2.0]
+    with pytest.warns(UserWarning, match="stopped after round 2"):
+        again = run(rounds=9, ckpt_path=str(first.run_dir))
+    assert again.round == 2
+
+
+def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
+    """A run that was killed after it had released round 2 resumes from round 1, and its next round is the third that it pays for."""
+    methods = secret(), flcog.callbacks.Checkpoint(keep_rounds=[1])
+    first = fit(tmp_path, *methods, rounds=2)
+    spending = first.run_dir / "spending.yaml"
+    assert spending.read_text() == "rounds_paid: 2\n"
+    resumed = fit(tmp_path, *methods, rounds=2, ckpt_path=str(first.run_dir / "checkpoints" / "round-000001.ckpt"))
+    assert resumed.rows[-1]["privacy/epsilon"] == 3.0
+    spending.write_text("rounds_paid: -4\n")
+    with pytest.raises(ValueError, match="rounds_paid, a whole number of at least 0; got -4"):
+        fit(tmp_path, *methods, rounds=3, ckpt_path=str(first.run_dir))
+
+
+def test_repeatable_noise_resumes_bit_for_bit_and_warns(tmp_path: Path) -> None:
+    method = secret(repeatable=True, quantile=0.5, count_noise=4.0)
+    whole = fit(tmp_path, method, PoissonSampling(rate=0.5), rounds=4)
+    half = fit(tmp_path, method, PoissonSampling(rate=0.5), rounds=2)
+    assert not (half.run_dir / "spending.yaml").exists()
+    resumed = fit(tmp_path, method, PoissonSampling(rate=0.5), rounds=4, ckpt_path=str(half.run_dir))
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+    assert any("protects nothing" in note for note in whole.notes)
+    assert not any("protects nothing" in note for note in train(secret(), rounds=1).notes)
+
+
+# Secrets --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_that_tell_of_clients_are_withheld(tmp_path: Path) -> None:
+    data = TinyData(client_val=0.2, client_test=0.2)
+    trainer = fit(tmp_path, secret(), PoissonSampling(rate=0.5), data=data, rounds=2, eval_every=1)
+    allowed = {"round", "privacy/epsilon", "test/accuracy", "test/loss"}
+    assert allowed <= set(trainer.rows[-1]) and all(name in allowed or name.startswith("test/") for name in trainer.rows[-1])
+    assert not any("client" in name for name in trainer.rows[-1])
+
+
+def test_attacks_and_simulated_time_run_beside_it() -> None:
+    trainer = train(GaussianAttack(std=100.0, fraction=0.5), SystemModel(), NO_NOISE(clip=0.2), rounds=1, clients_per_round=8)
+    before = torch.cat([value.flatten() for value in trainer.state.values()])
+    row = trainer.train_round()
+    moved = torch.cat([value.flatten() for value in trainer.state.values()]) - before
+    assert float(moved.norm()) <= 0.2 * (1 + 1e-6), "the server bounds attackers, who skip the client's bound"
+    assert not any(name.startswith("time/") for name in row)
+
+
+def test_the_page_lists_every_leak() -> None:
+    page = " ".join((ROOT / "docs/privacy.md").read_text().split())
+    for leak in (*REFUSED_LEAKS, *WITHHELD):
+        assert f": {leak}." in page
+
+
+def test_cohorts_are_secret() -> None:
+    drawn = {tuple(train(secret(), rounds=1).recorded[0][k].id for k in range(5)) for _ in range(4)}
+    assert len(drawn) > 1, "and with the seed they would be the same"
+
+
+def test_an_update_with_nan_counts_nothing_and_names_nobody() -> None:
+    class Spoils(Method):
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            return Upload({name: value * torch.nan for name, value in delta.items()}, ctx.state)
+
+    trainer = train(secret(), Spoils(), rounds=1)
+    assert all(torch.isfinite(value).all() for value in trainer.state.values())
+
+
+@pytest.mark.parametrize(
+    ("methods", "text"),
+    [
+        ([FedGen()], "DPFedAvg and FedGen cannot be combined: it reads the uploads of single clients, which have no noise"),
+        ([EqualWeights()], "DPFedAvg and EqualWeights cannot be combined: it weights clients by the other clients of the round"),
+        ([TrimmedMean()], "DPFedAvg and TrimmedMean cannot be combined: its result is no sum"),
+        ([ALittleIsEnough()], "DPFedAvg and ALittleIsEnough cannot be combined: its result is no sum"),
+        ([SecureAggregation()], "DPFedAvg and SecureAggregation cannot be combined: the server cannot bound uploads again"),
+        ([FedBuff()], "DPFedAvg and FedBuff cannot be combined: it "),
+        ([OverSelect()], "DPFedAvg and OverSelect cannot be combined: it leaves out clients that are later than others"),
+        ([Fedssyn()], "DPFedAvg and Fedssyn cannot be combined: its clients exchange data before round 1, without noise"),
+        (
+            [FedDisco()],
+            "DPFedAvg and FedDisco cannot be combined: it weights clients by the other clients of the round or by their",
+        ),
+        (
+            [EncodedBroadcast(Quantize())],
+            "DPFedAvg and EncodedBroadcast cannot be combined: it leaves out rounds without clients",
+        ),
+        ([DiurnalAvailability()], "DPFedAvg and DiurnalAvailability cannot be combined: who is available is known"),
+        ([FedExP()], "DPFedAvg and FedExP cannot be combined: its step size depends on the size of the cohort"),
+        ([Oort()], "DPFedAvg and Oort cannot be combined: its cohorts are not drawn independently of the data"),
+        (
+            [PoissonSampling(unbiased=True)],
+            "DPFedAvg divides by the expected cohort itself: set PoissonSampling's unbiased to false",
+        ),
+    ],
+    ids=lambda value: value[0].name if isinstance(value, list) else "",
+)
+def test_methods_outside_the_guarantee_are_refused(methods: list[Method], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        train(secret(), *methods, rounds=1)
+
+
+def test_other_trainings_outside_the_guarantee_are_refused() -> None:
+    with pytest.raises(ValueError, match="delta must lie in"):
+        train(secret(delta=0.2), rounds=1)
+    with pytest.raises(ValueError, match="noise_at=clients and Quantize cannot be combined"):
+        train(secret(noise_at="clients"), Quantize(), rounds=1)
+    with pytest.raises(ValueError, match="DPFedAvg with a quantile and SignFlip cannot be combined: attackers skip the stage"):
+        train(secret(quantile=0.5), SignFlip(), rounds=1)
+    with pytest.raises(ValueError, match="count_noise must exceed"):
+        train(secret(quantile=0.5, noise_multiplier=9.0), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("selection", "sampling"),
+    [
+        (None, Sampling(8, 5 / 8, fixed_size=True)),
+        (UniformSelection(), Sampling(8, 5 / 8, fixed_size=True)),
+        (PoissonSampling(rate=0.25), Sampling(8, 0.25)),
+        (PoissonSampling(rate=0.25, at_most=3), Sampling(8, 0.25, at_most=3)),
+    ],
+    ids=["none", "uniform", "Poisson", "truncated"],
+)
+def test_epsilon_is_that_of_the_real_sampling(
+    selection: Method | None, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(implementation, "epsilon", lambda *arguments: seen.append(arguments) or 1.0)
+    train(secret(delta=0.01), *([] if selection is None else [selection]), rounds=2)
+    assert seen[-1] == (sampling, 2.0, 2, 0.01)
+    assert all(each[0] == sampling for each in seen)
+
+
+def on_processes(path: str, devices: int) -> None:
+    """The models after rounds with repeatable noise, and whether all processes have the same model with secret noise."""
+    torch.set_num_threads(1)
+    models = []
+    for method in (secret(repeatable=True, quantile=0.5, count_noise=4.0), secret()):
+        trainer = make_trainer(None, SCAFFOLD(), method, PoissonSampling(rate=0.5), devices=devices, rounds=3)
+        trainer.prepare(classifier(), TinyData())
+        for _ in range(3):
+            trainer.train_round()
+        models.append(torch.cat([value.flatten() for value in trainer.state.values()]).tolist())
+    others = trainer.run.processes.gather(models[1])
+    if trainer.run.processes.is_first:
+        Path(path).write_text(json.dumps([models[0], [other == models[1] for other in others]]))
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(tmp_path: Path) -> None:
+    (one, _), (two, same) = on_one_and_two_processes(on_processes, tmp_path)
+    assert two == pytest.approx(one, rel=1e-6, abs=1e-9)
+    assert same == [True, True]
+
+
+# Attacks --------------------------------------------------------------------------------------------------------------------------
+
+
+def released(contributions: Tensor, noise: float) -> Tensor:
+    """The noisy mean of contributions [clients, numbers] of norm 1, times the number of clients."""
+    method, count = DPFedAvg(clip=1.0, noise_multiplier=noise), len(contributions)
+    state = method.init_server({}) | {name: torch.tensor(float(value)) for name, value in (("noise", noise), ("expected", count))}
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+    total = Envelope({"w": contributions.double().mean(0)}, {})
+    return method.noisy(state, total, count, normal)[0].delta["w"] * count
+
+
+def test_the_one_shot_estimate_with_canaries_finds_the_known_epsilon() -> None:
+    """Andrew et al., One-shot Empirical Privacy Estimation for Federated Learning, https://arxiv.org/abs/2302.03098: the cosines
+    between the release and many random canaries have the law of an attacker's statistic."""
+    dimension, count, noise, delta = 30_000, 300, 2.0, 1e-5
+    rng = torch.Generator().manual_seed(1)
+    canaries = torch.nn.functional.normalize(torch.randn(count, dimension, generator=rng), dim=1)
+    seen = released(canaries, noise)
+    cosines = (canaries.double() @ seen) / seen.norm()
+    estimate = gaussian_epsilon(float(cosines.mean()) * dimension**0.5, delta)
+    assert estimate == pytest.approx(gaussian_epsilon(1 / noise, delta), rel=0.2)
+
+
+def gaussian_epsilon(distance: float, delta: float) -> float:
+    """Epsilon between two normal variables of variance 1 at this distance (Balle and Wang, 2018, theorem 8)."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        e = (low + high) / 2
+        spent = stats.norm.cdf(distance / 2 - e / distance) - math.exp(e) * stats.norm.cdf(-distance / 2 - e / distance)
+        low, high = (e, high) if spent > delta else (low, e)
+    return high
+
+
+def test_an_attack_proves_no_more_than_the_reported_epsilon() -> None:
+    """A threshold tells whether a client took part. Its error rates, bounded by Clopper and Pearson, bound epsilon from below."""
+    trials, noise, delta = 20_000, 1.0, 1e-5
+    without = released(torch.zeros(1, trials), noise)
+    present = released(torch.ones(1, trials), noise)
+    # Both releases draw the same noise, which is what an attacker's two worlds would have: tests use other halves of the trials.
+    false_alarms = int((without[: trials // 2] > 1.5).sum())
+    misses = int((present[trials // 2 :] <= 1.5).sum())
+    high = [stats.beta.ppf(0.975, wrong + 1, trials // 2 - wrong) for wrong in (false_alarms, misses)]
+    proven = math.log((1 - delta - high[1]) / high[0])
+    reported = epsilon(Sampling(10, 1.0), noise, 1, delta)
+    assert 0.2 * reported < proven < reported
