@@ -29,12 +29,14 @@ def sealed(reply: ClientReply, rule: SealedSum, received: Received, weights: Seq
     """
     keys = received.keys
     assert keys is not None
-    terms = _terms(reply.envelope, received.buffers, torch.tensor(weights, dtype=torch.float64))
+    # Masks are made on the CPU, which also has float64.
+    envelope, buffers = pytree.tree_map(lambda value: value.cpu(), (reply.envelope, received.buffers))
+    terms = _terms(envelope, buffers, torch.tensor(weights, dtype=torch.float64))
     fields = pytree.tree_map(lambda value: Field(tuple(value.shape[1:]), value.dtype), terms)
     words, refused = [], []
     for k, client in enumerate(reply.clients):
         values = torch.cat([_weighted(name, value[k], weights[k]) for name in terms for value in pytree.tree_leaves(terms[name])])
-        ranges = {name: value for name, value in reply.envelope.measured.items() if name.startswith(STATE_RANGE)}
+        ranges = {name: value for name, value in envelope.measured.items() if name.startswith(STATE_RANGE)}
         refused.append(_refused(values, rule.limit(len(keys.clients))) if is_sound(ranges, k) else math.nan)
         words.append(rule.seal(torch.zeros_like(values) if refused[-1] else values, client, keys))
     envelope = Envelope(
@@ -61,7 +63,7 @@ def _terms(envelope: Envelope, received_buffers: Params, weights: Tensor) -> dic
 
 
 def _weighted(name: str, value: Tensor, weight: float) -> Tensor:
-    flat = value.reshape(-1).to("cpu", torch.float64)
+    flat = value.reshape(-1).double()
     return flat if name in UNWEIGHTED else flat * weight
 
 
