@@ -46,6 +46,11 @@ MODELS: dict[str, tuple[Callable[[], FeatureModel], tuple[int, ...], int]] = {
         (3, 16, 16),
         (27 + 1) * 4 + (4 * 49 + 1) * 9 + 10 * 8 + 9 * 10,
     ),
+    "McMahan's CNN": (
+        lambda: LeNet(1, channels=(32, 64), hidden=(512,), padding=2),
+        (1, 28, 28),
+        26 * 32 + 801 * 64 + 3137 * 512 + 513 * 10,  # 1,663,370, as the paper prints
+    ),
     "FedDynCNN": (FedDynCNN, (3, 32, 32), 76 * 64 + 1601 * 64 + 1601 * 384 + 385 * 192 + 193 * 10),
     "FedRepCNN": (FedRepCNN, (3, 32, 32), 76 * 64 + 1601 * 64 + 1601 * 120 + 121 * 64 + 65 * 10),
     "PflCNN": (PflCNN, (3, 32, 32), 28 * 32 + 289 * 64 + 12_545 * 128 + 129 * 10),

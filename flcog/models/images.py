@@ -28,6 +28,8 @@ class LeNet(FeatureModel):
         kernel_size: side of the convolutions' kernels.
         hidden: widths of the hidden fully connected layers; the last is the number of features.
         dropout: probability to drop a feature before the head.
+        padding: zeros around the inputs of each convolution. McMahan et al. 2017's CNN for MNIST, with 1,663,370 parameters, is
+            ``LeNet(1, channels=(32, 64), hidden=(512,), padding=2)``.
     """
 
     def __init__(
@@ -39,16 +41,18 @@ class LeNet(FeatureModel):
         kernel_size: int = 5,
         hidden: Sequence[int] = (120, 84),
         dropout: float = 0.0,
+        padding: int = 0,
     ) -> None:
         super().__init__()
         if image_size is None:
             image_size = 28 if in_channels == 1 else 32
         at_least(self, 1, in_channels=in_channels, num_classes=num_classes, image_size=image_size, kernel_size=kernel_size)
         all_at_least(self, 1, channels=channels, hidden=hidden)
+        at_least(self, 0, padding=padding)
         size, smallest = image_size, 1
         for _ in channels:
-            size = (size - kernel_size + 1) // 2
-            smallest = 2 * smallest + kernel_size - 1
+            size = (size + 2 * padding - kernel_size + 1) // 2
+            smallest = max(1, 2 * smallest + kernel_size - 1 - 2 * padding)
         if size < 1:
             raise ValueError(f"image_size must be at least {smallest} for this {type(self).__name__}, got {image_size}")
 
@@ -56,7 +60,7 @@ class LeNet(FeatureModel):
         convolutions: list[nn.Module] = []
         for before, after in pairwise([in_channels, *channels]):
             # ReLU and max-pooling commute; after the pooling ReLU has a quarter of the work.
-            convolutions += [nn.Conv2d(before, after, kernel_size), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
+            convolutions += [nn.Conv2d(before, after, kernel_size, padding=padding), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
         self.convolutions = nn.Sequential(*convolutions)
         self.hidden = fully_connected([channels[-1] * size * size, *hidden])
         self.dropout = Dropout(dropout) if dropout else nn.Identity()

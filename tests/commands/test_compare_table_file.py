@@ -68,6 +68,15 @@ def test_a_row_has_arguments_of_its_own_in_single_columns(tmp_path: Path) -> Non
     assert read_table(tmp_path / "other.yaml").rows == whole.rows
 
 
+def test_a_column_has_a_target(tmp_path: Path) -> None:
+    whole = table(tmp_path, columns={"x": {"target": 0.97}, "y": None})
+    assert {(cell.column, cell.target) for cell in cells(whole, tmp_path, [])} == {("x", 0.97), ("y", None)}
+    with pytest.raises(ValueError, match=r"target of column x in .* must be a score such as 0\.97; got 'high'"):
+        table(tmp_path, columns={"x": {"target": "high"}})
+    with pytest.raises(ValueError, match=r"row A in .* may have configs .* and columns \(a mapping .*; got {'target': 1}"):
+        table(tmp_path, rows={"A": {"target": 1}})
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -99,7 +99,7 @@ def _figure(value: Any, quantity: Quantity, where: str, cell: str) -> Figure:
         low, high = sorted(map(float, ends.groups()))
         return Figure((low + high) / 2, within=(high - low) / 2)
     numbers = value if isinstance(value, list) else [value]
-    if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
+    if len(numbers) not in (1, 2) or not all(map(is_number, numbers)):
         beyond = (
             f', or for {quantity} "> 100"'
             if quantity in MAY_BE_BEYOND
@@ -112,5 +112,5 @@ def _figure(value: Any, quantity: Quantity, where: str, cell: str) -> Figure:
     return Figure(value, spread[0] if spread else None)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,9 +9,15 @@ from typing import Any, Literal
 import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.plan import Part, Table
-from flcog.commands.compare.published import read_published
+from flcog.commands.compare.published import is_number, read_published
 from flcog.commands.compare.table_keys import KEYS, SPLIT, are_texts
 from flcog.core.yaml_files import load_yaml
+
+FURTHER: Mapping[str, Mapping[str, str]] = {
+    "rows": {"columns": "a mapping of arguments for each"},
+    "columns": {"target": "the score whose round is read off the curve"},
+}
+"""Further entries of rows and columns, with their meanings."""
 
 
 def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
@@ -127,19 +133,23 @@ class _TableFile:
 
     def _part(self, value: Any, where: str, key: str = "") -> Part:
         """The configuration of a row, a column or the whole table."""
-        value, in_rows = value or {}, ", and columns (a mapping of arguments for each)" if key == "rows" else ""
-        if not isinstance(value, dict) or set(value) - {"configs", "arguments", *(["columns"] if in_rows else [])}:
+        value, further = value or {}, FURTHER.get(key, {})
+        if not isinstance(value, dict) or set(value) - {"configs", "arguments", *further}:
+            more = "".join(f", and {name} ({meaning})" for name, meaning in further.items())
             raise ValueError(
-                f"{where} in {self.path} may have configs (a list of files) and arguments (a mapping){in_rows}; got {value!r}"
+                f"{where} in {self.path} may have configs (a list of files) and arguments (a mapping){more}; got {value!r}"
             )
         names, columns = value.get("configs") or [], value.get("columns") or {}
         if not are_texts(names):
             raise ValueError(f"configs of {where} in {self.path} must be a list of files; got {names!r}")
         if not isinstance(columns, dict):
             raise ValueError(f"columns of {where} in {self.path} must be columns with the row's arguments there; got {columns!r}")
+        target = value.get("target")
+        if target is not None and not is_number(target):
+            raise ValueError(f"target of {where} in {self.path} must be a score such as 0.97; got {target!r}")
         configs = tuple(self._config(name, where) for name in names)
         inside = {str(column): self._arguments(given, f"{where}, {column}") for column, given in columns.items()}
-        return Part(configs, self._arguments(value.get("arguments"), where), inside)
+        return Part(configs, self._arguments(value.get("arguments"), where), inside, target=target)
 
     def _arguments(self, value: Any, where: str) -> Mapping[str, Any]:
         value = value or {}

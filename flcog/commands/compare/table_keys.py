@@ -96,7 +96,10 @@ KEYS = {
         "the arms by name, each with configs, arguments, and columns: {COLUMN: {option: value}} for options in single columns; "
         "or the file of another table"
     ),
-    "columns": Key("the settings by name, each with configs and arguments; or the file of another table"),
+    "columns": Key(
+        "the settings by name, each with configs and arguments, and target: 0.97 for the rounds at which the curve, made monotone and "
+        "interpolated between evaluations, crosses a score; or the file of another table"
+    ),
     "seeds": Key("the seeds of every arm in every setting; [0] by default", [0], SEEDS),
     "vary": Key(f"[seed, {SPLIT}] to draw the split of the data from each seed, too; [seed] by default", ["seed"], DRAWS),
     "metric": Key("the column of metrics.csv to compare; by default the task's main one", None, METRIC),
