@@ -73,6 +73,10 @@ def preempted(cell: Cell) -> None:
     end(cell, 75, "stopped")
 
 
+def killed_at_its_start(cell: Cell) -> None:
+    end(cell, -signal.SIGUSR2, "exit status -12")
+
+
 def killed(_: Cell) -> None:
     """It leaves no note."""
 
@@ -82,9 +86,9 @@ def results(queue: MadeUp, todo: list[Cell], jobs: int = 9) -> list[tuple[str, s
 
 
 def test_preempted_and_killed_jobs_are_submitted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    queue = MadeUp(preempted, killed, killed, finishes, finishes)
+    queue = MadeUp(preempted, killed, killed_at_its_start, finishes, finishes)
     assert results(queue, table(tmp_path)) == [("A", None), ("B", None)]
-    assert queue.submitted == ["A", "B", "A", "B", "A"]
+    assert sorted(queue.submitted) == ["A", "A", "A", "B", "B"]
     assert "A · seed 0: job 1 was stopped after round 0, submitted again as job 3" in capsys.readouterr().out
 
 

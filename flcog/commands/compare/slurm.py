@@ -138,7 +138,7 @@ class SlurmRunner:
         if cell.finished:
             if cell.identity:
                 self.known[cell.identity] = cell.folder
-        elif end is not None and end.code != signals.EXIT_STATUS:
+        elif end is not None and not end.was_stopped:
             cell.error = end.error
         elif not self._may_retry(watched):
             cell.error = (

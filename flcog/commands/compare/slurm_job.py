@@ -29,6 +29,11 @@ class End(NamedTuple):
     code: int
     error: str
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a signal has stopped the run: between two rounds, or before it could answer signals (a negative status)."""
+        return self.code == signals.EXIT_STATUS or self.code < 0
+
 
 @dataclass(frozen=True)
 class Job:
