@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flcog.client.messages import RollCall
 from flcog.client.model import ClientModel, make_client_model
 from flcog.client.output_check import check_outputs
-from flcog.client.runtime import ClientRuntime, roll_call_of
+from flcog.client.runtime import ClientRuntime
 from flcog.client.store import ClientStore
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
@@ -90,7 +90,7 @@ class HostedClients:
         return self.roll_call()
 
     def roll_call(self) -> RollCall:
-        return roll_call_of(self._federation)
+        return RollCall.of(self._federation)
 
     def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
         chosen = self._methods[method]

@@ -3,10 +3,12 @@
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
+from flcog.data import Federation
 from flcog.method import Optimisation, RoundKeys
 from flcog.wire.envelope import Envelope, Manifest
 from flcog.wire.packing import message
@@ -98,6 +100,14 @@ class RollCall(NamedTuple):
     task: str
     num_classes: int
     bin_edges: Tensor | None = None
+
+    @classmethod
+    def of(cls, federation: Federation) -> "RollCall":
+        """The clients of these data."""
+        held_out = (federation.client_val, federation.client_test)
+        val, test = (None if part is None else torch.from_numpy(part.sizes) for part in held_out)
+        sizes, asked = torch.from_numpy(federation.partition.sizes), federation.split.num_clients
+        return cls(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges)
 
     @property
     def population(self) -> Population:
@@ -192,3 +202,15 @@ class ClientsElsewhere(Clients, Protocol):
 
     def roll_call(self) -> RollCall:
         """The clients and the sizes of their data, after the exchanges so far."""
+
+
+def unsent_by(tasks: Sequence[ClientTask]) -> set[str]:
+    """The parameters that clients train and do not send."""
+    first = tasks[0].masks if tasks else {}
+    for task in tasks if first else ():
+        if {name: mask.ndim for name, mask in task.masks.items()} != {name: mask.ndim for name, mask in first.items()}:
+            raise ValueError(
+                f"masks of all clients must name the same parameters; client {tasks[0].client} has masks of {', '.join(first)}, and client "
+                f"{task.client} of {', '.join(task.masks)}"
+            )
+    return {name for name, mask in first.items() if mask.ndim == 0 and not mask}

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from flcog.apply import OwnForward
 from flcog.client.executor import Assignment, Placement
-from flcog.client.messages import Received
+from flcog.client.messages import ClientTask, Received
 from flcog.client.program import ClientTensors, Program
 from flcog.client.work import ClientWork, make_work
 from flcog.core.randomness import fold
@@ -47,7 +47,7 @@ class PersonalModels(NamedTuple):
     def work(self, received: Received, client: int, steps: int = 1) -> ClientWork:
         """The work of a client, with samples in a different order than training reads them."""
         seed = fold(received.seed, "personal")
-        return make_work(self.federation, self.batching, [client], [steps], [1.0], seed, received.round)[0]
+        return make_work(self.federation, self.batching, [ClientTask(client, steps, 1.0)], seed, received.round)[0]
 
     def make(self, received: Received, method: Method, work: ClientWork) -> PersonalModel:
         """Make one client's own model, with the fine-tuning that the method asks for.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
-from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
+from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split, unsent_by
 from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
 from flcog.client.residuals import filled, residual_stages
@@ -99,7 +99,7 @@ class ClientRuntime:
 
     def roll_call(self) -> RollCall:
         """The clients, and the sizes of their data."""
-        return roll_call_of(self.federation)
+        return RollCall.of(self.federation)
 
     @torch.no_grad()
     def set_up(self, population: Population, constants: Params) -> None:
@@ -121,9 +121,7 @@ class ClientRuntime:
         return messages
 
     def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
-        for (
-            task
-        ) in tasks:  # a client that trains again; other clients' states stay provisional, as a round may have several broadcasts
+        for task in tasks:  # only these, because a round may have several broadcasts
             self._provisional.pop(task.client, None)
         assignment = self.assign(received, tasks)
         methods = [method.name for method in assignment.program.methods]
@@ -208,16 +206,8 @@ class ClientRuntime:
     def assign(self, received: Received, tasks: Sequence[ClientTask]) -> Assignment:
         """Combine the tasks with the clients' data, states and random numbers, for an executor."""
         methods = [method for method in self.methods if method.name in received.server]
-        works = make_work(
-            self.federation,
-            self.batching,
-            [task.client for task in tasks],
-            [task.num_steps for task in tasks],
-            [task.weight for task in tasks],
-            received.seed,
-            received.round,
-        )
-        unsent = _unsent(tasks)
+        works = make_work(self.federation, self.batching, tasks, received.seed, received.round)
+        unsent = unsent_by(tasks)
         for work, task in zip(works, tasks, strict=True):
             work.masks = {name: mask for name, mask in task.masks.items() if name not in unsent}
         self.prepare(works, methods, received.params, received.buffers, received.round)
@@ -293,25 +283,3 @@ class ClientRuntime:
             measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
         )
         return ClientReply(clients, envelope, result.manifest, masked, masked_plain)
-
-
-def roll_call_of(federation: Federation) -> RollCall:
-    """The clients of these data, and the sizes of their parts."""
-    sizes, val, test = (
-        None if part is None else torch.from_numpy(part.sizes)
-        for part in (federation.partition, federation.client_val, federation.client_test)
-    )
-    assert sizes is not None
-    return RollCall(sizes, val, test, federation.split.num_clients, federation.task, federation.num_classes, federation.edges)
-
-
-def _unsent(tasks: Sequence[ClientTask]) -> set[str]:
-    """The parameters that clients train and do not send."""
-    first = tasks[0].masks if tasks else {}
-    for task in tasks if first else ():
-        if {name: mask.ndim for name, mask in task.masks.items()} != {name: mask.ndim for name, mask in first.items()}:
-            raise ValueError(
-                f"masks of all clients must name the same parameters; client {tasks[0].client} has masks of {', '.join(first)}, and client "
-                f"{task.client} of {', '.join(task.masks)}"
-            )
-    return {name for name, mask in first.items() if mask.ndim == 0 and not mask}

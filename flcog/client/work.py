@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flcog.client.messages import ClientTask
 from flcog.core.randomness import epoch_orders, fold, fold_each, hash64
 from flcog.core.trees import rows
 from flcog.core.types import Batch, Params, Slot
@@ -61,22 +62,21 @@ class ClientWork:
 def make_work(
     federation: Federation,
     batching: Batching,
-    clients: Sequence[int],
-    num_steps: Sequence[int],
-    weights: Sequence[float],
+    tasks: Sequence[ClientTask],
     seed: int,
     round: int,
 ) -> list[ClientWork]:
     """The batches of each client. Draws depend on the seed, the round and the client alone."""
-    ids = np.asarray(clients, dtype=np.int64)
+    ids = np.asarray([task.client for task in tasks], dtype=np.int64)
     partition = federation.partition
     starts_in_partition = partition.offsets[ids]
     num_samples = partition.offsets[ids + 1] - starts_in_partition
     layouts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
-    for pair in zip(num_samples.tolist(), num_steps, strict=True):
+    pairs = [(size, task.num_steps) for size, task in zip(num_samples.tolist(), tasks, strict=True)]
+    for pair in pairs:
         if pair not in layouts:
             layouts[pair] = batching.layout(*pair)
-    chosen = [layouts[pair] for pair in zip(num_samples.tolist(), num_steps, strict=True)]
+    chosen = [layouts[pair] for pair in pairs]
     passes = np.array([layout[2] for layout in chosen], dtype=np.int64)
     order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes, batching.shuffle)
     order = partition.indices[order + np.repeat(starts_in_partition, np.diff(offsets))]
@@ -88,20 +88,18 @@ def make_work(
     bounds = offsets.tolist()
     return [
         ClientWork(
-            client=client,
+            client=task.client,
             num_samples=samples,
-            num_steps=steps,
-            weight=weight,
-            own=partition.client(client),
+            num_steps=task.num_steps,
+            weight=task.weight,
+            own=partition.client(task.client),
             order=order[begin:end],
             starts=layout[0],
             sizes=layout[1],
             keys=None if keys is None else keys[begin:end],
             ends=batching.ends(samples, len(layout[0])) if batching.accumulate > 1 else None,
         )
-        for client, samples, steps, weight, layout, begin, end in zip(
-            ids.tolist(), num_samples.tolist(), num_steps, weights, chosen, bounds, bounds[1:], strict=False
-        )
+        for task, samples, layout, begin, end in zip(tasks, num_samples.tolist(), chosen, bounds, bounds[1:], strict=False)
     ]
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,15 @@ def read_frozen(path: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
     payload = _load(path)
     check_frozen(path, payload)
     return dict(payload["params"])
+
+
+def named(observers: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:
+    """Yield observers with the key of their state: their class, with a number if several have the same class."""
+    seen: dict[str, int] = {}
+    for observer in observers:
+        name = type(observer).__name__
+        seen[name] = seen.get(name, 0) + 1
+        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
 
 def load_observer(path: Path, name: str, observer: Callback, state: dict[str, Any]) -> None:

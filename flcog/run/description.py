@@ -1,8 +1,9 @@
-"""The first lines of a run's summary: labels, model, data, methods, executor, processes."""
+"""The description of a run: the first lines of its summary, and entries of run.yaml."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flcog.client.optimizers import describe_optimizer
 from flcog.client_module import ClientModule
@@ -40,6 +41,20 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
         ("rounds", f"{settings.rounds}{going_on}"),
         ("run", str(short(directory))),
     ]
+
+
+def entries(engine: Engine, server: ServerState) -> dict[str, Any]:
+    """The entries of run.yaml about methods, model and data."""
+    module = engine.model.module
+    return {
+        "methods": [repr(method) for method in engine.methods],
+        "acting_rounds": acting_rounds(engine.methods, engine.settings.rounds),
+        "model": type(getattr(module, "model", module)).__name__,
+        "num_parameters": sum(p.numel() for p in server.params.values()),
+        "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),
+        "data": engine.data_name,
+        "num_clients": engine.num_clients,
+    }
 
 
 def _cohort(engine: Engine) -> str:

@@ -19,7 +19,7 @@ from flcog.method import Callback, MethodRecord, TrackerNote, Uploads, methods_u
 from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
-from flcog.run.description import acting_rounds, describe
+from flcog.run.description import describe, entries
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.lightning_checkpoint import entries_of_module, lightning_entries, warn_of_lost_hyperparameters
@@ -149,21 +149,14 @@ class Session:
         if not self.processes.is_first:
             return
         warn_of_lost_hyperparameters(self.model.module)
-        engine = self.engine
-        module = engine.model.module
+        numbers = partition_report(self.federation)[1] if self.has_all_data else {}
         setting: dict[str, Any] = {
-            "methods": [repr(method) for method in engine.methods],
-            "acting_rounds": acting_rounds(engine.methods, self.settings.rounds),
-            "model": type(getattr(module, "model", module)).__name__,
-            "num_parameters": sum(p.numel() for p in self.params.values()),
-            "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),
-            "data": engine.data_name,
-            "num_clients": engine.num_clients,
-            "partition": (numbers := partition_report(self.federation)[1] if self.has_all_data else {}),
+            **entries(self.engine, self.server),
+            "partition": numbers,
             **self._executor(),
             "threads": torch.get_num_threads(),
             "processes": self.processes.count,
-            "seed": engine.seed,
+            "seed": self.engine.seed,
             **({"branch": self.branch} if self.branch else {}),
             **environment(),
         }
@@ -176,7 +169,7 @@ class Session:
         # The command and the figures of single clients stay in the run's directory.
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
-        engine.notes.add(*map(TrackerNote, self.trackers.begin()))
+        self.engine.notes.add(*map(TrackerNote, self.trackers.begin()))
 
     def _executor(self) -> dict[str, Any]:
         executor = self.engine.clients.executor
@@ -192,32 +185,7 @@ class Session:
 
     def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
         server = self.server
-        payload: dict[str, Any] = {
-            "format": checkpoint.FORMAT,
-            "round": server.round,
-            "seconds": server.seconds,
-            "traffic": server.traffic.state_dict(),
-            "seed": self.engine.seed,
-            "experiment": self.experiment,
-            "params": server.params,
-            "buffers": server.buffers,
-            "frozen": self._frozen.name,
-            "methods": [method.name for method in self.methods],
-            "servers": server.servers,
-            "reported": {name: sorted(clients) for name, clients in server.reported.items()},
-            "messages": server.messages_sent(),
-            "ledger": server.ledger.state_dict(),
-            "exchanged": checkpoint.digests(self.engine.exchanges),
-            "until": methods_until(self.methods, server.round),
-            "branch": self.branch,
-            "executor": list(choice) if (choice := self.engine.clients.executor.choice) else None,
-            "chosen_for": [self.settings.executor, self.processes.device.type],
-            "observers": {name: observer.state_dict() for name, observer in self._named_observers()},
-            "tracker_run": self.trackers.run_id,
-            "run_id": self.clients.run_id,
-            "resumable": resumable,
-            **lightning_entries(self.model.module, self._weights, self.config),
-        }
+        payload = self._payload(resumable)
         if resumable:
             fetch_states(self.engine.clients, self.clients)
             written = self.clients.save(server.round)
@@ -233,6 +201,28 @@ class Session:
             checkpoint.write(path, payload)
             if pinned is not None:
                 self.clients.prune({*pinned, *self.state_files})
+
+    def _payload(self, resumable: bool) -> dict[str, Any]:
+        """The contents of a checkpoint without the clients' states."""
+        executor = self.engine.clients.executor
+        return {
+            "format": checkpoint.FORMAT,
+            **self.server.state_dict(),
+            "seed": self.engine.seed,
+            "experiment": self.experiment,
+            "frozen": self._frozen.name,
+            "methods": [method.name for method in self.methods],
+            "exchanged": checkpoint.digests(self.engine.exchanges),
+            "until": methods_until(self.methods, self.server.round),
+            "branch": self.branch,
+            "executor": list(executor.choice) if executor.choice else None,
+            "chosen_for": [self.settings.executor, self.processes.device.type],
+            "observers": {name: observer.state_dict() for name, observer in checkpoint.named(self.observers)},
+            "tracker_run": self.trackers.run_id,
+            "run_id": self.clients.run_id,
+            "resumable": resumable,
+            **lightning_entries(self.model.module, self._weights, self.config),
+        }
 
     @property
     def _weights(self) -> Params:
@@ -266,7 +256,12 @@ class Session:
                 raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
             if saved["methods"] == names and saved["resumable"]:
                 self._load_states(saved["clients"])  # personal models are evaluated too
-            return
+        else:
+            self._resume(path, saved)
+
+    def _resume(self, path: Path, saved: dict[str, Any]) -> None:
+        """Restore everything but the model, which :meth:`restore` has restored."""
+        server = self.server
         here = [self.settings.executor, self.processes.device.type]
         if saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
             self.engine.clients.executor.settle(Choice(*saved["executor"]), "as the checkpoint says")
@@ -279,7 +274,7 @@ class Session:
             server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
         self.clients.run_id = saved.get("run_id") or self.clients.run_id
         self._load_states(saved["clients"])
-        for name, observer in self._named_observers():
+        for name, observer in checkpoint.named(self.observers):
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(server.round)
 
@@ -287,14 +282,6 @@ class Session:
         """Load the clients' states, and send them to clients in other processes."""
         self.clients.load(files, self.processes.count)
         send_states(self.engine.clients, self.clients)
-
-    def _named_observers(self) -> Iterator[tuple[str, Callback]]:
-        """Yield observers with the key of their state: their class, with a number if several have the same class."""
-        seen: dict[str, int] = {}
-        for observer in self.observers:
-            name = type(observer).__name__
-            seen[name] = seen.get(name, 0) + 1
-            yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), observer
 
     def _receive(self, file: Path, client: int, states: dict[str, Any]) -> dict[str, Any]:
         """Check a client's state after reading. It stays on the CPU until it is needed."""

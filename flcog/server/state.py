@@ -60,6 +60,20 @@ class ServerState:
             messages=messages,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """The entries of a checkpoint."""
+        return {
+            "round": self.round,
+            "seconds": self.seconds,
+            "traffic": self.traffic.state_dict(),
+            "params": self.params,
+            "buffers": self.buffers,
+            "servers": self.servers,
+            "reported": {name: sorted(clients) for name, clients in self.reported.items()},
+            "messages": self._messages_sent(),
+            "ledger": self.ledger.state_dict(),
+        }
+
     @contextmanager
     def undone_at(self, error: type[BaseException]) -> Iterator[None]:
         """Restore the state if this error leaves the block. This is cheap because values are replaced, never changed in place.
@@ -108,7 +122,7 @@ class ServerState:
         messages = self.messages.get(method.name, {})
         return [messages.get(client) for client in clients]
 
-    def messages_sent(self) -> dict[str, dict[int, Any]]:
-        """The first-contact messages that are not None, as a checkpoint saves them."""
+    def _messages_sent(self) -> dict[str, dict[int, Any]]:
+        """The first-contact messages that are not None."""
         sent = {name: {k: message for k, message in kept.items() if message is not None} for name, kept in self.messages.items()}
         return {name: messages for name, messages in sent.items() if messages}

@@ -4,31 +4,36 @@ import numpy as np
 import torch
 from harness import NUM_FEATURES, SIZES, TinyData, classifier
 
+from flcog.client.messages import ClientTask
 from flcog.client.work import make_work
 from flcog.data.batching import Batching
 from flcog.method import Batch
 
 
+def tasks(clients: list[int], steps: list[int]) -> list[ClientTask]:
+    return [ClientTask(client, count, 1.0) for client, count in zip(clients, steps, strict=True)]
+
+
 def test_batches_are_the_same_for_any_cohort_and_process() -> None:
     federation = TinyData().federation
     batching = Batching(4, None, 2.0)
-    together = make_work(federation, batching, [0, 3, 5], [4, 8, 6], [1.0] * 3, seed=1, round=2)
-    alone = make_work(federation, batching, [3], [8], [1.0], seed=1, round=2)
+    together = make_work(federation, batching, tasks([0, 3, 5], [4, 8, 6]), seed=1, round=2)
+    alone = make_work(federation, batching, tasks([3], [8]), seed=1, round=2)
     np.testing.assert_array_equal(together[1].order, alone[0].order)
-    assert not np.array_equal(alone[0].order, make_work(federation, batching, [3], [8], [1.0], seed=1, round=3)[0].order)
+    assert not np.array_equal(alone[0].order, make_work(federation, batching, tasks([3], [8]), seed=1, round=3)[0].order)
 
 
 def test_an_epoch_reads_every_sample_once() -> None:
     federation = TinyData().federation
     for drop_last, sizes in ((False, [4, 4, 4]), (True, [4, 4, 4])):
-        work = make_work(federation, Batching(4, None, 1.0, drop_last), [1], [3], [1.0], 0, 0)[0]
+        work = make_work(federation, Batching(4, None, 1.0, drop_last), tasks([1], [3]), 0, 0)[0]
         assert work.sizes.tolist() == sizes
         np.testing.assert_array_equal(np.sort(work.order), federation.partition.client(1))
-    work = make_work(federation, Batching(4, None, 1.0), [2], [3], [1.0], 0, 0)[0]
+    work = make_work(federation, Batching(4, None, 1.0), tasks([2], [3]), 0, 0)[0]
     assert work.sizes.tolist() == [4, 4, 2]
-    work = make_work(federation, Batching(4, None, 2.0, drop_last=True), [2], [4], [1.0], 0, 0)[0]
+    work = make_work(federation, Batching(4, None, 2.0, drop_last=True), tasks([2], [4]), 0, 0)[0]
     assert work.sizes.tolist() == [4, 4, 4, 4] and work.starts.tolist() == [0, 4, 10, 14]
-    small = make_work(federation, Batching(64, 5, None), [6], [5], [1.0], 0, 0)[0]
+    small = make_work(federation, Batching(64, 5, None), tasks([6], [5]), 0, 0)[0]
     assert small.sizes.tolist() == [SIZES[6]] * 5  # a client smaller than a batch steps on all it has
     for start in small.starts:
         np.testing.assert_array_equal(np.sort(small.order[start : start + 4]), federation.partition.client(6))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import flcog
+from flcog.client.messages import ClientTask
 from flcog.client.work import batches
 from flcog.datamodules import Dirichlet, LightningData
 
@@ -154,7 +155,7 @@ def _work_of(trainer: flcog.FederatedTrainer) -> Any:
     from flcog.client.work import make_work
 
     clients = trainer.run.engine.clients.here
-    return make_work(clients.federation, clients.batching, [0], [5], [1.0], trainer.settings.seed, 0)[0]
+    return make_work(clients.federation, clients.batching, [ClientTask(0, 5, 1.0)], trainer.settings.seed, 0)[0]
 
 
 def test_lightnings_boring_and_demo_models(tmp_path: Path) -> None:

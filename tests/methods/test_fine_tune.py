@@ -13,6 +13,7 @@ from reference import fedavg, fedprox, fine_tune
 
 from flcog.callbacks import FedAvgM, FedProx
 from flcog.callbacks.fine_tune import FineTune
+from flcog.client.messages import ClientTask
 from flcog.client.work import batches, make_work
 from flcog.core.randomness import fold
 
@@ -42,7 +43,9 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
     model.load_state_dict(trainer.state)
     for client, (own, rows) in enumerate(trainer.measured):
         seed = fold(trainer.settings.seed, "personal")
-        (work,) = make_work(trainer.run.federation, trainer.run.engine.batching, [client], [3], [1.0], seed, trainer.run.round)
+        (work,) = make_work(
+            trainer.run.federation, trainer.run.engine.batching, [ClientTask(client, 3, 1.0)], seed, trainer.run.round
+        )
         steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer.run.engine.reader)]
         expected = fine_tune.run(problem, model, client, steps)
         assert_close(
