@@ -25,7 +25,7 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor
     return -F.logsigmoid((F.cosine_similarity(z, near) - F.cosine_similarity(z, far)) / temperature)
 
 
-class Projected(FeatureModel):
+class ProjectionModel(FeatureModel):
     """A network with a further hidden layer between its features and a new linear head.
 
     Args:
@@ -89,7 +89,7 @@ class MOON(Method):
             return model
         # A copy, because the user's module may serve another run, which adds a projection of its own.
         model = copy.deepcopy(model)
-        model.model = Projected(model.model, self.projection)
+        model.model = ProjectionModel(model.model, self.projection)
         return model
 
     def active(self, round: int) -> bool:

@@ -15,7 +15,7 @@ from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
 from flcog.run.debugging import Debugging, make_profiler
 from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
-from flcog.run.observers.defaults import Enabled, default_observers
+from flcog.run.observers.defaults import ObserverSwitches, default_observers
 from flcog.settings import Settings, require_one_of
 
 
@@ -94,7 +94,7 @@ class TrainerArguments:
         check_methods(self.methods)
         if max_time is not None:
             lightning.append(Timer(max_time, interval=Interval.epoch))
-        enabled = Enabled(enable_progress_bar, enable_checkpointing, enable_model_summary)
+        enabled = ObserverSwitches(enable_progress_bar, enable_checkpointing, enable_model_summary)
         self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), enabled)
         watching: list[Any] = [*self.methods, *self.observers]
         devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)

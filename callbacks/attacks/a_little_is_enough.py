@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from flcog.callbacks.attacks.parts import Attacked, OmniscientAttack
+from flcog.callbacks.attacks.parts import AttackerView, OmniscientAttack
 from flcog.core.types import Slot
 
 
@@ -40,7 +40,7 @@ class ALittleIsEnough(OmniscientAttack):
         if self.optimised and self.z is not None:
             raise ValueError(f"{self.name}: z must be null if optimised is true; got {self.z}")
 
-    def forge(self, view: Attacked, server: Slot) -> tuple[Tensor, Slot]:
+    def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
         mean, std = view.honest.mean(0), view.honest.std(0, correction=min(1, len(view.honest) - 1))
         if self.optimised:
             return view.strongest(lambda z: mean - z * std), server

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flcog.callbacks.attacks.parts import Attacked, OmniscientAttack
+from flcog.callbacks.attacks.parts import AttackerView, OmniscientAttack
 from flcog.core.checks import positive
 from flcog.core.types import Slot
 
@@ -40,6 +40,6 @@ class InnerProductManipulation(OmniscientAttack):
         super().__post_init__()
         positive(self, "epsilon")
 
-    def forge(self, view: Attacked, server: Slot) -> tuple[Tensor, Slot]:
+    def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
         mean = view.honest.mean(0)
         return (view.strongest(lambda epsilon: -epsilon * mean) if self.optimised else -self.epsilon * mean), server

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.attacks.parts import Attacked, OmniscientAttack
+from flcog.callbacks.attacks.parts import AttackerView, OmniscientAttack
 from flcog.core.checks import at_least
 from flcog.core.types import Slot
 
@@ -40,7 +40,7 @@ class Mimic(OmniscientAttack):
         super().__post_init__()
         at_least(self, 1, "warmup")
 
-    def forge(self, view: Attacked, server: Slot) -> tuple[Tensor, Slot]:
+    def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
         mean, t = view.honest.mean(0), int(server.get("rounds", 0))
         if t and server["z"].shape != mean.shape:  # other methods begin or end to send messages
             server, t = {}, 0

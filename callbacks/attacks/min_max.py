@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from flcog.callbacks.attacks.parts import Attacked, OmniscientAttack
+from flcog.callbacks.attacks.parts import AttackerView, OmniscientAttack
 from flcog.callbacks.robust.parts import distances
 from flcog.core.checks import one_of
 from flcog.core.types import Slot
@@ -41,7 +41,7 @@ class MinMax(OmniscientAttack):
         super().__post_init__()
         one_of(self, DIRECTIONS, "direction")
 
-    def forge(self, view: Attacked, server: Slot) -> tuple[Tensor, Slot]:
+    def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
         mean = view.honest.mean(0)
         if self.direction == "std":
             p = -view.honest.std(0, correction=min(1, len(view.honest) - 1))

@@ -60,17 +60,17 @@ class OmniscientAttack(Attack, UploadChange, protocol=True):
             return uploads._replace(values=torch.where(evil.unsqueeze(1), forged, uploads.values))
 
         honest = [client for client in uploads.clients if client not in known]
-        view = Attacked(uploads.values[~evil], honest, int(evil.sum()), cohort, lambda forged: combine(attacked(forged)))
+        view = AttackerView(uploads.values[~evil], honest, int(evil.sum()), cohort, lambda forged: combine(attacked(forged)))
         forged, new = self.forge(view, server)
         return attacked(forged), new
 
-    def forge(self, view: "Attacked", server: Slot) -> tuple[Tensor, Slot]:
+    def forge(self, view: "AttackerView", server: Slot) -> tuple[Tensor, Slot]:
         """The upload of all attackers [d], and the attack's new state at the server. *Plain Python.*"""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackerView:
     """A round as omniscient attackers see it.
 
     Args:

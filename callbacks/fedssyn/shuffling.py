@@ -47,7 +47,7 @@ def digest_of(own: Partition, received: Partition, *added: Tensor) -> str:
     return digest.hexdigest()[:8]
 
 
-class Joined:
+class JointInputs:
     """Stored inputs followed by synthetic ones, without a copy. For stored inputs that are read from disk."""
 
     def __init__(self, stored: np.ndarray, added: np.ndarray) -> None:
@@ -115,7 +115,7 @@ def add_samples(federation: Federation, inputs: Tensor, targets: Tensor, receive
     if isinstance(train.inputs, Tensor):
         joined = torch.cat([train.inputs, inputs.to(train.inputs.device)])
     else:
-        joined = Joined(train.inputs, inputs.numpy())
+        joined = JointInputs(train.inputs, inputs.numpy())
     moved = Partition(received.indices + first, received.offsets)
     clients = [np.concatenate([federation.partition.client(k), moved.client(k)]) for k in range(federation.num_clients)]
     return replace(

@@ -11,7 +11,7 @@ from flcog.core.checks import within
 from flcog.method import RoundKeys, SealedSum, SealedUploads
 
 
-class Revealed(NamedTuple):
+class RevealedKeys(NamedTuple):
     """The seeds that clients reveal after their uploads.
 
     Args:
@@ -23,7 +23,7 @@ class Revealed(NamedTuple):
     pairs: Mapping[tuple[int, int], bytes]
 
 
-def reveal(keys: RoundKeys, arrived: Collection[int]) -> Revealed:
+def reveal(keys: RoundKeys, arrived: Collection[int]) -> RevealedKeys:
     """The seeds that are needed to read the sum of the uploads that have arrived.
 
     Of each client either its own seed or its pairs' seeds are revealed, and never both, so that the upload of a missing client
@@ -34,7 +34,7 @@ def reveal(keys: RoundKeys, arrived: Collection[int]) -> Revealed:
         arrived: the clients in the sum.
     """
     missing = [client for client in keys.clients if client not in arrived]
-    return Revealed(
+    return RevealedKeys(
         {client: own_seed(keys.secret, client) for client in arrived},
         {(client, other): pair_seed(keys.secret, client, other) for client in arrived for other in missing},
     )

@@ -33,7 +33,7 @@ class Result(NamedTuple):
     manifest: Manifest
 
 
-class Stopped(Exception):
+class StopRequest(Exception):
     """Ends a client's training early, because another client failed or no caller waits for the result."""
 
 

@@ -8,7 +8,7 @@ import lightning as L
 
 from flcog.batch_hooks import OF_A_BATCH
 from flcog.client.lightning_hooks import OF_A_MODULE, OF_A_STEP, written_hooks
-from flcog.client.optimizers import Configured, asks_again, each_optimizer
+from flcog.client.optimizers import OptimizerConfiguration, asks_again, each_optimizer
 from flcog.client.trainer_reads import values_read
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.evaluation_hooks import EvaluationHooks
@@ -34,7 +34,7 @@ class LocalHooks:
 
     module: L.LightningModule
     datamodule: L.LightningDataModule
-    configured: Configured
+    configured: OptimizerConfiguration
     callbacks: Sequence[L.Callback] = ()
     rounds: int = 1
     accumulate: int = 1

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
-class Configured(NamedTuple):
+class OptimizerConfiguration(NamedTuple):
     """The optimisers and the learning rate schedulers of a client's training.
 
     Args:
@@ -44,7 +44,7 @@ def each_optimizer(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimiz
     return optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else [optimizer]
 
 
-def configure(model: L.LightningModule) -> Configured:
+def configure(model: L.LightningModule) -> OptimizerConfiguration:
     """Call ``configure_optimizers`` and check its result."""
     optimizers, schedulers = _parts(model, model.configure_optimizers())
     for optimizer in optimizers:
@@ -57,7 +57,7 @@ def configure(model: L.LightningModule) -> Configured:
                 f"{_where(model)} returns a {type(config.scheduler).__name__} of another optimiser: give it an optimiser that is "
                 "returned with it"
             )
-    return Configured(optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers), configs)
+    return OptimizerConfiguration(optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers), configs)
 
 
 def _parts(model: L.LightningModule, given: Any) -> tuple[list[torch.optim.Optimizer], list[Any]]:

@@ -23,7 +23,7 @@ END_SECONDS = 20.0
 """Workers that do not answer the request to end within this time end by themselves when they are idle."""
 
 
-class Failed(Exception):
+class RunFailure(Exception):
     """Tells Flower that the run has failed, in one line."""
 
 
@@ -44,7 +44,7 @@ def server_app(folder: Path) -> ServerApp:
             if (reason := refusal(error)) is None:
                 raise
             complain(reason)
-            raise Failed(reason) from None
+            raise RunFailure(reason) from None
 
     return app
 

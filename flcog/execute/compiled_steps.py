@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Stopped
+from flcog.client.executor import Assignment, StopRequest
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.types import Slot
@@ -86,7 +86,7 @@ class CompiledSteps:
         lane, apart = None, self._programs.states_grow(assignment)
         for given in self._batches(assignment, works, chunk.totals["loss"].device):
             if assignment.stop is not None and assignment.stop.is_set():
-                raise Stopped
+                raise StopRequest
             if apart:
                 tensors, apart = local_step(tensors, shared, given), False
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Result, Stopped
+from flcog.client.executor import Assignment, Result, StopRequest
 from flcog.client.local_hooks import LocalHooks
 from flcog.client.optimizers import each_optimizer
 from flcog.client.program import ClientTensors, Program, with_states
@@ -90,7 +90,7 @@ class FaithfulClient(OneClient):
         with trainer.visible(), self._hooks.of_batches.show(trainer):
             for number, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
-                    raise Stopped
+                    raise StopRequest
                 place = Place(number, taken, first=not parts, last=work.ends is None or bool(work.ends[number]))
                 self._step = place.step
                 with log.of_a_step() as by_hooks:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.executor import (
     Assignment,
     Result,
-    Stopped,
+    StopRequest,
     dropout_keys,
     longest_first,
     rows_per_pass,
@@ -118,7 +118,7 @@ class OneClient:
         totals, advance = {"loss": torch.zeros((), device=live[0].device, dtype=number_dtype())}, stepper(self.optimizer, live)
         for self._step, batch in enumerate(batches(work, assignment.reader)):
             if assignment.stop is not None and assignment.stop.is_set():
-                raise Stopped
+                raise StopRequest
             if self.model.trains_itself:
                 program.local_step = self._step
             gradient = self._gradient(program, batch, tensors, self._step)

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import torch
 
-from flcog.client.executor import Assignment, Result, Stopped, longest_first
+from flcog.client.executor import Assignment, Result, StopRequest, longest_first
 from flcog.client.work import ClientWork
 from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
@@ -102,16 +102,16 @@ class Threads:
         """The first client's result, or the error that made a client fail."""
         try:
             return running.popleft().result()
-        except Stopped:
+        except StopRequest:
             errors = [future.exception() for future in running]
-            raise next(error for error in errors if error is not None and not isinstance(error, Stopped)) from None
+            raise next(error for error in errors if error is not None and not isinstance(error, StopRequest)) from None
 
     def _train(self, assignment: Assignment, work: ClientWork) -> Result:
         """Train one client on the calling thread. An error ends the clients beside it."""
         trainer, began = self._free.get(), time.thread_time()
         try:
             if self._stop.is_set():
-                raise Stopped
+                raise StopRequest
             program = dataclasses.replace(assignment.program, model=trainer.learner.model)
             return trainer.train(assignment._replace(program=program, works=[work], stop=self._stop), [work])
         except BaseException:

@@ -18,6 +18,18 @@ from flcog.method.stage import Stage
 EXCLUSIVE_HOOKS = ("personal",)
 
 
+EXCLUSIVE_PROTOCOLS = {
+    AsynchronousRounds: "take the next arrivals as a round",
+    Aggregator: "replace the mean of the clients' changes",
+    Selection: "select the clients of a round",
+    AvailabilityModel: "decide which clients are available",
+    Clock: "tell the time that clients take",
+    BroadcastStage: "encode what the server sends",
+    PrivateSum: "add noise to the sums of a round",
+}
+"""Protocols that one method of a run may implement, with their effects."""
+
+
 def check_methods(methods: Sequence[Method]) -> None:
     """Refuse a list of methods that cannot run together."""
     names = [method.name for method in methods]
@@ -26,52 +38,42 @@ def check_methods(methods: Sequence[Method]) -> None:
             raise ValueError(f"{name} is listed {names.count(name)} times in callbacks: keep one of them")
     for method in methods:
         for other in methods:
-            reason = next(
-                (method.excludes[base.__name__] for base in type(other).__mro__ if base.__name__ in method.excludes), None
-            )
-            if reason is not None:
-                raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}. Remove one of them")
-    for method in methods:
-        for other in methods if not method.communicates else ():
-            if (
-                other.individual_uploads
-                or isinstance(other, BroadcastStage | SealedSum)
-                or any(map(other.overrides, SERVER_HOOKS))
-            ):
-                raise ValueError(
-                    f"{method.name} and {other.name} cannot be combined: with {method.name} nothing is sent to a server, where "
-                    f"{other.name} acts. Remove one of them"
-                )
-    for stage in methods:
-        for other in methods if isinstance(stage, BroadcastStage) and stage.server_keeps_its_model else ():
-            if other.individual_uploads:
-                raise ValueError(
-                    f"{stage.name} and {other.name} cannot be combined: the server keeps another model than clients receive, and "
-                    f"{other.name} adds single clients' changes to the server's. Set error_feedback to false, or remove one of them"
-                )
+            if (reason := _clash(method, other)) is not None:
+                raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}")
     for method in methods:
         if isinstance(method, SealedSum):
             _check_sealed(method, methods)
+        if isinstance(method, AsynchronousRounds):
+            _check_asynchronous(method, methods)
+    _check_exclusive(methods)
+
+
+def _clash(method: Method, other: Method) -> str | None:
+    """The reason why two methods cannot run together, and a remedy, as far as the first one knows."""
+    for base in type(other).__mro__:
+        if base.__name__ in method.excludes:
+            return f"{method.excludes[base.__name__]}. Remove one of them"
+    at_server = other.individual_uploads or isinstance(other, BroadcastStage | SealedSum)
+    if not method.communicates and (at_server or any(map(other.overrides, SERVER_HOOKS))):
+        return f"with {method.name} nothing is sent to a server, where {other.name} acts. Remove one of them"
+    if isinstance(method, BroadcastStage) and method.server_keeps_its_model and other.individual_uploads:
+        return (
+            f"the server keeps another model than clients receive, and {other.name} adds single clients' changes to the server's. "
+            "Set error_feedback to false, or remove one of them"
+        )
+    return None
+
+
+def _check_exclusive(methods: Sequence[Method]) -> None:
+    """Refuse two methods with a part that only one of a run can have."""
     for hook in EXCLUSIVE_HOOKS:
         claimants = [method.name for method in methods if method.overrides(hook)]
         if len(claimants) > 1:
             raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")
-    for method in methods:
-        if isinstance(method, AsynchronousRounds):
-            _check_asynchronous(method, methods)
-    exclusive = {
-        AsynchronousRounds: "take the next arrivals as a round",
-        Aggregator: "replace the mean of the clients' changes",
-        Selection: "select the clients of a round",
-        AvailabilityModel: "decide which clients are available",
-        Clock: "tell the time that clients take",
-        BroadcastStage: "encode what the server sends",
-        PrivateSum: "add noise to the sums of a round",
-    }
-    for protocol, effect in exclusive.items():
-        names = [method.name for method in methods if isinstance(method, protocol)]
-        if len(names) > 1:
-            raise ValueError(f"{' and '.join(names)} both {effect}: keep one of them")
+    for protocol, effect in EXCLUSIVE_PROTOCOLS.items():
+        claimants = [method.name for method in methods if isinstance(method, protocol)]
+        if len(claimants) > 1:
+            raise ValueError(f"{' and '.join(claimants)} both {effect}: keep one of them")
     encoders = [method.name for method in methods if isinstance(method, Stage) and method.kind == "encode"]
     if len(encoders) > 1:
         raise ValueError(f"{' and '.join(encoders)} both encode what clients send: keep one, or nest one as the other's values")

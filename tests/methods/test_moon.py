@@ -24,7 +24,7 @@ from torch import nn
 
 import flcog
 from flcog.apply import Apply
-from flcog.callbacks.moon import MOON, Projected, contrast
+from flcog.callbacks.moon import MOON, ProjectionModel, contrast
 from flcog.core.randomness import fold, seeded
 from flcog.method import Batch, Context, GlobalModel
 from flcog.model_function import ModelFunction
@@ -141,7 +141,7 @@ def test_moon_projects_as_in_its_paper() -> None:
     with pytest.raises(ValueError, match="MLP has none: set projection=None"):
         network = MLP(4, (3,), 2)
         network.head = nn.Sequential(nn.Linear(3, 2))
-        Projected(network, 8)
+        ProjectionModel(network, 8)
 
 
 def test_moon_trains_the_projected_model() -> None:

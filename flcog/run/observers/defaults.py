@@ -10,7 +10,7 @@ from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.summary import Summary
 
 
-class Enabled(NamedTuple):
+class ObserverSwitches(NamedTuple):
     """Which of the observers that every run has are switched on, unless the user lists one."""
 
     progress_bar: bool = True
@@ -18,7 +18,7 @@ class Enabled(NamedTuple):
     summary: bool = True
 
 
-def default_observers(observers: list[Callback], lightning: LightningCallbacks, enabled: Enabled) -> list[Callback]:
+def default_observers(observers: list[Callback], lightning: LightningCallbacks, enabled: ObserverSwitches) -> list[Callback]:
     """The user's observers and those that every run has, in the order in which they are called.
 
     The progress bar comes first, so that it has left the terminal before others print their last lines. The checkpoint comes after the

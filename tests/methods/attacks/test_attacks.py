@@ -29,7 +29,7 @@ from flcog.callbacks import (
     TopK,
     WorkerMomentum,
 )
-from flcog.callbacks.attacks.parts import STRENGTHS, Attacked
+from flcog.callbacks.attacks.parts import STRENGTHS, AttackerView
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.method import Attack, Method, UploadAggregator, UploadMatrix
@@ -223,7 +223,7 @@ def test_mimic_chooses_in_its_first_rounds_and_then_copies() -> None:
         ids = sorted(rng.choice(9, 6, replace=False).tolist())
         honest = everybody[ids] + rng.normal(size=(6, 4))
         cohort = SimpleNamespace(rng=lambda name, round=round: make_rng(0, round, "server", name))
-        view = Attacked(torch.from_numpy(honest), ids, 2, cohort, torch.mean)  # type: ignore[arg-type]
+        view = AttackerView(torch.from_numpy(honest), ids, 2, cohort, torch.mean)  # type: ignore[arg-type]
         found, state = attack.forge(view, state)
         expected = robust.mimic(honest, 2, ids, round, memory, warmup=3, start=first_direction)
         np.testing.assert_allclose(found.numpy(), expected)

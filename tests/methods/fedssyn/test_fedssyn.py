@@ -24,7 +24,7 @@ from flcog.callbacks import BetaVAE, Fedssyn, PrivateTraining, RoundsToTarget
 from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, matching_labels, subset_of
 from flcog.callbacks.fedssyn.generators.ddpm import DDPM
-from flcog.callbacks.fedssyn.shuffling import Joined, SampleExchange, capacity, even_split
+from flcog.callbacks.fedssyn.shuffling import JointInputs, SampleExchange, capacity, even_split
 from flcog.data import Samples, Splits
 from flcog.models import MLP
 from flcog.run import checkpoint
@@ -252,7 +252,7 @@ def test_what_is_sent_is_counted_once(tmp_path: Path) -> None:
 
 def test_data_on_disk_are_not_copied() -> None:
     stored = np.arange(12, dtype=np.uint8).reshape(6, 2)
-    joined = Joined(stored, np.full((2, 2), 99, np.uint8))
+    joined = JointInputs(stored, np.full((2, 2), 99, np.uint8))
     whole = np.concatenate([stored, np.full((2, 2), 99)])
     assert len(joined) == 8 and joined.shape == (8, 2) and joined.dtype == np.uint8
     for rows in ([7, 0, 3, 6, 0], slice(1, None), slice(0, 3), [2]):
