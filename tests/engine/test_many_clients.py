@@ -14,6 +14,7 @@ import flcog
 from flcog.callbacks import (
     Availability,
     DiurnalAvailability,
+    FedBuff,
     OverSelect,
     PoissonSampling,
     PowerOfChoice,
@@ -66,12 +67,21 @@ def test_other_selections_with_availability(method: Selection) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clock", [[], [SystemModel(spread="log-normal"), OverSelect()]], ids=["plain", "clock"])
-def test_a_round_of_a_million_clients(clock: list[Method]) -> None:
+@pytest.mark.parametrize(
+    "methods",
+    [
+        [PoissonSampling()],
+        [PoissonSampling(), SystemModel(spread="log-normal"), OverSelect()],
+        [SystemModel(spread="half-normal"), FedBuff(buffer=5)],
+        [SystemModel(spread="half-normal"), FedBuff(buffer=5, arrival_rate=20.0)],
+    ],
+    ids=["plain", "clock", "asynchronous", "at a rate"],
+)
+def test_a_round_of_a_million_clients(methods: list[Method]) -> None:
     peaks = []
     for number in (MILLION // 100, MILLION):
         options: dict[str, Any] = {"precision": "32-true", "local_steps": 1, "clients_per_round": 20}
-        trainer = make_trainer(None, PoissonSampling(), DIURNAL, *clock, **options)
+        trainer = make_trainer(None, DIURNAL, *methods, **options)
         data = RandomData(shape=[2], num_samples=number, num_test_samples=0, num_clients=number, batch_size=1)
         trainer.prepare(flcog.Classifier(torch.nn.Linear(2, 10), partial(torch.optim.SGD, lr=0.1)), data)
         trainer.train_round()

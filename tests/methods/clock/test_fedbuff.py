@@ -15,6 +15,7 @@ from harness import RAGGED, BatchNormMLP, TinyData, classifier, distance, fit, m
 from reference import fedbuff
 from two_processes import on_one_and_two_processes
 
+import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     Availability,
@@ -37,7 +38,9 @@ from flcog.callbacks import (
     TopK,
     UniformSelection,
 )
+from flcog.datamodules import Digits, Dirichlet
 from flcog.method import Context, Method, Params, Upload
+from flcog.models import SoftmaxRegression
 from flcog.server.flights import first_start
 
 CASES: dict[str, Case] = {
@@ -334,7 +337,9 @@ METHODS: list[Method] = [
 ]
 
 
-@pytest.mark.parametrize(("executor", "rate"), [("loop", None), ("vmap", None), ("loop", 2.0)])
+@pytest.mark.parametrize(
+    ("executor", "rate"), [("loop", None), pytest.param("vmap", None, marks=pytest.mark.slow), ("loop", 2.0)]
+)
 def test_resume_in_flight_is_bitwise(executor: str, rate: float | None, tmp_path: Path) -> None:
     methods = METHODS if rate is None else [HALF_NORMAL, replace(METHODS[1], arrival_rate=rate), SCAFFOLD()]
     setting = partial(fit, tmp_path, *methods, executor=executor, **RAGGED)
@@ -355,6 +360,30 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
         torch.save(saved | {"traffic": saved["traffic"] | change}, path)
         with pytest.raises(ValueError, match="traffic must be the clients in flight"):
             fit(tmp_path, FedBuff(buffer=2), rounds=4, ckpt_path=str(path), **RAGGED)
+
+
+def updates_and_seconds(method: Method, seed: int, target: float = 0.9) -> tuple[float, float]:
+    """The client updates and the simulated seconds until softmax regression reaches a test accuracy on digits."""
+    clock = SystemModel(seconds_per_step=1.0, download=None, upload=None, spread="half-normal")
+    setting = {"clients_per_round": 50, "local_steps": 5, "executor": "vmap", "precision": "32-true", "seed": seed}
+    trainer = make_trainer(None, clock, method, **setting)
+    data = Digits(num_clients=100, partitioner=Dirichlet(0.3), batch_size=16, partition_seed=seed)
+    trainer.prepare(flcog.Classifier(SoftmaxRegression(784, 10), partial(torch.optim.SGD, lr=0.1)), data)
+    updates, score = 0.0, 0.0
+    while score < target:
+        row = trainer.train_round()
+        updates, score = updates + row["clients/participating"], trainer.evaluate()["test/accuracy"]
+    return updates, row["time/simulated"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_reaches_a_target_with_fewer_updates_and_in_less_time(seed: int) -> None:
+    """Fifty clients with half-normal times train at the same time, and ten arrivals make a step of the server."""
+    ends = [updates_and_seconds(method, seed) for method in (EqualWeights(), FedBuff(buffer=10))]
+    updates, seconds = np.divide(*ends)
+    print(f"seed {seed}: FedAvg {ends[0]}, FedBuff {ends[1]}: {updates:.2f} times the updates, {seconds:.2f} times the seconds")
+    assert updates > 1 and seconds > 1
 
 
 def on_processes(path: str, devices: int) -> None:
