@@ -1,4 +1,4 @@
-"""Asynchronous rounds: a method with which a round consists of the next arrivals, while other clients continue to train."""
+"""Asynchronous rounds: a round consists of the next arrivals, while other clients continue to train."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from flcog.method.method import Method
 class AsynchronousRounds(Method, protocol=True):
     """Takes the next arrivals as a round. Clients that still train continue with the model that they have received.
 
-    The engine keeps the clients in flight and the broadcasts from which they started. A run has at most one such method, which acts in
+    The engine keeps the clients in flight and the broadcasts that they have received. A run has at most one such method, which acts in
     all rounds, on the simulated clock. Without a :class:`Clock`, a local step takes a second, and nothing else takes time.
     """
 
@@ -30,7 +30,7 @@ class AsynchronousRounds(Method, protocol=True):
         raise NotImplementedError
 
     def arrivals(self, count: int) -> int:
-        """The number of arrivals of a round. The arguments are those of :meth:`concurrent`."""
+        """The number of arrivals of a round, with the arguments of :meth:`concurrent`."""
         raise NotImplementedError
 
     def discounts(self, staleness: Tensor) -> Tensor:

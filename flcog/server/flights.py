@@ -64,7 +64,7 @@ def _start_at_a_rate(
 ) -> tuple[Selected, list[ClientTask], list[Flight]]:
     """Start one client after another at a constant rate, if a place is free, until enough clients have arrived.
 
-    Nobody starts twice in a round. If nobody is available and nobody trains, the round has fewer arrivals.
+    A client starts once in a round. If no client is available and no client trains, the round has fewer arrivals.
     """
     most, count = (of(engine.cohort_size) for of in (method.concurrent, method.arrivals))
     flights, tasks, chosen = list(server.traffic.flights), list[ClientTask](), Selected([])

@@ -1,4 +1,4 @@
-"""The clients in flight in asynchronous rounds, and the broadcasts from which they started."""
+"""The clients in flight in asynchronous rounds, and the broadcasts that they have received."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class Flight(NamedTuple):
 
     Args:
         client: its number.
-        round: the round in which it started, counted from 0, whose broadcast it has received.
+        round: the round of its start, counted from 0. It has received the broadcast of this round.
         steps: its number of local steps.
         since, until: the times of its start and its arrival, in simulated seconds since the start of the run.
     """

@@ -67,7 +67,7 @@ def filled_after_steps(server: Server, concurrency: int, buffer: int, steps: int
 
 
 def filled_at_a_rate(server: Server, concurrency: int, buffer: int, steps: int, rate: float) -> None:
-    """Start client i at the time i / rate, if fewer clients train then; nobody starts twice between two steps."""
+    """Start client i at the time i / rate, if fewer clients train then; a client starts once between two steps."""
     arrived: list[tuple[float, int, int, int, np.ndarray]] = []
     number = 0
     while server.version < steps:

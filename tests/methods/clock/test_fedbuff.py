@@ -134,7 +134,7 @@ def test_one_client_at_a_time_is_sgd() -> None:
 
 
 def drift(*methods: Method, rounds: int) -> np.ndarray:
-    """The change of the model per learning rate over some rounds of tiny steps, in which gradients hardly change."""
+    """The change of the model per learning rate over some rounds of tiny steps. Gradients hardly change."""
     return (model(on_quadratics(*methods, lr=1e-6, rounds=rounds, start=START)) - START) / 1e-6
 
 
@@ -142,7 +142,7 @@ def test_clients_count_by_the_steps_that_they_take_in_a_second() -> None:
     """In 20 seconds the clients arrive 10, 5 and 2 times with 2, 4 and 10 steps: each gradient counts 20 times."""
     alone = FedBuff(concurrency=3, buffer=1, staleness=0.0)
     np.testing.assert_allclose(drift(alone, rounds=17), -20 * GRADIENTS.sum(0), rtol=1e-4)
-    together = FedBuff(concurrency=3, buffer=3, staleness=0.0)  # one of each client, as in FedAvg with equal weights
+    together = FedBuff(concurrency=3, buffer=3, staleness=0.0)  # each client once, as in FedAvg with equal weights
     np.testing.assert_allclose(drift(together, rounds=1), -np.array(SIZES) @ GRADIENTS / 3, rtol=1e-4)
     same_time = SystemModel(seconds_per_step=0.0, download=1.0, upload=None)  # each client arrives once in three rounds
     np.testing.assert_allclose(drift(alone, same_time, rounds=3), -np.array(SIZES) @ GRADIENTS, rtol=1e-4)
@@ -156,7 +156,7 @@ def test_fednova_compares_the_clients_of_a_buffer_alone() -> None:
 
 
 def test_scaffold_reaches_the_true_optimum() -> None:
-    """Its second option compares a client's model with the one that this client received, and c remains the mean of all c_k."""
+    """Its second option compares a client's model with the model that this client received, and c remains the mean of all c_k."""
     method = FedBuff(concurrency=3, buffer=2)
     own, plain = (model(on_quadratics(method, *more, lr=0.1, rounds=25)) for more in ([SCAFFOLD()], []))
     assert np.linalg.norm(own - optimum(EQUAL)) < 3e-3 < 0.05 < np.linalg.norm(plain - optimum(EQUAL))
@@ -313,7 +313,7 @@ def test_methods_of_clients_alone_may_begin_later() -> None:
 
 
 def test_its_rounds_lie_between_synchronous_ones() -> None:
-    """After its last round nobody waits for the clients in flight."""
+    """After its last round the server forgets the clients in flight."""
     method = FedBuff(buffer=2, start_round=1, stop_round=3)
     trainer = train(method, rounds=5, clients_per_round=7, **RAGGED)
     assert [row["clients/participating"] for row in trainer.rows] == [7, 2, 2, 7, 7]
