@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.class_accuracy import ClassAccuracy
     from flcog.callbacks.observers.client_fairness import ClientFairness
     from flcog.callbacks.observers.early_stopping import EarlyStopping
+    from flcog.callbacks.observers.generated_answers import GeneratedAnswers
     from flcog.callbacks.observers.local_models import LocalModels
     from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
     from flcog.callbacks.observers.training_scores import TrainingScores
@@ -171,6 +172,7 @@ __all__ = [
     "FineTune",
     "FlexLoRA",
     "GaussianAttack",
+    "GeneratedAnswers",
     "GeneratedImages",
     "GenerationTime",
     "GeometricMedian",

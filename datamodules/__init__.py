@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flcog.datamodules.ham10000 import HAM10000
     from flcog.datamodules.hugging_face import HuggingFace
     from flcog.datamodules.image_folders import ImageFolders
+    from flcog.datamodules.instruction_data import InstructionData
     from flcog.datamodules.lightning_data import LightningData
     from flcog.datamodules.mnist import MNIST, FashionMNIST
     from flcog.datamodules.partitioners import (
@@ -66,6 +67,7 @@ __all__ = [
     "HuggingFace",
     "ImageFolders",
     "InnerDirichlet",
+    "InstructionData",
     "LabelShards",
     "LeastSquares",
     "LightningData",

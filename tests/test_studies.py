@@ -38,8 +38,8 @@ SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "studies/selection": (GREY, 10, {"trainer.clients_per_round": 2, "data.num_clients": 10}),
     "studies/fedwalk": (PHOTOGRAPHS, 10, {"trainer.clients_per_round": 2}),
 }
-ELSEWHERE = {"flair", "lora", "quickstart"}
-"""Run in test_flair.py, test_lora.py and test_cli.py."""
+ELSEWHERE = {"flair", "llm", "lora", "quickstart"}
+"""Run in test_flair.py, test_llm.py, test_lora.py and test_cli.py."""
 
 
 def test_none_is_forgotten() -> None:
@@ -86,7 +86,8 @@ def test_its_optimizer_has_what_it_says_and_nothing_more(name: str, capsys: pyte
     file = CONFIGS / f"{name}.yaml"
     written = yaml.safe_load(file.read_text())["model"]["init_args"]["optimizer"]
     optimizer = getattr(torch.optim, written["class_path"].rpartition(".")[2])
-    usual = {k: parameter.default for k, parameter in inspect.signature(optimizer).parameters.items() if k != "params"}
+    defaults = {k: parameter.default for k, parameter in inspect.signature(optimizer).parameters.items() if k != "params"}
+    usual = {k: list(value) if isinstance(value, tuple) else value for k, value in defaults.items()}
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "-c", str(file), "--print_config"])
     printed = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["optimizer"]

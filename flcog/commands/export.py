@@ -11,15 +11,19 @@ from flcog.run.export import SUFFIXES
 
 
 def export(arguments: list[str]) -> None:
-    """Write a run's trained network for others: a torch state dict, safetensors, or ONNX."""
+    """Write a run's trained network for others: a torch state dict, safetensors, ONNX, or LoRA's adapters for peft."""
     parser = parser_of("export", export)
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--format", choices=SUFFIXES, default="state_dict", help="state_dict by default, as torch.load reads it")
+    parser.add_argument(
+        "--format", choices=[*SUFFIXES, "peft"], default="state_dict", help="state_dict by default, as torch.load reads it"
+    )
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
-    parser.add_argument("--output", type=Path, help="the file; model.pt, model.safetensors or model.onnx in the run's directory")
+    parser.add_argument(
+        "--output", type=Path, help="the file; model.pt, model.safetensors, model.onnx or the folder model in the run's directory"
+    )
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
-    output = options.output or own_file(options.run, f"model{SUFFIXES[options.format]}")
+    output = options.output or own_file(options.run, f"model{SUFFIXES.get(options.format, '')}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run, options.import_from)
     cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))

@@ -1,8 +1,10 @@
 """Networks of the literature, each split into features and a head, and LoRA, which fine-tunes any network."""
 
 from flcog.models.base import Dropout, FeatureModel
+from flcog.models.causal_lm import CausalLM
 from flcog.models.hugging_face import HuggingFace
 from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet, ResNet18, SimpleCNN
+from flcog.models.instruction_tuning import InstructionTuning
 from flcog.models.lora import LoRA
 from flcog.models.pfl_cnn import PflCNN
 from flcog.models.timm import Timm
@@ -12,11 +14,13 @@ __all__ = [
     "CIFAR100CNN",
     "MLP",
     "VGG11",
+    "CausalLM",
     "Dropout",
     "FeatureModel",
     "FedDynCNN",
     "FedRepCNN",
     "HuggingFace",
+    "InstructionTuning",
     "LeNet",
     "LoRA",
     "PflCNN",

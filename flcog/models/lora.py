@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from jsonargparse import class_from_function
 from torch import Tensor, nn
@@ -32,10 +33,10 @@ class Adapter(nn.Module):
     def __init__(self, layer: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
         self.layer, self.rank, self.alpha = layer.requires_grad_(False), rank, alpha
-        weight = _weight_of(layer)
-        outputs, *inputs = weight.T.shape if _is_transposed(layer) else weight.shape
-        self.A = nn.Parameter(weight.new_empty(rank, *inputs))
-        self.B = nn.Parameter(weight.new_zeros(outputs, rank))
+        weight, (outputs, *inputs) = _weight_of(layer), _shape_of(layer)
+        dtype = torch.promote_types(weight.dtype, torch.float32)  # also beside weights in few bits
+        self.A = nn.Parameter(weight.new_empty(rank, *inputs, dtype=dtype))
+        self.B = nn.Parameter(weight.new_zeros(outputs, rank, dtype=dtype))
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
     @property
@@ -151,7 +152,8 @@ def _chosen(model: nn.Module, targets: Sequence[str] | None, trained: Sequence[s
 
 def _require_low_rank(model: nn.Module, chosen: Sequence[str], rank: int) -> None:
     """Refuse a rank that makes the adapters far larger than the weights."""
-    sides = [max(_weight_of(model.get_submodule(name)).flatten(1).shape) for name in chosen]
+    shapes = [_shape_of(model.get_submodule(name)) for name in chosen]
+    sides = [max(outputs, math.prod(inputs)) for outputs, *inputs in shapes]
     if rank > max(HIGHEST_RANK, *sides):
         raise ValueError(
             f"LoRA: rank must be at most {max(HIGHEST_RANK, *sides)} for this network, and is best far below; got {rank}"
@@ -176,6 +178,14 @@ def _is_transposed(layer: nn.Module) -> bool:
 
 def _is_plain_convolution(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and layer.groups == 1
+
+
+def _shape_of(layer: nn.Module) -> tuple[int, ...]:
+    """Outputs and inputs of a layer's weight. bitsandbytes' linear layers of 4 bits store it in another shape."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    weight = _weight_of(layer)
+    return tuple(weight.T.shape if _is_transposed(layer) else weight.shape)
 
 
 def _weight_of(layer: nn.Module) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from flcog.client_module import ClientModule
 from flcog.core.extras import require
 from flcog.core.files import replacing
+from flcog.run.peft_adapters import write_adapters
 from flcog.run.session import Session
 
-Format = Literal["state_dict", "safetensors", "onnx"]
+Format = Literal["state_dict", "safetensors", "onnx", "peft"]
 SUFFIXES: dict[Format, str] = {"state_dict": ".pt", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
@@ -23,9 +24,12 @@ def export(run: Session, path: Path, format: Format | None = None) -> None:
     Args:
         run: whose model.
         path: the file.
-        format: by default that of the file's suffix.
+        format: by default that of the file's suffix. ``peft`` writes a folder with LoRA's adapters alone.
     """
-    form = format or next((form for form, suffix in SUFFIXES.items() if suffix == path.suffix), None)
+    if format == "peft":
+        write_adapters(run, path)
+        return
+    form: Format | None = format or next((form for form, suffix in SUFFIXES.items() if suffix == path.suffix), None)
     if form not in SUFFIXES:
         known = ", ".join(f"{form} ({suffix})" for form, suffix in SUFFIXES.items())
         raise ValueError(f"cannot tell the format of {path}{'' if format is None else f', {format}'}: give one of {known}")

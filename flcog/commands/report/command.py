@@ -48,6 +48,7 @@ def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
         "Clients": curves.clients(groups),
         "Bytes": curves.bytes_sent(groups),
         "Pictures": evidence.pictures(groups),
+        "Answers": evidence.answers(groups),
         "Partition": evidence.partitions(groups),
         "Further measurements": curves.others(groups),
         "Configuration": evidence.configuration(groups),

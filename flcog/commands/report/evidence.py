@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ def pictures(groups: Sequence[Group]) -> str:
         for figure in _figures(run, f"{group.name}, seed {run.setting.get('seed', 'unknown')}")
     ]
     return first + _on_demand(f"{len(rest)} pictures of further runs", grid(rest))
+
+
+def answers(groups: Sequence[Group]) -> str:
+    """Answers that instruction-tuned models gave, of each group's first run."""
+    parts = []
+    for group in groups:
+        path = group.runs[0].directory / "answers.json"
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            rows = [[long(row[name]) for name in ("prompt", "expected", "generated")] for row in content["answers"]]
+            heading = f"<h3>{html.escape(group.name)}, after round {content['round']:,}</h3>"
+            parts.append(panel(heading + table(["prompt", "answer in the data", "the model's answer"], rows)))
+    return "".join(parts)
 
 
 def _figures(run: RunFiles, name: str) -> list[str]:

@@ -1,0 +1,194 @@
+"""InstructionData: instructions with answers in JSON lines, for instruction tuning."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from flcog.core import hub
+from flcog.core.checks import at_least
+from flcog.core.extras import require
+from flcog.data import FederatedDataModule, Partitioner, Samples, Splits
+from flcog.data.instructions import Instructions
+from flcog.data.samples import Task
+from flcog.datamodules.files import require_files
+from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.templates import TEMPLATES, Template
+
+NAMES = {"instruction": ("instruction",), "input": ("input", "context"), "answer": ("output", "response")}
+"""The names of a line's texts in common data sets: Alpaca's and Dolly's."""
+
+HOW_TO_GET = "give a file of JSON lines with instruction and output, or a folder with one such file for each client"
+
+
+class Line(NamedTuple):
+    """The texts of a line."""
+
+    instruction: str
+    input: str
+    answer: str
+    category: str
+
+
+class InstructionData(FederatedDataModule):
+    """Instructions with answers, for :class:`flcog.models.InstructionTuning`.
+
+    Every line of a file is a JSON object with the texts ``instruction`` and ``output`` (or ``response``), and perhaps ``input`` (or
+    ``context``), as in Alpaca (https://github.com/tatsu-lab/stanford_alpaca) and Dolly
+    (https://huggingface.co/datasets/databricks/databricks-dolly-15k). A folder has one file for each client; a single file is
+    divided by a partitioner. The loss counts the tokens of answers and of the end-of-text token behind them.
+
+    A batch has ``batch_size`` instructions. ``packing`` puts them into fewer rows of at most ``max_length`` tokens, in which no
+    instruction attends to another, so that losses stay the same and less padding is computed. Numbers of samples, weights and
+    splits count instructions in both cases.
+
+    Args:
+        train: a file of JSON lines, or a folder with a file (``*.jsonl``) for each client, in the order of their names.
+        tokenizer: a folder that ``save_pretrained`` wrote, or a name on the hub.
+        test: a file to measure perplexity and exact match on.
+        val: a file to choose the best round by.
+        template: ``alpaca`` or ``vicuna``, the text around instructions.
+        max_length: the most tokens of an instruction with its answer. Answers are cut; an instruction whose prompt alone is as long
+            is left out, which a note says.
+        packing: whether training batches are packed.
+        category: the field with each instruction's category, such as Dolly's ``category``. Partitioners by label and FedDisco use it
+            as the label.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        tokenizer: str,
+        test: str | None = None,
+        val: str | None = None,
+        template: str = "alpaca",
+        max_length: int = 512,
+        packing: bool = False,
+        category: str | None = None,
+        partitioner: Partitioner | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if partitioner is None and Path(train).is_dir():
+            partitioner = Natural()
+        super().__init__(partitioner=partitioner, **kwargs)
+        at_least(self, 2, max_length=max_length)
+        if template not in TEMPLATES:
+            raise ValueError(f"InstructionData: template must be {' or '.join(TEMPLATES)}; got {template!r}")
+        self.files = {"train": Path(train)} | {
+            part: Path(path) for part, path in (("test", test), ("val", val)) if path is not None
+        }
+        self.tokenizer, self.template, self.max_length = tokenizer, TEMPLATES[template], max_length
+        self.packing, self.category = packing, category
+        self.num_classes = 0  # of categories, which the files name
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        return "unlabelled" if self.category is None else "classification"
+
+    def load(self) -> Splits:
+        require_files("InstructionData", self.files.values(), HOW_TO_GET)
+        tokenizer = _tokenizer(self.tokenizer)
+        lines = {part: list(self._lines(path)) for part, path in self.files.items()}
+        if self.category is not None:
+            self.class_names = tuple(sorted({line.category for _, line in lines["train"]}))
+            self.num_classes = len(self.class_names)
+        return Splits(**{part: self._samples(part, lines[part], tokenizer) for part in self.files})
+
+    def _lines(self, path: Path) -> Iterator[tuple[int, Line]]:
+        """The lines of a file or of a folder's files, each with the number of its file."""
+        paths = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not paths:
+            raise ValueError(f"InstructionData: {path} has no file *.jsonl: {HOW_TO_GET}")
+        for number, file in enumerate(paths):
+            for line in read_lines(file, self.category):
+                yield number, line
+
+    def _samples(self, part: str, lines: Sequence[tuple[int, Line]], tokenizer: Any) -> Samples:
+        prompts, answers = _tokens([line for _, line in lines], self.template, tokenizer)
+        kept = [i for i, prompt in enumerate(prompts) if len(prompt) < self.max_length]
+        if len(kept) < len(lines):
+            left_out = f"{len(lines) - len(kept):,} of {len(lines):,} instructions of {self.files[part]} left out"
+            self.notes += (f"{left_out}: their prompts alone have max_length={self.max_length} tokens or more",)
+        texts = [np.asarray((prompts[i] + answers[i])[: self.max_length], np.int32) for i in kept]
+        offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+        source = Instructions(
+            np.concatenate([np.zeros(0, np.int32), *texts]),
+            offsets,
+            np.array([len(prompts[i]) for i in kept], np.int64),
+            self.max_length if self.packing and part == "train" else None,
+            tokenizer,
+        )
+        users = np.array([lines[i][0] for i in kept], np.int64) if self.files[part].is_dir() else None
+        return Samples(source, self._targets([lines[i][1] for i in kept], part), users, whole=True)
+
+    def _targets(self, lines: Sequence[Line], part: str) -> Any:
+        if self.category is None:
+            return ()
+        assert self.class_names is not None
+        column = {name: i for i, name in enumerate(self.class_names)}
+        unknown = next((line.category for line in lines if line.category not in column), None)
+        if unknown is not None:
+            raise ValueError(
+                f"InstructionData: {self.files[part]} has the {self.category} {unknown!r}, which no training line has"
+            )
+        return torch.tensor([column[line.category] for line in lines])
+
+
+def read_lines(path: Path, category: str | None) -> Iterator[Line]:
+    """Read a file of JSON lines. Empty lines are skipped."""
+    with path.open("rb") as file:
+        for number, content in enumerate(file, start=1):
+            if not content.strip():
+                continue
+            try:
+                entry = json.loads(content)
+            except ValueError as error:  # neither JSON nor UTF-8
+                raise ValueError(f"{path}, line {number} is not JSON ({error}): correct or remove it") from error
+            yield _line(entry, category, f"{path}, line {number}")
+
+
+def _line(entry: Any, category: str | None, where: str) -> Line:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is a {type(entry).__name__}, not an object: {HOW_TO_GET}")
+    names = NAMES | {"category": (category,) if category else ()}
+    found = {key: next((entry[name] for name in choices if name in entry), None) for key, choices in names.items()}
+    for key, choices in names.items():
+        needed = key != "input" and bool(choices)
+        if found[key] is None and needed:
+            raise ValueError(
+                f"{where} has no {' or '.join(map(repr, choices))}; it has {', '.join(map(repr, entry)) or 'nothing'}"
+            )
+        if found[key] is not None and not isinstance(found[key], str):
+            raise ValueError(f"{where}: {key} must be a text; got {found[key]!r:.80}")
+    return Line(*(found[name] or "" for name in Line._fields))
+
+
+def _tokenizer(source: str) -> Any:
+    package = require("transformers", "InstructionData", "llm")
+    try:
+        with hub.asked(source):
+            tokenizer = package.AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"InstructionData: tokenizer={source!r} is neither a folder with a tokenizer, nor in the hub's cache, nor could it be "
+            f"downloaded ({reason}): give a folder that save_pretrained wrote"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"InstructionData: tokenizer={source!r} has no end-of-text token, which ends answers: set its eos_token")
+    return tokenizer
+
+
+def _tokens(lines: Sequence[Line], template: Template, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens of prompts and of answers, which are tokenised apart, so that their border is exact."""
+    if not lines:
+        return [], []
+    prompts = tokenizer([template.fill(line.instruction, line.input) for line in lines])["input_ids"]
+    answers = tokenizer([template.before_answer + line.answer for line in lines], add_special_tokens=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    # Some tokenizers end every text, and a prompt must not end here.
+    prompts = [prompt[:-1] if len(prompt) > 1 and prompt[-1] == end else prompt for prompt in prompts]
+    return prompts, [[*answer, end] for answer in answers]

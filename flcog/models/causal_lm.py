@@ -1,0 +1,153 @@
+"""Decoders of Hugging Face's transformers that predict the next token, with weights in few bits if asked for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flcog.core import hub
+from flcog.core.extras import require
+from flcog.models.base import with_own_dropout
+from flcog.models.loading import reason
+
+Weights = Literal["run", "bfloat16", "8bit", "4bit"]
+
+
+class CausalLM(nn.Module):
+    """A decoder of transformers (https://github.com/huggingface/transformers), which predicts the next token.
+
+    It returns the logits [rows, length, vocabulary]. Put :class:`flcog.models.LoRA` around it to train and send adapters alone: the
+    frozen weights are then in memory once in each process, in the type that ``weights`` names.
+
+    Args:
+        source: a folder that ``save_pretrained`` wrote, a name on the hub, or a configuration such as ``{"model_type": "llama",
+            "hidden_size": 64, ...}``, whose weights are drawn.
+        weights: the type of frozen weights. ``run`` is that of ``trainer.precision``. ``bfloat16`` needs the precision ``bf16-mixed``
+            or ``bf16-true``. ``8bit`` and ``4bit`` (QLoRA's NF4, Dettmers et al., https://arxiv.org/abs/2305.14314) are bitsandbytes'
+            linear layers, and need the extra ``quantized``.
+        gradient_checkpointing: whether the backward pass computes the layers' activations again, instead of keeping them.
+    """
+
+    def __init__(
+        self, source: str | Path | dict[str, Any], weights: Weights = "run", gradient_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        require("transformers", "CausalLM", "llm")
+        if weights not in ("run", "bfloat16", "8bit", "4bit"):
+            raise ValueError(f"CausalLM: weights must be run, bfloat16, 8bit or 4bit; got {weights!r}")
+        if weights in ("8bit", "4bit"):
+            require("bitsandbytes", f"CausalLM(weights={weights!r})", "quantized")
+            if isinstance(source, dict):
+                raise ValueError(
+                    f"CausalLM: weights={weights} reads weights from a folder or the hub; got a configuration: use run"
+                )
+        self.source, self.weights = str(source) if not isinstance(source, dict) else "", weights
+        body: Any = with_own_dropout(_make(source, weights))
+        for layer in body.modules():
+            if type(layer).__module__.startswith("bitsandbytes."):
+                layer.training = True
+                layer.__class__ = type(type(layer).__name__, (_Shared, type(layer)), {})
+        self.body: Any = body
+        self.checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    def forward(self, input_ids: Tensor, instruction: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
+        """The logits of every next token.
+
+        Args:
+            input_ids: the tokens, padded on the right.
+            instruction, position_ids: of a packed batch, see :class:`flcog.data.instructions.Instructions`.
+        """
+        self._check()
+        mask = None
+        if position_ids is not None:
+            assert instruction is not None
+            place = torch.arange(input_ids.shape[1], device=input_ids.device)
+            same = instruction[:, :, None] == instruction[:, None, :]
+            mask = (same & (place[:, None] >= place))[:, None]
+        logits: Tensor = self.body(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
+        return logits
+
+    def _check(self) -> None:
+        """Refuse a precision that does not fit the weights, and a pass that the backward pass could not repeat."""
+        if self.weights == "bfloat16" and not torch.is_autocast_enabled(self.body.device.type):
+            wrong = next((p.dtype for p in self.parameters() if p.requires_grad and p.dtype != torch.bfloat16), None)
+            if wrong is not None:
+                raise ValueError(
+                    f"CausalLM: weights=bfloat16 needs trainer.precision=bf16-mixed or bf16-true, and the trained parameters are {wrong}"
+                )
+        # With other tensors in place of the parameters, the backward pass would compute the layers again with the parameters.
+        repeats = self.checkpointing and self.training and torch.is_grad_enabled()
+        if repeats and any(not isinstance(value, nn.Parameter) for value in _parameters(self)):
+            raise ValueError(
+                "CausalLM: gradient_checkpointing cannot repeat a pass at other parameters than the client's, which a method of this "
+                "run (or executor=vmap) makes: set gradient_checkpointing to false, or leave that method out"
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CausalLM":
+        if self.weights != "bfloat16":
+            return super()._apply(fn, recurse)
+
+        def keep(value: Tensor) -> Tensor:
+            """Move a tensor. Frozen weights keep their type."""
+            moved = fn(value)
+            return moved if value.requires_grad or moved.dtype == value.dtype else value.to(moved.device)
+
+        return super()._apply(keep, recurse)
+
+    def generate(self, prompt: Tensor, new_tokens: int, end: int | None) -> Tensor:
+        """Continue a prompt [length] by its most probable next tokens, up to the token ``end``. Returns the new tokens."""
+        tokens = prompt
+        for _ in range(new_tokens):
+            following = self(tokens[None])[0, -1].argmax()
+            tokens = torch.cat([tokens, following[None]])
+            if end is not None and int(following) == end:
+                break
+        return tokens[len(prompt) :]
+
+
+class _Shared(nn.Module):
+    """A layer of bitsandbytes that all copies of a model share, always in training mode.
+
+    These layers move their weights' tables from the weight to the layer in the first pass, and on CPUs repack the weight in the first
+    pass of an evaluation, so that two layers cannot share a weight.
+    """
+
+    def __deepcopy__(self, memo: Any) -> "_Shared":
+        return self
+
+    def train(self, mode: bool = True) -> "_Shared":
+        return self
+
+
+def _parameters(module: nn.Module) -> list[Any]:
+    """The values in the places of parameters, which ``torch.func.functional_call`` may have replaced."""
+    return [value for layer in module.modules() for value in layer._parameters.values() if value is not None]
+
+
+def _make(source: str | Path | dict[str, Any], weights: Weights) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if weights == "bfloat16" else torch.float32, "attn_implementation": "sdpa"}
+    if weights in ("8bit", "4bit"):
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_8bit=weights == "8bit", load_in_4bit=weights == "4bit", bnb_4bit_quant_type="nf4"
+        )
+        options["device_map"] = {"": "cuda" if torch.cuda.is_available() else "cpu"}
+    try:
+        with hub.asked(source):
+            if isinstance(source, dict):
+                made: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**source), **options)
+            else:
+                made = AutoModelForCausalLM.from_pretrained(source, **options)
+    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        if isinstance(source, dict):
+            raise ValueError(f"CausalLM: transformers makes no decoder of {source} ({reason(error)})") from error
+        raise ValueError(
+            f"CausalLM: {source} with weights={weights} is neither a folder with a decoder's configuration and weights, nor in the hub's "
+            f"cache, nor could it be downloaded ({reason(error)}): give a folder that save_pretrained wrote"
+        ) from error
+    return made

@@ -1,0 +1,67 @@
+"""A run's LoRA adapters as files that ``peft.PeftModel.from_pretrained`` loads."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from flcog.core.extras import require
+from flcog.core.files import replacing, replacing_folder
+from flcog.models import CausalLM
+from flcog.models.lora import Adapter, adapters
+from flcog.run.session import Session
+
+
+def write_adapters(run: Session, folder: Path) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` (https://github.com/huggingface/peft).
+
+    Args:
+        run: whose model.
+        folder: a new folder.
+    """
+    package = require("safetensors.torch", "peft's format", "export")
+    params, found = run.evaluated_params(), dict(adapters(run.model.module))
+    others = sorted(set(params) - {f"{name}.{side}" for name in found for side in "AB"})
+    if not found or others:
+        wrong = f"trains {others[0]}" if others else "has no adapters"
+        raise ValueError(
+            f"peft's format is for runs that train LoRA's adapters alone, and this run {wrong}: use another --format"
+        )
+    if folder.exists():
+        raise ValueError(f"{folder} exists: remove it, or give another --output")
+    tensors = dict(item for name, adapter in found.items() for item in _tensors(name, adapter, params))
+    with replacing_folder(folder) as aside:
+        package.save_file(tensors, aside / "adapter_model.safetensors", {"format": "pt"})
+        with replacing(aside / "adapter_config.json", "w") as file:
+            json.dump(_configuration(run.model.module, found), file, indent=2)
+
+
+def _tensors(name: str, adapter: Adapter, params: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """An adapter's two matrices under peft's names."""
+    a, b = (params[f"{name}.{side}"].detach().cpu().contiguous() for side in "AB")
+    b = b[:, :, None, None] if isinstance(adapter.layer, nn.Conv2d) else b
+    start = f"base_model.model.{_in_base(name)}"
+    return [(f"{start}.lora_A.weight", a), (f"{start}.lora_B.weight", b)]
+
+
+def _in_base(name: str) -> str:
+    """A layer's name in the network that the adapters were added to."""
+    return re.sub(r"^model\.(body\.)?", "", name)
+
+
+def _configuration(module: nn.Module, found: dict[str, Adapter]) -> dict[str, Any]:
+    first = next(iter(found.values()))
+    decoder = next((layer for layer in module.modules() if isinstance(layer, CausalLM)), None)
+    return {
+        "peft_type": "LORA",
+        "task_type": None if decoder is None else "CAUSAL_LM",
+        "base_model_name_or_path": None if decoder is None else decoder.source or None,
+        "r": first.rank,
+        "lora_alpha": first.alpha,
+        "target_modules": [_in_base(name) for name in found],
+        "fan_in_fan_out": type(first.layer).__name__ == "Conv1D",
+        "bias": "none",
+        "inference_mode": True,
+    }

@@ -1,0 +1,429 @@
+"""Instruction tuning: a tiny random Llama and a tokenizer trained here learn answers in JSON lines, without a network."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import fit as harness_fit
+from torch import Tensor, nn
+
+import flcog
+from flcog import callbacks
+from flcog.apply import ModelFunction
+from flcog.commands.cli import main
+from flcog.data.instructions import IGNORED, Instructions, packed
+from flcog.datamodules import Dirichlet, InstructionData
+from flcog.datamodules.templates import TEMPLATES
+from flcog.models import CausalLM, InstructionTuning, LoRA
+from flcog.models.instruction_tuning import answer_losses
+from flcog.models.lora import adapters
+
+SUMS = [
+    {"instruction": f"Add {a} and {b}", "output": str(a + b), "category": "large" if a + b > 6 else "small"}
+    for a in range(6)
+    for b in range(6)
+]
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a random Llama with a tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("llama")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEMPLATES["alpaca"].fill(row["instruction"], "") for row in SUMS], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,  # so that attention and adapters matter
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def module(llama: str, **options: Any) -> InstructionTuning:
+    torch.manual_seed(0)
+    return InstructionTuning(LoRA(CausalLM(llama, **options), rank=4, alpha=8, targets=["q_proj", "v_proj"]), optimizer=sgd)
+
+
+def data(folder: Path, llama: str, **options: Any) -> InstructionData:
+    train, test = write_lines(folder / "train.jsonl", SUMS[::2]), write_lines(folder / "test.jsonl", SUMS[1::2])
+    return InstructionData(train, llama, **({"test": test, "num_clients": 2, "batch_size": 3} | options))
+
+
+def fit(
+    folder: Path, model: InstructionTuning, datamodule: InstructionData, *methods: Any, **options: Any
+) -> flcog.FederatedTrainer:
+    settings: dict[str, Any] = {"rounds": 2, "local_steps": 2, "logger": False, "accelerator": "cpu"} | options
+    trainer = flcog.FederatedTrainer(callbacks=list(methods), default_root_dir=str(folder / "runs"), **settings)
+    trainer.fit(model, datamodule)
+    return trainer
+
+
+def trained(model: InstructionTuning) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def test_batches_contain_prompts_answers_and_padding() -> None:
+    tokens, offsets, prompts = np.arange(10, 21), np.array([0, 5, 7, 11]), np.array([3, 1, 2])
+    batch = Instructions(tokens, offsets, prompts).read(np.array([2, 1]), None)
+    assert batch["input_ids"].tolist() == [[17, 18, 19, 20], [15, 16, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, 19, 20], [-100, 16, -100, -100]]
+    assert batch["instruction"].tolist() == [[0, 0, 0, 0], [1, 1, -1, -1]]
+    batch = Instructions(tokens, offsets, prompts, row_length=7).read(np.array([0, 1, 2]), None)
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15, 16], [17, 18, 19, 20, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3, 0, 0, 0]]
+    assert batch["instruction"].tolist() == [[0] * 5 + [1] * 2, [2] * 4 + [-1] * 3]
+
+
+def test_packed_rows_hold_every_sequence_once() -> None:
+    lengths = np.random.default_rng(0).integers(1, 60, 200).tolist()
+    rows = packed(lengths, 60)
+    assert sorted(place for row in rows for place in row) == list(range(200))
+    assert max(sum(lengths[place] for place in row) for row in rows) <= 60
+    assert len(rows) <= 1.25 * sum(lengths) / 60
+
+
+def test_the_loss_counts_answers_only() -> None:
+    """Against a cross-entropy that is computed token by token."""
+    logits, labels = torch.randn(2, 5, 7, dtype=torch.float64), torch.tensor([[-100, -100, 3, 6, -100], [-100, 1, 0, 2, 5]])
+    expected = [
+        math.log(sum(math.exp(v) for v in logits[row, place - 1].tolist())) - float(logits[row, place - 1, labels[row, place]])
+        for row in range(2)
+        for place in range(1, 5)
+        if labels[row, place] != IGNORED
+    ]
+    losses, counted = answer_losses(logits, labels)
+    assert counted.sum() == 6
+    torch.testing.assert_close(losses[counted], torch.tensor(expected, dtype=torch.float64))
+    assert not losses[~counted].any()
+
+
+@pytest.mark.slow
+def test_templates_and_the_end_of_answers(tmp_path: Path, llama: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    rows = [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Say", "context": "", "response": "hi"}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    for template, prompts, answers in (
+        (
+            "alpaca",
+            (
+                "### Instruction:\nAdd\n\n### Input:\n1 2\n\n### Response:\n",
+                "request.\n\n### Instruction:\nSay\n\n### Response:\n",
+            ),
+            ("3", "hi"),
+        ),
+        ("vicuna", ("USER: Add\n1 2 ASSISTANT:", "questions. USER: Say ASSISTANT:"), (" 3", " hi")),
+    ):
+        source = InstructionData(path, llama, template=template, num_clients=1).federation.train.inputs
+        for row in range(2):
+            prompt, answer = (tokenizer.decode(tokens) for tokens in source.of(row))
+            assert prompt.endswith(prompts[row]) and answer == answers[row] + "</s>"
+
+
+@pytest.mark.slow
+def test_one_client_trains_as_a_plain_loop_with_peft(tmp_path: Path, llama: str) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    model, source = module(llama), data(tmp_path, llama, num_clients=1, batch_size=18)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    other = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), config)
+    for name, adapter in adapters(model.model.body):
+        layer = other.base_model.model.get_submodule(name)
+        layer.lora_A["default"].weight.data.copy_(adapter.A.data)
+    optimizer = torch.optim.SGD([p for p in other.parameters() if p.requires_grad], lr=0.5)
+    batch = source.federation.train.inputs.read(np.arange(18), None)
+    for _ in range(4):
+        optimizer.zero_grad()
+        other(input_ids=batch["input_ids"], labels=batch["labels"]).loss.backward()
+        optimizer.step()
+    fit(tmp_path, model, source, local_steps=4, rounds=1)
+    for name, adapter in adapters(model.model.body):
+        layer = other.base_model.model.get_submodule(name)
+        for ours, theirs in (("A", layer.lora_A), ("B", layer.lora_B)):
+            torch.testing.assert_close(getattr(adapter, ours), theirs["default"].weight, rtol=1e-4, atol=1e-6)
+    assert max(float(adapter.B.abs().max()) for _, adapter in adapters(model)) > 0.01
+
+
+@pytest.mark.slow
+def test_packed_batches_have_the_losses_of_single_rows(tmp_path: Path, llama: str) -> None:
+    """No instruction sees another one, and positions start again."""
+    model = module(llama).double()
+    for _, adapter in adapters(model):
+        nn.init.normal_(adapter.B)
+    alone, together = (
+        data(tmp_path, llama, packing=packing, max_length=200).federation.train.inputs.read(np.arange(6), None)
+        for packing in (False, True)
+    )
+    assert len(together["input_ids"]) < len(alone["input_ids"]) == 6
+    torch.testing.assert_close(model.training_step(together, 0), model.training_step(alone, 0), rtol=1e-9, atol=0)
+    losses = [answer_losses(model(batch), batch["labels"])[0] for batch in (together, alone)]
+    torch.testing.assert_close(*(values[values != 0].sort().values for values in losses), rtol=1e-9, atol=0)
+
+
+@pytest.mark.slow
+def test_evaluation_gives_perplexity_and_greedy_matches(tmp_path: Path, llama: str) -> None:
+    """A model that has learnt the test set by heart: its greedy answers are compared one by one."""
+    from transformers import AutoTokenizer
+
+    model, source = module(llama), data(tmp_path, llama, test=write_lines(tmp_path / "same.jsonl", SUMS[:8:2]), num_clients=1)
+    model.optimizer = lambda parameters: torch.optim.Adam(parameters, lr=0.02)
+    trainer = fit(tmp_path, model, source, local_steps=30, rounds=2)
+    row, test = trainer.history[-1], source.federation.test.inputs
+    assert row["test/perplexity"] == pytest.approx(math.exp(row["test/loss"]), rel=1e-5)
+    learnt = model.eval()
+    end, matches = AutoTokenizer.from_pretrained(llama).eos_token_id, 0
+    for index in range(len(test)):
+        prompt, answer = test.of(index)
+        with torch.no_grad():
+            made = learnt.model.generate(torch.from_numpy(prompt.astype(np.int64)), len(answer), end)
+        matches += made.tolist() == answer.tolist()
+    assert row["test/exact_match"] == pytest.approx(matches / len(test))
+
+
+@pytest.mark.slow
+def test_only_adapters_are_sent_and_frozen_weights_are_held_once(tmp_path: Path, llama: str) -> None:
+    model = module(llama)
+    trainer = fit(tmp_path, model, data(tmp_path, llama), chunk_size=2, local_steps=1, rounds=1)
+    count = sum(value.numel() for value in trained(model).values())
+    assert count == 2 * 4 * (64 + 64) + 2 * 4 * (64 + 32)
+    assert trainer.history[-1]["comm/up_bytes"] == 2 * 4 * count
+    frozen = [value for value in model.parameters() if not value.requires_grad]
+    assert sum(value.numel() for value in frozen) > 10 * count
+    function = ModelFunction(model)
+    held = {value.data_ptr() for value in (*function.eval_module.parameters(), *function.copy_of(model).parameters())}
+    assert all(value.data_ptr() in held for value in frozen)
+    assert len(held) == len({value.data_ptr() for value in frozen}) + 2 * len(trained(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"gradient_checkpointing": True}, {}], ids=["checkpointing", "packing"])
+def test_options_that_change_no_result(
+    tmp_path: Path, llama: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hasattr(torch, "fake"):  # the tests' device: checkpoints ask the accelerator of a process, whatever the model runs on
+        monkeypatch.setattr(torch.fake, "get_amp_supported_dtype", lambda: [torch.bfloat16], raising=False)
+    rows = [
+        fit(tmp_path, module(llama, **some), data(tmp_path, llama, packing=packing)).history[-1]
+        for some, packing in (({}, False), (options, not options))
+    ]
+    assert rows[0]["test/loss"] == pytest.approx(rows[1]["test/loss"], rel=1e-5)
+    assert rows[0]["drift/norm"] == pytest.approx(rows[1]["drift/norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_bfloat16_weights(tmp_path: Path, llama: str, precision: Any) -> None:
+    model = module(llama, weights="bfloat16")
+    row = fit(tmp_path, model, data(tmp_path, llama), precision=precision, rounds=1).history[-1]
+    assert {value.dtype for value in model.parameters() if not value.requires_grad} == {torch.bfloat16}
+    assert {value.dtype for value in trained(model).values()} == {torch.bfloat16 if precision == "bf16-true" else torch.float32}
+    assert math.isfinite(row["test/loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["4bit", "8bit"])
+def test_quantised_weights(tmp_path: Path, llama: str, weights: Any) -> None:
+    """A run's loss is that of its module, in training and in evaluation, and close to the loss of exact weights."""
+    pytest.importorskip("bitsandbytes")
+    model = module(llama, weights=weights)
+    quantised = [value for value in model.parameters() if value.dtype in (torch.uint8, torch.int8)]
+    assert len(quantised) == 2 * 7
+    rows = [fit(tmp_path, one, data(tmp_path, llama), rounds=1, local_steps=1).history[-1] for one in (model, module(llama))]
+    assert rows[0]["test/loss"] == pytest.approx(rows[1]["test/loss"], rel=0.03)
+    assert rows[0]["train/loss"] == pytest.approx(rows[1]["train/loss"], rel=0.03)
+    source = data(tmp_path, llama).federation.test
+    batch = source.inputs.read(np.arange(len(source)), None)
+    with torch.no_grad():  # by the module in training mode
+        losses, counted = answer_losses(model.train()(batch), batch["labels"])
+    assert float(losses.sum() / counted.sum()) == pytest.approx(rows[0]["test/loss"], rel=1e-3)
+    assert rows[0]["comm/up_bytes"] == rows[1]["comm/up_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "methods",
+    [
+        lambda: [callbacks.FedProx(mu=0.1), callbacks.FedDisco()],
+        lambda: [callbacks.SCAFFOLD(), callbacks.FedAvgM()],
+        lambda: [callbacks.Quantize(), callbacks.ClipUpdate(norm=0.01)],
+        lambda: [callbacks.FlexLoRA(ranks=[1, 2])],
+    ],
+    ids=["FedProx, FedDisco", "SCAFFOLD, FedAvgM", "Quantize, ClipUpdate", "FlexLoRA"],
+)
+def test_methods_combine_with_it(tmp_path: Path, llama: str, methods: Any) -> None:
+    source = data(tmp_path, llama, category="category", partitioner=Dirichlet(beta=5.0, min_size=3))
+    assert source.federation.class_names == ("large", "small")
+    plain = fit(tmp_path, module(llama), source).history[-1]
+    row = fit(tmp_path, module(llama), source, *methods()).history[-1]
+    assert math.isfinite(row["test/loss"]) and row["test/loss"] != plain["test/loss"]
+
+
+@pytest.mark.slow
+def test_accumulated_gradients_and_resuming(tmp_path: Path, llama: str) -> None:
+    whole = fit(tmp_path / "a", module(llama), data(tmp_path, llama, packing=True), accumulate_grad_batches=2)
+    first = fit(tmp_path / "b", module(llama), data(tmp_path, llama, packing=True), accumulate_grad_batches=2, rounds=1)
+    checkpoint = next(Path(first.log_dir or tmp_path / "b").rglob("last.ckpt"))
+    trainer = flcog.FederatedTrainer(
+        rounds=2, local_steps=2, logger=False, accelerator="cpu", accumulate_grad_batches=2, default_root_dir=str(tmp_path / "b")
+    )
+    trainer.fit(module(llama), data(tmp_path, llama, packing=True), ckpt_path=str(checkpoint))
+    assert trainer.history[-1]["test/loss"] == whole.history[-1]["test/loss"]
+
+
+@pytest.mark.slow
+def test_a_folder_has_a_file_for_each_client(tmp_path: Path, llama: str) -> None:
+    (tmp_path / "clients").mkdir()
+    for client, size in enumerate((3, 1, 5)):
+        write_lines(tmp_path / "clients" / f"{client}.jsonl", SUMS[:size])
+    assert InstructionData(str(tmp_path / "clients"), llama).federation.partition.sizes.tolist() == [3, 1, 5]
+
+
+@pytest.mark.slow
+def test_long_prompts_are_left_out_and_long_answers_cut(tmp_path: Path, llama: str) -> None:
+    long = [{"instruction": "x " * 300, "output": "y"}, {"instruction": "x", "output": "y " * 300}]
+    source = InstructionData(write_lines(tmp_path / "a.jsonl", long), llama, num_clients=1, max_length=200)
+    (texts,) = source.federation.train.inputs.read(np.array([0]), None)["input_ids"]
+    assert len(texts) == 200 and len(source.federation.train) == 1
+    assert "1 of 2 instructions" in source.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"instruction": "a", "output": "b"}\n{"instruction": ',
+            r"train.jsonl, line 2 is not JSON \(.*\): correct or remove it",
+        ),
+        ('\n{"instruction": "a"}', r"train.jsonl, line 2 has no 'output' or 'response'; it has 'instruction'"),
+        ("[1]", r"train.jsonl, line 1 is a list, not an object"),
+        ('{"instruction": "a", "output": 3}', r"train.jsonl, line 1: answer must be a text; got 3"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, content: str, message: str) -> None:
+    from flcog.datamodules.instruction_data import read_lines
+
+    (tmp_path / "train.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        list(read_lines(tmp_path / "train.jsonl", None))
+
+
+def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="template must be alpaca or vicuna; got 'chat'"):
+        InstructionData("x", "y", template="chat")
+    with pytest.raises(FileNotFoundError, match=r"InstructionData found no .*x.jsonl"):
+        InstructionData(str(tmp_path / "x.jsonl"), "y").load()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no file \*\.jsonl"):
+        list(InstructionData(str(tmp_path / "empty"), "y")._lines(tmp_path / "empty"))
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"CausalLM needs transformers, which is not installed: pip install 'flcog\[llm\]'"):
+        CausalLM("x")
+
+
+@pytest.mark.slow
+def test_bad_combinations(tmp_path: Path, llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(message: str, model: InstructionTuning, *methods: Any, **options: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            fit(tmp_path, model, data(tmp_path, llama), *methods, **options)
+
+    fails("needs targets, and this data set has none", module(llama), callbacks.FedDisco())
+    fails("weights=bfloat16 needs trainer.precision=bf16-mixed or bf16-true", module(llama, weights="bfloat16"))
+    fails("gradient_checkpointing cannot repeat", module(llama, gradient_checkpointing=True), callbacks.FedSAM())
+    with pytest.raises(ValueError, match="weights must be run, bfloat16, 8bit or 4bit; got '2bit'"):
+        CausalLM(llama, weights="2bit")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is neither a folder with a tokenizer"):
+        InstructionData(write_lines(tmp_path / "a.jsonl", SUMS), str(tmp_path / "nothing")).load()
+    with pytest.raises(ValueError, match="is neither a folder with a decoder's configuration"):
+        CausalLM(str(tmp_path / "nothing"))
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match=r"needs bitsandbytes, which is not installed: pip install 'flcog\[quantized\]'"):
+        CausalLM(llama, weights="4bit")
+
+
+@pytest.mark.slow
+def test_peft_loads_the_exported_adapters(tmp_path: Path, llama: str) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    model, source = module(llama), data(tmp_path, llama)
+    trainer = fit(tmp_path, model, source)
+    trainer.export(tmp_path / "adapters", "peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapters")).eval()
+    tokens = source.federation.train.inputs.read(np.arange(2), None)["input_ids"]
+    with torch.no_grad():
+        expected, plain = model.eval().model(tokens), CausalLM(llama).eval()(tokens)
+        torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    assert (expected - plain).abs().max() > 0.01
+    with pytest.raises(ValueError, match="exists: remove it"):
+        trainer.export(tmp_path / "adapters", "peft")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("command_line")
+def test_the_recipe_runs_and_the_report_shows_answers(
+    tmp_path: Path, llama: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hasattr(torch, "fake"):
+        monkeypatch.setattr(torch.fake, "get_amp_supported_dtype", lambda: [torch.bfloat16], raising=False)
+    options = {
+        "data.train": write_lines(tmp_path / "train.jsonl", SUMS[::2]),
+        "data.test": write_lines(tmp_path / "test.jsonl", SUMS[1::2]),
+        "data.tokenizer": llama,
+        "data.num_clients": 2,
+        "model.model.model.source": llama,
+        "trainer.rounds": 1,
+        "trainer.eval_every": 1,
+        "trainer.local_steps": 1,
+        "trainer.accelerator": "cpu",
+        "trainer.logger": "false",
+        "trainer.default_root_dir": tmp_path / "runs",
+        "trainer.callbacks+": "GeneratedAnswers",
+        "trainer.callbacks.new_tokens": 3,
+    }
+    main(["fit", "-c", "llm", *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+    assert "memory" in capsys.readouterr().out
+    run = next((tmp_path / "runs").glob("*/config.yaml")).parent
+    answers = json.loads((run / "answers.json").read_text())
+    assert answers["round"] == 1 and len(answers["answers"]) == 4
+    assert answers["answers"][0]["expected"] == SUMS[1]["output"]
+    main(["report", str(run)])
+    page = (run / "report.html").read_text()
+    assert "the model&#x27;s answer" in page and "Add 0 and 1" in page
+    main(["export", str(run), "--format", "peft"])
+    assert {path.name for path in (run / "model").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_answers_need_instructions(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"GeneratedAnswers needs a .*CausalLM and InstructionData with a test file"):
+        harness_fit(tmp_path, callbacks.GeneratedAnswers(), rounds=1)
+    with pytest.raises(ValueError, match="num_answers must be at least 1"):
+        callbacks.GeneratedAnswers(num_answers=0)
