@@ -188,6 +188,17 @@ def test_a_signal_leaves_the_jobs_in_the_queue(tmp_path: Path, capfd: pytest.Cap
     )
 
 
+def test_a_submission_that_ctrl_c_ends_is_no_refusal(tmp_path: Path) -> None:
+    def interrupted(_: Cell) -> None:
+        runner.stop(signal.SIGINT, None)
+        raise ValueError("sbatch refuses")
+
+    queue = MadeUp(interrupted, finishes)
+    runner = SlurmRunner(9, queue, {})  # type: ignore[arg-type]
+    assert list(runner.run(table(tmp_path))) == [] and runner.signal == signal.SIGINT
+    assert queue.submitted == ["A"]
+
+
 class Ends:
     """A run's process that has ended."""
 

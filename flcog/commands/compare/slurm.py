@@ -71,7 +71,7 @@ class SlurmRunner:
                 if (jobs := self._jobs()) is not None:
                     yield from self._begin(waiting)
                     for watched in list(self._watched):
-                        if self._has_ended(watched, jobs):
+                        if not self._stopped.is_set() and self._has_ended(watched, jobs):
                             self._watched.remove(watched)
                             watched.lock.release()
                             yield watched.cell, time.monotonic() - watched.began
@@ -156,6 +156,11 @@ class SlurmRunner:
         return watched.tries <= RETRIES
 
     def _submit(self, watched: _Watched, how: str) -> None:
-        watched.job, watched.missing = self._queue.submit(watched.cell), False
+        try:
+            watched.job, watched.missing = self._queue.submit(watched.cell), False
+        except ValueError:
+            if self._stopped.is_set():  # a terminal's Ctrl-C ends sbatch as well
+                return
+            raise
         if watched.job is not None:
             print(f"{watched.cell.name}: {how} job {watched.job}", flush=True)
