@@ -77,7 +77,10 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* must be the name of a further column"),
         (b"rows: {A: }\nreproduces: Table 1", "reproduces in .* must be a list of texts"),
         (b"rows: {A: }\ndeviations: [3]", "deviations in .* must be a list of texts"),
-        (b"rows: {A: }\nreproduces: ['FedCOG, Table 1']", "has reproduces: list the differences from the paper under deviations"),
+        (
+            b"rows: {A: }\nreproduces: ['FedCOG, Table 1']",
+            "has reproduces: list the contradictions to the paper under deviations",
+        ),
         (b"rows: {A: {arguments: {data.partition_seed: 3}}}\nvary: [seed, partition_seed]", "data.partition_seed is given, and"),
         (b"rows: {A: {arguments: {x: 2024-99-99}}}", "cannot be read: ValueError: month"),
         (b"rows: " + b"[" * 3000, "are nested too deeply"),

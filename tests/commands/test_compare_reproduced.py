@@ -31,7 +31,7 @@ PAPERS: dict[str, Any] = {
                 "command": "flcog partition",
                 "published": "of 100",
                 "ours": "of 99",
-                "deviations": ["other colours"],
+                "unstated": ["other colours"],
             },
         },
     }
@@ -76,13 +76,14 @@ def page(*arguments: str) -> dict[str, list[str]]:
 def test_nothing_has_been_run(clone: Path) -> None:
     found = page()
     link = "[one](configs/tables/one.yaml)"
-    assert found["one"] == ["Paper", "Table 1", "arms", "3 not run", "0 / 4", "", "", link, "1"]
+    assert found["one"] == ["Paper", "Table 1", "arms", "3 not run", "0 / 4", "", "", link, "D1"]
     assert found["other"][3:5] == ["none", "0 / 4"] and found["other"][8] == ""
     assert found["Table 2"] == ["Paper", "Table 2", "more arms", "none", "", "", ""]
     assert found["Figure 1"][3] == "nothing to reproduce"
-    assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "2"]
+    assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "S1"]
     assert found["own"][:3] == ["", "", "Arms"]
-    assert "1. Two seeds.\n2. Other colours.\n" in Path("REPRODUCED.md").read_text(), "deviations are listed once"
+    text = Path("REPRODUCED.md").read_text()
+    assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "silent\n\n- **S1** Other colours.\n" in text
 
 
 def test_what_has_been_run_is_judged(clone: Path) -> None:
@@ -129,8 +130,9 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
     assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")
-    assert "Paper, Table 1 has of two; it may have shows, command, published, ours, deviations, illustration" in complaint(
-        "--reproduced"
+    assert (
+        "Paper, Table 1 has of two; it may have shows, command, published, ours, deviations, unstated, illustration"
+        in complaint("--reproduced")
     )
 
 

@@ -22,7 +22,8 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
         _on_runs(filled),
         _on_the_code(filled),
     )
-    different = [f"Different from the paper, or not stated there: {text.rstrip('.')}." for text in filled.table.deviations]
+    different = [f"Different from the paper: {text.rstrip('.')}." for text in filled.table.deviations]
+    different += [f"Not stated in the paper: {text.rstrip('.')}." for text in filled.table.unstated]
     return [*(note for topic in found for note in topic), *different]
 
 

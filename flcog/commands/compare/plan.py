@@ -64,7 +64,8 @@ class Table:
         over_rounds: whether the mean of the last evaluations shows its deviation over them, not over seeds.
         average, worst: the names of further columns, the mean and the worst score over all settings; empty for no such column.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
-        deviations: differences from the paper, one sentence each.
+        deviations: contradictions to the paper, one sentence each.
+        unstated: settings on which the paper is silent, and their sources.
         trunks: whether arms that are equal until a round share the rounds before it. Tables that compare times do not share.
     """
 
@@ -86,6 +87,7 @@ class Table:
     worst: str = ""
     reproduces: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
+    unstated: tuple[str, ...] = ()
     trunks: bool = True
     margins: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""

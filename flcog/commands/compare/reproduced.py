@@ -1,4 +1,4 @@
-"""REPRODUCED.md: one line for each table and each other item of the papers, with its verdicts; deviations in a section of their own."""
+"""REPRODUCED.md: one line for each table and each other item of the papers, with its verdicts, and the differences from the papers."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,16 @@ from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, R
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
-ITEM_KEYS = ("shows", "command", "published", "ours", "deviations", "illustration")
+KINDS = {
+    "deviations": ("D", "Deviations that contradict the papers"),
+    "unstated": ("S", "Settings on which the papers are silent"),
+}
+"""Kinds of differences from the papers, with the letters of their numbers and their headings."""
+
+ITEM_KEYS = ("shows", "command", "published", "ours", *KINDS, "illustration")
+Numbers = dict[str, dict[str, int]]
+"""The numbers of differences by kind and text."""
+
 HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
 
 
@@ -92,7 +101,7 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
 
 def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:
     """Make the page: a line for each table, further items of the papers, and the numbered deviations."""
-    numbers: dict[str, int] = {}
+    numbers: Numbers = {kind: {} for kind in KINDS}
     known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     lines = []
     for name, paper in papers.items():
@@ -103,15 +112,16 @@ def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Fillin
         "`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published "
         "figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % "
         "interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the "
-        "table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the list of deviations below.",
+        "table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the lists below: "
+        "D for contradictions to the paper, S for settings on which it is silent.",
         "\n".join(f"- **{name}**: {_link(name, paper)}" for name, paper in papers.items()),
         *([markdown(HEADER, lines)] if lines else []),
         *(["## Tables of our own", markdown(HEADER, own)] if own else []),
         *_further_items(papers, fillings, numbers),
     ]
-    if numbers:
-        listed = (f"{number}. {text[:1].upper()}{text[1:].rstrip('.')}." for text, number in numbers.items())
-        parts += ["## Deviations from the papers, and settings that they do not state", "\n".join(listed)]
+    for kind, (letter, heading) in KINDS.items():
+        listed = (f"- **{letter}{number}** {text[:1].upper()}{text[1:]}." for text, number in numbers[kind].items())
+        parts += [f"## {heading}", "\n".join(listed)] if numbers[kind] else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -124,7 +134,7 @@ def _items(name: str, paper: Mapping[str, Any], table: Table) -> list[str]:
     return [item for item in paper["items"] if f"{name}, {item}" in table.reproduces]
 
 
-def _line(name: str, paper: Mapping[str, Any], filling: Filling, numbers: dict[str, int]) -> list[str]:
+def _line(name: str, paper: Mapping[str, Any], filling: Filling, numbers: Numbers) -> list[str]:
     """The line of a table."""
     table, runs = filling.table, filling.runs
     items = _items(name, paper, table)
@@ -136,7 +146,8 @@ def _line(name: str, paper: Mapping[str, Any], filling: Filling, numbers: dict[s
     shipped = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     stem = filling.path.stem
     link = f"[{stem}](configs/tables/{filling.path.name})" if shipped else str(short(filling.path))
-    deviations = _numbers(table.deviations if table.reproduces else (), numbers)
+    about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
+    deviations = _numbers(about, numbers)
     return [name, ", ".join(items), shows, _counts(filling), f"{len(done)} / {filling.total}", seeds, date, link, deviations]
 
 
@@ -148,7 +159,7 @@ def _counts(filling: Filling) -> str:
     return ", ".join([*first, *(f"{count} {mark}" for mark, count in marks.items()), *last]) or "none"
 
 
-def _further_items(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling], numbers: dict[str, int]) -> list[str]:
+def _further_items(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling], numbers: Numbers) -> list[str]:
     """The items of the papers that no table fills, with their commands."""
     filled = {item for filling in fillings for item in filling.table.reproduces}
     rows = [
@@ -165,15 +176,18 @@ def _further_items(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[F
     ]
 
 
-def _command(about: Mapping[str, Any], numbers: dict[str, int]) -> list[str]:
+def _command(about: Mapping[str, Any], numbers: Numbers) -> list[str]:
     if about.get("illustration"):
         return ["nothing to reproduce", "", "", ""]
     command = f"`{about['command']}`" if "command" in about else "none"
-    return [command, str(about.get("published", "")), str(about.get("ours", "")), _numbers(about.get("deviations", []), numbers)]
+    return [command, str(about.get("published", "")), str(about.get("ours", "")), _numbers(about, numbers)]
 
 
-def _numbers(deviations: Sequence[str], numbers: dict[str, int]) -> str:
-    """The numbers of deviations. New deviations are added to ``numbers``."""
-    for text in deviations:
-        numbers.setdefault(text.rstrip("."), len(numbers) + 1)
-    return ", ".join(str(number) for number in sorted(numbers[text.rstrip(".")] for text in deviations))
+def _numbers(about: Mapping[str, Any], numbers: Numbers) -> str:
+    """The numbers of the differences in a table or an item. New differences are added to ``numbers``."""
+    found = []
+    for kind, (letter, _) in KINDS.items():
+        texts, known = [text.rstrip(".") for text in about.get(kind, ())], numbers[kind]
+        places = [known.setdefault(text, len(known) + 1) for text in texts]
+        found += [f"{letter}{number}" for number in sorted(places)]
+    return ", ".join(found)

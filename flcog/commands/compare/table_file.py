@@ -92,7 +92,7 @@ class _TableFile:
         if value["margin"] is not None and not value["reason"]:
             raise ValueError(f"{self.path} has margin {value['margin']}: give the reason for it under reason")
         if value["reproduces"] and "deviations" not in self.content:
-            raise ValueError(f"{self.path} has reproduces: list the differences from the paper under deviations, [] for none")
+            raise ValueError(f"{self.path} has reproduces: list the contradictions to the paper under deviations, [] for none")
         named = [*columns, *(value[name] for name in further)]
         plain = ("metric", "last", "confidence", "summary", "over_rounds", "average", "worst", "trunks")
         return Table(
@@ -115,6 +115,7 @@ class _TableFile:
             **{name: value[name] for name in ("reason", "trials", "hypothesis")},
             reproduces=tuple(value["reproduces"]),
             deviations=tuple(value["deviations"]),
+            unstated=tuple(value["unstated"]),
             all_rows=frozenset([*rows, *flcog.callbacks.BOUNDS]),
             all_settings=frozenset(name if part.setting is None else part.setting for name, part in columns.items()),
             **{name: value[name] for name in plain},

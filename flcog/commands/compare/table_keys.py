@@ -136,9 +136,8 @@ KEYS = {
     "exploratory": Key("seeds that had been seen before the margin was fixed; verdicts on them are marked", [], SEEDS),
     "hypothesis": Key("the hypothesis that was stated before the runs, shown below the title", "", TEXT),
     "reproduces": Key('["PAPER, Table 1"], the tables and figures of papers that it reproduces', [], TEXTS),
-    "deviations": Key(
-        "a sentence for each difference from the paper, or setting that the paper does not state; [] for none", [], TEXTS
-    ),
+    "deviations": Key("a sentence for each contradiction to the paper; [] for none", [], TEXTS),
+    "unstated": Key("a sentence for each setting on which the paper is silent: the authors' code, or our choice", [], TEXTS),
     "trunks": Key("false to train all rounds of every run separately, as --no-trunks does, to compare times", True, FLAG),
 }
 """The keys of a table's YAML file."""
