@@ -1,5 +1,6 @@
 """EarlyStopping: an observer that ends a run when a metric no longer improves, or is good enough."""
 
+import math
 from typing import Any, Literal
 
 from flcog.core.checks import at_least
@@ -16,10 +17,11 @@ class EarlyStopping(Callback):
         mode: whether it should grow (max) or fall (min). By default losses and errors should fall, and all others grow.
         patience: number of successive evaluations without improvement (``trainer.eval_every`` rounds apart) that ends the run.
         min_delta: a value must be better than the best one by more than this to count as an improvement.
-        threshold: the run ends at the first evaluation that reaches this value. None for no threshold.
+        stopping_threshold: the run ends at the first evaluation that reaches this value. None for no threshold.
+        check_finite: whether the run ends when the metric becomes NaN or infinite, which otherwise is no improvement.
 
     Example:
-        >>> EarlyStopping(monitor="test/accuracy", patience=5, threshold=0.9).patience
+        >>> EarlyStopping(monitor="test/accuracy", patience=5, stopping_threshold=0.9).patience
         5
 
     In YAML::
@@ -41,11 +43,13 @@ class EarlyStopping(Callback):
         mode: Literal["max", "min"] | None = None,
         patience: int = 10,
         min_delta: float = 0.0,
-        threshold: float | None = None,
+        stopping_threshold: float | None = None,
+        check_finite: bool = True,
     ) -> None:
         at_least(self, 1, patience=patience)
         at_least(self, 0, min_delta=min_delta)
-        self.monitor, self.mode, self.patience, self.min_delta, self.threshold = monitor, mode, patience, min_delta, threshold
+        self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
+        self.stopping_threshold, self.check_finite = stopping_threshold, check_finite
         self._monitor = Monitor(monitor, mode)
 
     def on_fit_start(self, run: Run) -> None:
@@ -82,8 +86,11 @@ class EarlyStopping(Callback):
     def _reason(self) -> str | None:
         if self._metric is None or self._last is None:
             return None
-        if self.threshold is not None and self._monitor.gain(self._metric, self._last, over=self.threshold) >= 0:
-            return f"{self._metric} is {self._last:.4g}, which reaches the threshold of {self.threshold:g}"
+        if self.check_finite and not math.isfinite(self._last):
+            return f"{self._metric} is {self._last}"
+        enough = self.stopping_threshold
+        if enough is not None and self._monitor.gain(self._metric, self._last, over=enough) >= 0:
+            return f"{self._metric} is {self._last:.4g}, which reaches the threshold of {enough:g}"
         if self._waited < self.patience:
             return None
         if self._best is None:

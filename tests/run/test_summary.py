@@ -126,7 +126,7 @@ def test_what_clients_hold_out_for_validation_chooses_too(tmp_path: Path, capsys
 
 def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trainer: Any = fit(tmp_path, rounds=1, eval_every=1)
-    observers = [ProgressBar(), RoundsToTarget(0.0), EarlyStopping(threshold=0.0), Checkpoint(), Summary()]
+    observers = [ProgressBar(), RoundsToTarget(0.0), EarlyStopping(stopping_threshold=0.0), Checkpoint(), Summary()]
     metrics = dict(trainer.history[0])
     for is_first in (True, False):
         run = trainer.run
@@ -162,7 +162,7 @@ data: {{class_path: flcog.datamodules.Digits, init_args: {{image_size: 8}}}}
 
 STOPPING = """
 trainer:
-  callbacks+: [{class_path: flcog.callbacks.EarlyStopping, init_args: {threshold: 0.0}}]
+  callbacks+: [{class_path: flcog.callbacks.EarlyStopping, init_args: {stopping_threshold: 0.0}}]
 """
 
 

@@ -57,11 +57,22 @@ def test_early_stopping_asks_for_more_than_min_delta_and_stops_at_a_threshold(tm
     assert stopped_in(patience=2, mode="max") == growing
     assert stopped_in(patience=2, min_delta=10.0) == 3
     enough = sorted(losses)[4]
-    assert stopped_in(threshold=enough) == 1 + next(n for n, loss in enumerate(losses) if loss <= enough) > 1
+    assert stopped_in(stopping_threshold=enough) == 1 + next(n for n, loss in enumerate(losses) if loss <= enough) > 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_early_stopping_ends_a_run_whose_metric_is_not_finite(value: float, capsys: pytest.CaptureFixture[str]) -> None:
+    stopping = EarlyStopping("test/loss", patience=2)
+    run: Any = SimpleNamespace(processes=Processes(), round=0, settings=SimpleNamespace(eval_every=1), should_stop=False)
+    stopping.on_fit_start(run)
+    for round, found in enumerate([1.0, value], 1):
+        stopping.on_evaluation_end(run, round, {"test/loss": found})
+        assert run.should_stop is (round == 2)
+    assert f"test/loss is {value}" in capsys.readouterr().out
 
 
 def test_early_stopping_takes_nan_for_no_improvement() -> None:
-    stopping = EarlyStopping("test/loss", patience=2)
+    stopping = EarlyStopping("test/loss", patience=2, check_finite=False)
     run: Any = SimpleNamespace(processes=Processes(rank=1), round=0, settings=SimpleNamespace(eval_every=1), should_stop=False)
     stopping.on_fit_start(run)
     for round, (value, stops) in enumerate([(float("nan"), False), (1.0, False), (float("nan"), False), (float("nan"), True)], 1):
