@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
 from flcog.core.randomness import have_moved, put_back, streams
@@ -60,8 +61,13 @@ class ModelFunction:
         self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
 
     def copy_of(self, tree: Copied) -> Copied:
-        """Copy the module, or an object that contains it, deeply, but share the constants."""
-        return copy.deepcopy(tree, {id(constant): constant for constant in self.constants.values()})
+        """Copy the module, or an object that contains it, deeply, but share the constants.
+
+        Results that an earlier training left in the module's attributes are copied without their gradient.
+        """
+        kept = [leaf for layer in self.module.modules() for leaf in pytree.tree_leaves(dict(vars(layer)))]
+        results = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}
+        return copy.deepcopy(tree, results | {id(constant): constant for constant in self.constants.values()})
 
     @property
     def mixes_rows(self) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import TinyData, distance, make_trainer
@@ -44,3 +45,18 @@ def test_a_second_fit_says_that_it_starts_from_the_first_ones_model(tmp_path: Pa
     )
     assert "earlier fit" not in fit(tmp_path, model, "last", rounds=2)[1], "a resumed run starts from its checkpoint"
     assert "earlier fit" not in fit(tmp_path, fresh())[1]
+
+
+def test_a_module_that_keeps_results_is_trained_again(tmp_path: Path) -> None:
+    """Models of pytorch-forecasting keep the outputs of steps, whose gradients deepcopy refuses."""
+
+    class Keeps(flcog.Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.kept = {"outputs": [loss * 2]}
+            return loss
+
+    model = Keeps(nn.Linear(6, 3))
+    for _ in range(2):
+        fit(tmp_path, model)
+    assert not model.kept["outputs"][0].is_leaf
