@@ -75,6 +75,7 @@ class Lifecycle:
             with run.evaluator.limited_to(num_sanity_val_steps):
                 evaluate()
             self._observe("on_sanity_check_end")
+        self._observe("on_train_start")
         self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
         while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
             self._run_round(run, evaluate)

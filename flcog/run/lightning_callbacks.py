@@ -130,7 +130,7 @@ class LightningCallbacks(Callback):
             if state := self._states.get(callback.state_key):
                 callback.load_state_dict(state)
         self._states = {}
-        self._call(("on_fit_start",), ("on_train_start",))
+        self._call(("on_fit_start",))
 
     def on_sanity_check_start(self, run: Session) -> None:
         """The central sets are about to be evaluated on a few batches before round 1."""
@@ -143,6 +143,10 @@ class LightningCallbacks(Callback):
         if self.trainer is not None:
             self._call(("on_sanity_check_end",))
             self.trainer.state.stage = RunningStage.TRAINING
+
+    def on_train_start(self, run: Session) -> None:
+        """The rounds begin."""
+        self._call(("on_train_start",))
 
     def on_round_start(self, run: Session, round: int, cohort: list[int]) -> None:  # type: ignore[override]
         if self.trainer is not None:

@@ -72,7 +72,7 @@ def test_the_sanity_check_says_so(tmp_path: Path) -> None:
         def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
             seen.append(trainer.sanity_checking)
 
-        on_sanity_check_end = on_sanity_check_start
+        on_fit_start = on_train_start = on_sanity_check_end = on_sanity_check_start
 
     class Checks(Plain):
         def test_step(self, batch: Any, batch_idx: int) -> Any:
@@ -80,7 +80,7 @@ def test_the_sanity_check_says_so(tmp_path: Path) -> None:
             return super().test_step(batch, batch_idx)
 
     make_trainer(tmp_path, Looks(), rounds=1, num_sanity_val_steps=1, eval_every=1, precision="32-true").fit(Checks(), Loaders())
-    assert seen == [True, (True, True), True, *[(False, True)] * 3]
+    assert seen == [False, True, (True, True), True, False, *[(False, True)] * 3]
 
 
 def test_a_logger_is_there_before_the_run(tmp_path: Path) -> None:
