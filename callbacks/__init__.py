@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
     from flcog.callbacks.privacy.dp_fedavg import DPFedAvg
+    from flcog.callbacks.privacy.dpsgd import DPSGD
     from flcog.callbacks.robust.adaptive_robust_clipping import AdaptiveRobustClipping
     from flcog.callbacks.robust.bucketing import Bucketing
     from flcog.callbacks.robust.bulyan import Bulyan
@@ -115,6 +116,7 @@ COMMANDS = (
 __all__ = [
     "DDPM",
     "DENSE",
+    "DPSGD",
     "MOON",
     "SCAFFOLD",
     "VHL",

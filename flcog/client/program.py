@@ -71,6 +71,7 @@ class Program:
             [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
             for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "over_data")
         )
+        self.maps_gradient = any(method.maps_gradient for _, method in self.wraps)
         self.local_step = 0
         """The number of the local step, for a module with its own ``training_step``."""
         stages = [(i, method) for i, method in enumerate(self.methods) if isinstance(method, Stage)]

@@ -18,7 +18,7 @@ from flcog.client.executor import (
     set_rates,
     torch_seed,
 )
-from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, with_states
+from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
@@ -165,7 +165,7 @@ class OneClient:
         contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
         if program.wraps:
             # The gradient is taken at other parameters too, so every pass runs functionally, from this step's buffers.
-            base = program.pure_gradient(differentiate_eager, buffers, contexts)
+            base = program.pure_gradient(differentiate_pure if program.maps_gradient else differentiate_eager, buffers, contexts)
             result = program.gradient(base, params, batch, contexts, tensors.masks)
             for name, buffer in result.buffers.items():
                 buffers[name].copy_(buffer)

@@ -32,6 +32,7 @@ from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_o
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
 from flcog.method.selection import ClientPool, RoundRecord, SamplingLaw, Selected, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
+from flcog.method.withholding import Withholding
 from flcog.wire.envelope import Envelope
 from flcog.wire.population import Population
 
@@ -106,6 +107,7 @@ __all__ = [
     "UploadMatrix",
     "Uploads",
     "WarningNote",
+    "Withholding",
     "Work",
     "asynchronous_of",
     "check_methods",

@@ -63,6 +63,8 @@ class Method(Callback):
     """Needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels."""
     differentiates_loss: ClassVar[bool] = False
     """Differentiates the loss of a step in ``after_step``, and refuses modules with manual optimisation."""
+    maps_gradient: ClassVar[bool] = False
+    """Calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``."""
     needs_adapters: ClassVar[bool] = False
     """Trains LoRA's adapters, and needs a model with adapters."""
     excludes: ClassVar[Mapping[str, str]] = {}

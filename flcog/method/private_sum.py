@@ -10,6 +10,7 @@ from flcog.core.types import Slot
 from flcog.method.context import Context, GlobalModel
 from flcog.method.method import Method
 from flcog.method.stage import Kind, Stage
+from flcog.method.withholding import Withholding
 from flcog.wire.envelope import Envelope
 
 Normal = Callable[[tuple[int, ...]], Tensor]
@@ -33,7 +34,7 @@ class Training(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateSum(Stage, protocol=True):
+class PrivateSum(Withholding, Stage, protocol=True):
     """Replaces the sums over a round's clients by noisy sums, which are all that other methods, observers and users see.
 
     A round has these steps beside those of other stages. The engine adds up u_k a_k for every field of the envelope, and messages
@@ -94,10 +95,6 @@ class PrivateSum(Stage, protocol=True):
             arrived: the number of clients in them.
             draw: draws the noise.
         """
-        raise NotImplementedError
-
-    def withholds(self, column: str) -> bool:
-        """Whether a column of the metrics depends on clients' data or on the cohort beyond the noisy sums."""
         raise NotImplementedError
 
     def figures(self, state: Slot) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flcog.core.randomness import make_rng, secret_normal
-from flcog.method import Cohort, Normal, Note, Training, WarningNote, private_sum_of
+from flcog.method import Cohort, Normal, Note, Training, WarningNote, Withholding, private_sum_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -120,12 +120,12 @@ def public(engine: Engine, cohort: Cohort) -> Cohort:
 
 
 def released(engine: Engine, server: ServerState, metrics: dict[str, float]) -> dict[str, float]:
-    """The columns that may be seen, with those of the private sum. Without a private sum, all of them."""
+    """The columns that no method withholds, with those of the private sum."""
+    for method in engine.methods:
+        if isinstance(method, Withholding):
+            metrics = {name: value for name, value in metrics.items() if not method.withholds(_source(engine, name))}
     private = private_sum_of(engine.methods)
-    if private is None:
-        return metrics
-    seen = {name: value for name, value in metrics.items() if not private.withholds(_source(engine, name))}
-    return seen | private.figures(server.servers[private.name])
+    return metrics if private is None else metrics | private.figures(server.servers[private.name])
 
 
 def _source(engine: Engine, column: str) -> str:
