@@ -15,7 +15,7 @@ from flcog.core.lightning_packages import is_lightnings, lightning_base, users_h
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
-from flcog.run.lightning_checkpoint import checked_state
+from flcog.run.lightning_checkpoint import checked_state, entries_of_hook
 from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
 from flcog.run.session import Session
 from flcog.server.round_schedules import RoundSchedules
@@ -126,6 +126,9 @@ class LightningCallbacks(Callback):
                 callback.dirpath = str(run.directory / "checkpoints")
                 self._placed.append(callback)
         self._call(("setup", "fit"))
+        if run.resumed_from is not None:
+            self._call(("on_load_checkpoint", dict(run.resumed_from)))
+            run.resumed_from = None
         for callback in self._active:
             if state := self._states.get(callback.state_key):
                 callback.load_state_dict(state)
@@ -200,6 +203,13 @@ class LightningCallbacks(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._states, self._of_schedules = state.get("callbacks", {}), state.get("schedules", {})
         self._of_data = state.get("datamodule", {})
+
+    def checkpoint_entries(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for callback in self._active:
+            if self._trainer is not None and users_hooks(callback, ["on_save_checkpoint"]):
+                found |= entries_of_hook(callback, checkpoint | found, self._trainer, self._trainer.lightning_module)
+        return found
 
     # Calls ------------------------------------------------------------------------------------------------------------------------
 

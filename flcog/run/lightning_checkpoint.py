@@ -41,16 +41,17 @@ def lightning_entries(module: L.LightningModule, weights: Params, config: Mappin
     return entries
 
 
-def entries_of_module(module: L.LightningModule, taken: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that the module's ``on_save_checkpoint`` adds to a checkpoint, and Lightning's own entries that it changes.
+def entries_of_hook(owner: Any, taken: Mapping[str, Any], *arguments: Any) -> dict[str, Any]:
+    """The entries that an ``on_save_checkpoint`` adds to a checkpoint, and Lightning's own entries that it changes.
 
     Args:
-        module: the client module.
+        owner: the client module, or a callback.
         taken: the entries that the checkpoint already has.
+        arguments: of the hook, before the checkpoint.
     """
-    name = f"{type(module).__name__}.on_save_checkpoint"
+    name = f"{type(owner).__name__}.on_save_checkpoint"
     checkpoint = {key: dict(value) if isinstance(value, Mapping) else value for key, value in taken.items()}
-    module.on_save_checkpoint(checkpoint)
+    owner.on_save_checkpoint(*arguments, checkpoint)
     added = {key: value for key, value in checkpoint.items() if key not in taken or not _same(value, taken[key])}
     lost: list[str] = []
     for key, value in added.items():

@@ -22,7 +22,7 @@ from flcog.run.client_states import SavedClientStates
 from flcog.run.description import describe, entries
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
-from flcog.run.lightning_checkpoint import entries_of_module, lightning_entries, warn_of_lost_hyperparameters
+from flcog.run.lightning_checkpoint import entries_of_hook, lightning_entries, warn_of_lost_hyperparameters
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.remote_states import fetch_states, send_states
 from flcog.run.spending import Spending
@@ -72,6 +72,8 @@ class Session:
         self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self.spending = Spending(directory / "spending.yaml" if directory is not None else None)
+        self.resumed_from: dict[str, Any] | None = None
+        """The checkpoint of a resumed run, until its first round."""
         self._directory = directory
         self._setting: dict[str, Any] = {}
         """The contents of ``run.yaml``, empty if it is not written."""
@@ -195,7 +197,9 @@ class Session:
             payload["clients"] = self.clients.files
         if "on_save_checkpoint" in written_hooks(self.model.module):
             self.engine.hand_over(server)
-            payload |= entries_of_module(self.model.module, payload)
+            payload |= entries_of_hook(self.model.module, payload)
+        for observer in self.observers:
+            payload |= observer.checkpoint_entries(payload)
         if self.processes.is_first:
             self._frozen.write(path.parent)
             checkpoint.write(path, payload)
@@ -277,6 +281,7 @@ class Session:
         for name, observer in checkpoint.named(self.observers):
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
         self.table.load(server.round)
+        self.resumed_from = saved
 
     def _load_states(self, files: dict[int, str]) -> None:
         """Load the clients' states, and send them to clients in other processes."""

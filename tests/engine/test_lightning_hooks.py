@@ -402,6 +402,7 @@ def test_the_page_lists_what_is_called() -> None:
             (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | CALLED_WITHOUT_DATA).union(*CALLED_TO_EVALUATE.values()),
         ),
         (L.LightningDataModule, CALLED_ON_DATA | CALLED_WITHOUT_DATA),
+        (L.Callback, set(lightning_hooks(L.Callback))),
     ):
         for name in lightning_hooks(base):
             expected[f"{base.__name__}.{name}"] = "called" if name in called else "ignored"

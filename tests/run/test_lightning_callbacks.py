@@ -9,12 +9,14 @@ import lightning as L
 import pytest
 import torch
 from datamodules.common import one_line
+from engine.test_lightning_hooks import Both, Plain
 from harness import TinyData, classifier, fit, make_trainer
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 import flcog
+from flcog.client.lightning_hooks import lightning_hooks
 
 OPTIONS: dict[str, Any] = {"eval_every": 1, "rounds": 3, "local_steps": 1, "precision": "32-true"}
 
@@ -76,6 +78,22 @@ def test_a_callback_with_a_state_resumes(tmp_path: Path) -> None:
     recorder = Recorder()
     fit(tmp_path, recorder, ckpt_path=str(first.run_dir), **OPTIONS)  # type: ignore[arg-type]
     assert recorder.epochs == 3 and recorder.seen[0] == ("setup", 2, 2)
+
+
+def test_a_callbacks_own_entries_of_a_checkpoint(tmp_path: Path) -> None:
+    class Notes(L.Callback):
+        seen: Any = None
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["notes"] = {"done": trainer.global_step, "kinds": {type(pl_module).__name__: checkpoint["round"]}}
+
+        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            self.seen = checkpoint["notes"]
+
+    first = fit(tmp_path, Notes(), **OPTIONS | {"rounds": 2})  # type: ignore[arg-type]
+    resumed = Notes()
+    fit(tmp_path, resumed, ckpt_path=str(first.run_dir), **OPTIONS)  # type: ignore[arg-type]
+    assert resumed.seen == {"done": 2, "kinds": {"Classifier": 2}}
 
 
 def test_early_stopping(tmp_path: Path) -> None:
@@ -251,3 +269,29 @@ def test_entries_of_lightnings_that_a_module_changes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="do not store"):
         fit(tmp_path, module=(again := Storing()), ckpt_path=str(run), **OPTIONS)
     assert again.kept == {"name": "text", "deep": {"size": 3}}
+
+
+def test_every_hook_of_a_callback(tmp_path: Path) -> None:
+    called: set[str] = set()
+
+    def hook(name: str) -> Any:
+        return lambda *arguments: called.add(name) or ({"seen": 1} if name == "state_dict" else None)
+
+    class Fails(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            raise RuntimeError("of the user's")
+
+    class Lit(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx))
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return batch[0]
+
+    every = type("Every", (L.Callback,), {name: hook(name) for name in lightning_hooks(L.Callback)})
+    options: dict[str, Any] = {**OPTIONS, "num_sanity_val_steps": 1}
+    first = fit(tmp_path, every(), module=Lit(), data=Both(), **options | {"rounds": 1})
+    fit(tmp_path, every(), module=Lit(), data=Both(), ckpt_path=str(first.run_dir), **options).predict()
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, every(), Fails(), module=Lit(), data=Both(), **options)
+    assert called == set(lightning_hooks(L.Callback))
