@@ -1,6 +1,7 @@
 """The command ``flcog compare``: reads a table, trains its arms, prints and writes the filled table."""
 
 import argparse
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import read_table, with_bounds
 from flcog.commands.compare.table_keys import KEYS
+from flcog.commands.compare.tuning import FILE as TUNED
+from flcog.commands.compare.tuning import tune, with_choice
 from flcog.core import signals
 from flcog.core.commands import parser_of
 
@@ -66,6 +69,9 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help")
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
     table, launcher = _chosen(options, path, out), _launcher(options)
+    if options.tune:
+        tune(table, out, extra, lambda grid, runs: _fill(grid, runs, out, options, launcher))
+    table = with_choice(table, out / TUNED, _saved_file(options, path).with_suffix(".tuned.yaml"))
     runs = cells(table, out, extra)
     print_damage(
         [cell.damage for cell in runs],
@@ -135,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
     dry_run = "print each cell's configuration, its estimated time and the results that it reuses; train and write nothing"
+    tune = "first choose the values in the rows' `tune` by the clients' validation data, on seeds that the table does not use"
+    instead.add_argument("--tune", action="store_true", help=tune)
     instead.add_argument("--dry-run", action="store_true", help=dry_run)
     _add_options_of_the_table(parser)
     _add_options_of_slurm(parser)
@@ -204,6 +212,8 @@ def _report(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: 
     report(table, results, out, options.spread)
     if options.save_results:
         count = write_results(saved, table, runs)
+        if (out / TUNED).is_file():
+            shutil.copy(out / TUNED, saved.with_suffix(".tuned.yaml"))
         none = f"no run with the table's settings has finished: nothing is saved in {saved}"
         print(f"{count} finished runs saved in {saved}" if count else none)
     check_metric(results, runs)

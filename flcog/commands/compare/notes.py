@@ -24,7 +24,7 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
     )
     different = [f"Different from the paper: {text.rstrip('.')}." for text in filled.table.deviations]
     different += [f"Not stated in the paper: {text.rstrip('.')}." for text in filled.table.unstated]
-    return [*(note for topic in found for note in topic), *different]
+    return [*(note for topic in found for note in topic), *filled.table.tuned, *different]
 
 
 def _on_scores(filled: Filled) -> Iterator[str]:

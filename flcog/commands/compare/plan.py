@@ -35,6 +35,8 @@ class Part:
     summary: Summary | None = None
     round: int | None = None
     target: float | None = None
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values to try with ``--tune``, by option."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,9 @@ class Table:
     planned: tuple[int, ...] = ()
     exploratory: tuple[int, ...] = ()
     hypothesis: str = ""
+    tuning_seeds: tuple[int, ...] = ()
+    tuned: tuple[str, ...] = ()
+    """A sentence on the search for hyper-parameters, if there was one."""
     all_rows: frozenset[str] = frozenset()
     all_settings: frozenset[str] = frozenset()
     """Its rows and settings before a selection."""

@@ -13,6 +13,8 @@ from flcog.commands.compare.plan import Table, cells
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table_file import read_mapping, read_table
+from flcog.commands.compare.tuning import FILE as TUNED
+from flcog.commands.compare.tuning import with_choice
 from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
@@ -84,7 +86,8 @@ def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
-    table = read_table(path)
+    files = [*(root / path.stem / TUNED for root in roots), saved / f"{path.stem}.tuned.yaml"]
+    table = with_choice(read_table(path), *files)
     kept = saved / f"{path.stem}.csv"
     whole: dict[str, Result] = {}
     for root in roots:

@@ -14,7 +14,7 @@ from flcog.commands.compare.table_keys import KEYS, SPLIT, are_texts
 from flcog.core.yaml_files import load_yaml
 
 FURTHER: Mapping[str, Mapping[str, str]] = {
-    "rows": {"columns": "a mapping of arguments for each"},
+    "rows": {"columns": "a mapping of arguments for each", "tune": "lists of values to try, by option"},
     "columns": {"target": "the score whose round is read off the curve"},
 }
 """Further entries of rows and columns, with their meanings."""
@@ -112,6 +112,7 @@ class _TableFile:
             else {},
             planned=tuple(dict.fromkeys(value["seeds"])),
             exploratory=tuple(value["exploratory"]),
+            tuning_seeds=tuple(value["tuning_seeds"]) or (max(value["seeds"]) + 1,),
             **{name: value[name] for name in ("reason", "trials", "hypothesis")},
             reproduces=tuple(value["reproduces"]),
             deviations=tuple(value["deviations"]),
@@ -150,7 +151,12 @@ class _TableFile:
             raise ValueError(f"target of {where} in {self.path} must be a score such as 0.97; got {target!r}")
         configs = tuple(self._config(name, where) for name in names)
         inside = {str(column): self._arguments(given, f"{where}, {column}") for column, given in columns.items()}
-        return Part(configs, self._arguments(value.get("arguments"), where), inside, target=target)
+        grid = self._arguments(value.get("tune"), where)
+        if wrong := [option for option, values in grid.items() if not isinstance(values, list) or not values]:
+            raise ValueError(
+                f"tune of {where} in {self.path} must be lists of values by option; {wrong[0]} is {grid[wrong[0]]!r}"
+            )
+        return Part(configs, self._arguments(value.get("arguments"), where), inside, target=target, tune=grid)
 
     def _arguments(self, value: Any, where: str) -> Mapping[str, Any]:
         value = value or {}

@@ -93,7 +93,8 @@ KEYS = {
     "configs": Key("config files for all runs, as after -c of flcog fit"),
     "arguments": Key("options of flcog fit for all runs, {option: value}"),
     "rows": Key(
-        "the arms by name, each with configs, arguments, and columns: {COLUMN: {option: value}} for options in single columns; "
+        "the arms by name, each with configs, arguments, columns: {COLUMN: {option: value}} for options in single columns, and "
+        "tune: {option: [values to try with --tune]}; "
         "or the file of another table"
     ),
     "columns": Key(
@@ -101,6 +102,7 @@ KEYS = {
         "interpolated between evaluations, crosses a score; or the file of another table"
     ),
     "seeds": Key("the seeds of every arm in every setting; [0] by default", [0], SEEDS),
+    "tuning_seeds": Key("the seeds of --tune; by default the number after the largest seed", [], SEEDS),
     "vary": Key(f"[seed, {SPLIT}] to draw the split of the data from each seed, too; [seed] by default", ["seed"], DRAWS),
     "metric": Key("the column of metrics.csv to compare; by default the task's main one", None, METRIC),
     "metrics": Key(

@@ -1,0 +1,87 @@
+"""``flcog compare --tune``: the grid, the choice by validation data on other seeds, and the faults of one line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness import ROOT
+
+from commands.test_compare import fake_run
+from flcog.commands.compare.plan import Cell, Table, cells
+from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.tuning import FILE, tune, with_choice
+
+LR = "model.optimizer.lr"
+ROWS: dict[str, Any] = {
+    "A": {"arguments": {LR: 0.1}, "tune": {LR: [0.01, 0.1, 1.0]}, "columns": {"y": {LR: 0.3}}},
+}
+
+
+def table(folder: Path, **content: Any) -> Table:
+    base = {"configs": [str(ROOT / "configs/quickstart.yaml")], "arguments": {"data.client_val": 0.2}, "seeds": [0, 1]}
+    path = folder / "table.yaml"
+    path.write_text(yaml.safe_dump({**base, "rows": ROWS, "columns": {"x": None, "y": None}, **content}))
+    return read_table(path)
+
+
+def trained(cell: Cell) -> float:
+    """The learning rate of a cell; the last option counts."""
+    return float(cell.arguments[len(cell.arguments) - cell.arguments[::-1].index(f"--{LR}")])
+
+
+def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_path: Path) -> None:
+    given, seen = table(tmp_path), []
+
+    def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
+        for cell in runs:
+            seen.append((cell.setting, cell.seed, trained(cell)))
+            # The test set would choose 0.01.
+            val = {0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 0.3: 0.4}[trained(cell)]
+            fake_run(cell, [1 - val], finished=True, val__accuracy=[val], comm__total_bytes=[100])
+        return []
+
+    tune(given, tmp_path / "out", [], train)
+    assert seen == [("x", 2, 0.01), ("x", 2, 0.1), ("x", 2, 1.0), ("y", 2, 0.3)], "the row fixes its rate in y"
+    saved = yaml.safe_load((tmp_path / "out" / FILE).read_text())
+    assert saved["chosen"] == {"A": {"x": {LR: 1.0}, "y": {}}} and saved["edges"] == [["A", "x", LR]]
+    assert [line["validation"] for line in saved["grid"]] == [0.5, 0.6, 0.7, 0.4]
+    assert saved["cost"]["runs"] == 4 and saved["cost"]["bytes"] == 400
+    chosen = with_choice(given, tmp_path / "none", tmp_path / "out" / FILE)
+    assert {(cell.setting, trained(cell)) for cell in cells(chosen, tmp_path, [])} == {("x", 1.0), ("y", 0.3)}
+    assert "A · x: model.optimizer.lr 1.0 (at the edge of the grid). The search took 4 runs, 4 rounds" in chosen.tuned[0]
+    assert with_choice(given, tmp_path / "none") == given
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"rows": {"A": None}}, "no row of table has tune"),
+        (
+            {"rows": {**ROWS, "B": {"tune": {LR: [0.1]}}}},
+            r"unlike numbers of configurations \(A 3, B 1\): give each row the same",
+        ),
+        ({"tuning_seeds": [1]}, "tuning_seeds of table has 1, a seed of the table"),
+        ({"arguments": {"data.client_val": 0.0}}, "A · x · seed 0 has none: set data.client_val"),
+        ({"rows": {"A": {"tune": {LR: [7.0, 8.0]}}}}, "tune of row A lacks the row's own values of model.optimizer.lr"),
+        ({"rows": {"A": {"arguments": {"x": 1}, "tune": {LR: [0.1]}}}}, "A · x · seed 0: no configuration can be read"),
+        (
+            {"rows": {"A": {"tune": {LR: 0.1}}}},
+            "tune of row A in .* must be lists of values by option; model.optimizer.lr is 0.1",
+        ),
+    ],
+)
+def test_grids_that_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        tune(table(tmp_path, **content), tmp_path / "out", [], lambda _, runs: [])
+
+
+def test_a_choice_of_another_table_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    given = table(tmp_path)
+    (tmp_path / FILE).write_text("table: other")
+    with pytest.raises(ValueError, match="belongs to table other, not to table"):
+        with_choice(given, tmp_path / FILE)
+    (tmp_path / FILE).write_text("table: table")
+    with pytest.raises(ValueError, match="is damaged"):
+        with_choice(given, tmp_path / FILE)
