@@ -258,7 +258,7 @@ def test_a_bad_update_is_dropped_and_the_denominator_stays() -> None:
         (Bulyan(f=1), "Bulyan reads single uploads as if they began at one model"),
         (
             SecureAggregation(),
-            "SecureAggregation replaces the sum of the clients' weighted changes",
+            "clients multiply by their weights before they send",
         ),
         (Deadline(seconds=3.0), "FedBuff waits for no late clients"),
         (OverSelect(), "FedBuff waits for no late clients"),
