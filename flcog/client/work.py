@@ -59,23 +59,14 @@ class ClientWork:
         return self.hand_residuals()
 
 
-def make_work(
-    federation: Federation,
-    batching: Batching,
-    tasks: Sequence[ClientTask],
-    seed: int,
-    round: int,
-) -> list[ClientWork]:
+def make_work(federation: Federation, batching: Batching, tasks: Sequence[ClientTask], seed: int, round: int) -> list[ClientWork]:
     """The batches of each client. Draws depend on the seed, the round and the client alone."""
     ids = np.asarray([task.client for task in tasks], dtype=np.int64)
     partition = federation.partition
     starts_in_partition = partition.offsets[ids]
     num_samples = partition.offsets[ids + 1] - starts_in_partition
-    layouts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
     pairs = [(size, task.num_steps) for size, task in zip(num_samples.tolist(), tasks, strict=True)]
-    for pair in pairs:
-        if pair not in layouts:
-            layouts[pair] = batching.layout(*pair)
+    layouts = {pair: batching.layout(*pair) for pair in dict.fromkeys(pairs)}
     chosen = [layouts[pair] for pair in pairs]
     passes = np.array([layout[2] for layout in chosen], dtype=np.int64)
     order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes, batching.shuffle)

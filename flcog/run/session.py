@@ -92,7 +92,6 @@ class Session:
 
     @property
     def has_directory(self) -> bool:
-        """Whether it writes anything."""
         return self._directory is not None
 
     @property
@@ -208,7 +207,7 @@ class Session:
 
     def _payload(self, resumable: bool) -> dict[str, Any]:
         """The contents of a checkpoint without the clients' states."""
-        executor = self.engine.clients.executor
+        choice = self.engine.clients.executor.choice
         return {
             "format": checkpoint.FORMAT,
             **self.server.state_dict(),
@@ -219,7 +218,7 @@ class Session:
             "exchanged": checkpoint.digests(self.engine.exchanges),
             "until": methods_until(self.methods, self.server.round),
             "branch": self.branch,
-            "executor": list(executor.choice) if executor.choice else None,
+            "executor": list(choice) if choice else None,
             "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in checkpoint.named(self.observers)},
             "tracker_run": self.trackers.run_id,
