@@ -145,6 +145,14 @@ EXCLUSIVE |= {
 EXCLUSIVE |= {("Deadline", "FedBuff"): "waits for no late clients", ("FedBuff", "OverSelect"): "waits for no late clients"}
 EXCLUSIVE |= {("FedBuff", "FedExP"): "its step size compares changes of one model"}
 EXCLUSIVE |= {("FedBuff", "PoissonSampling"): "it does not select a given number of clients"}
+EXCLUSIVE |= {
+    tuple(sorted(("DPSGD", name), key=str.lower)): "it reads samples outside the gradient, without noise"
+    for name in ("FedDisco", "FedWalk", "Fedssyn", "FedCOG")
+}
+EXCLUSIVE |= {
+    tuple(sorted(("DPSGD", name), key=str.lower)): "it takes further gradients of a batch, which the accountant does not count"
+    for name in ("FedSAM", "FedReg", "FedDM")
+}
 EXCLUSIVE |= {("Oort", "SecureAggregation"): "Oort reads the losses of single clients"}
 EXCLUSIVE |= {
     tuple(sorted((bound, name), key=str.lower)): f"with {bound} nothing is sent to a server, where {name} acts"
