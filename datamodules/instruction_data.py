@@ -56,6 +56,7 @@ class InstructionData(FederatedDataModule):
         packing: whether training batches are packed.
         category: the field with each instruction's category, such as Dolly's ``category``. Partitioners by label and FedDisco use it
             as the label.
+        partitioner: the division of a single file. A folder is divided by its files.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "cifar10": (PHOTOGRAPHS, 10, {}),
     "cifar100": (PHOTOGRAPHS, 100, {}),
     "fashion-mnist": (GREY, 10, {}),
+    "studies/fedavg-mnist": (GREY, 10, {"data.num_clients": 20}),
     "studies/feddisco-ag-news": ((50,), 4, {}),
     "studies/feddisco-cinic10": (PHOTOGRAPHS, 10, {}),
     "studies/feddisco-facebook": ((53,), 0, {}),

@@ -18,7 +18,7 @@ from flcog.method import Method
 
 pytestmark = pytest.mark.usefixtures("command_line")
 
-WITHOUT = {"ArrayData"}
+WITHOUT = {"ArrayData", "InstructionData"}
 """Classes of no data or method of anybody's."""
 
 CITED = [

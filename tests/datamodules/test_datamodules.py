@@ -23,6 +23,7 @@ MODULES = {name for name, cls in EXPORTED.items() if isinstance(cls, type) and i
 REQUIRED = {
     "ArrayData": ("--data.path=x.npz",),
     "HuggingFace": ("--data.dataset=folder",),
+    "InstructionData": ("--data.train=answers.jsonl", "--data.tokenizer=folder"),
     "LightningData": ("--data.module=lightning.pytorch.demos.boring_classes.BoringDataModule",),
     "Table": ("--data.train=rows.csv", "--data.target=y"),
     "TorchDataset": ("--data.train=torchvision.datasets.FakeData",),
@@ -30,7 +31,7 @@ REQUIRED = {
 
 
 def test_all_data_sets_are_listed() -> None:
-    assert len(MODULES) == 19
+    assert len(MODULES) == 20
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
