@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.robust.static_clipping import StaticClipping
     from flcog.callbacks.robust.trimmed_mean import TrimmedMean
     from flcog.callbacks.scaffold import SCAFFOLD, SCAFFOLDInFedDisco
-    from flcog.callbacks.secure.secure_aggregation import SecureAggregation
+    from flcog.callbacks.secure_aggregation import SecureAggregation
     from flcog.callbacks.selection.availability import Availability
     from flcog.callbacks.selection.diurnal_availability import DiurnalAvailability
     from flcog.callbacks.selection.oort import Oort

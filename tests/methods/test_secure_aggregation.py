@@ -19,7 +19,7 @@ from two_processes import on_one_and_two_processes
 
 from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, FedNova, Oort, SecureAggregation, TopK
 from flcog.callbacks.parts.pairwise_masks import pair_masks, stream
-from flcog.callbacks.secure.secure_aggregation import reveal
+from flcog.callbacks.secure_aggregation import reveal
 from flcog.client.messages import ClientReply
 from flcog.deploy.objects import make_objects
 from flcog.method import Method, RoundKeys, SealedUploads

@@ -1,1 +1,0 @@
-"""Sums over clients that hide each client's part."""
