@@ -11,6 +11,7 @@ from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.precision import float64_device, to_float64_device
+from flcog.core.processes import Processes
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
@@ -108,47 +109,7 @@ class GradientHeterogeneity(Callback):
 def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
     """The values of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
     exchange = next(filter(_is_of_samples, (run.method_record(method.name).exchange for method in run.methods)), None)
-    moments_of = _gradient_moments(run, chunk_size)
-    rank, world_size = run.processes.rank, run.processes.count
-    num_clients = run.federation.num_clients
-    sizes = sum(value.numel() for value in run.params.values())
-
-    def moments(partition: Partition, client: int, purpose: str) -> Moments:
-        rows = partition.client(client)
-        if max_samples is not None and len(rows) > max_samples:
-            key = fold(run.settings.seed, client, "gradient heterogeneity", purpose)
-            rows = rows[sample_without_replacement(len(rows), max_samples, key)]
-        return moments_of(rows)._replace(num_samples=len(partition.client(client)))
-
-    names = ("present", "before", "shared")
-    means = {name: torch.zeros(sizes, dtype=torch.float64) for name in names}
-    scalars = {f"{name}/{figure}": 0.0 for name in names for figure in ("noise", "length", "square", "count")} | {"p": 0.0}
-    for client in range(rank, num_clients, world_size):
-        if exchange is None:
-            parts = {"present": moments(run.federation.partition, client, "own")}
-        else:
-            original = moments(exchange.before, client, "own")
-            # Synthetic data are added to a client's own; after an exchange of real data, it has only a part of its own.
-            whole = len(exchange.own.client(client)) == original.num_samples
-            own = original if whole else moments(exchange.own, client, "kept")
-            received, p = moments(exchange.received, client, "received"), float(exchange.shares[client])
-            parts = {"before": original, "shared": received, "present": mixture(own, received, p)}
-            scalars["p"] += p / num_clients
-        for name, part in parts.items():
-            weight = part.num_samples if name == "shared" else 1 / num_clients
-            means[name] += weight * part.mean.cpu()
-            scalars[f"{name}/noise"] += weight * part.noise
-            scalars[f"{name}/length"] += weight * float(part.mean.square().sum())
-            scalars[f"{name}/square"] += weight * part.square
-            scalars[f"{name}/count"] += part.num_samples
-    if world_size > 1:
-        together = torch.cat([*means.values(), torch.tensor(list(scalars.values()), dtype=torch.float64)]).to(
-            run.processes.device
-        )
-        torch.distributed.all_reduce(together)
-        together = together.cpu()
-        means = {name: together[i * sizes : (i + 1) * sizes] for i, name in enumerate(names)}
-        scalars = dict(zip(scalars, together[len(names) * sizes :].tolist(), strict=True))
+    means, scalars = _sums(run, exchange, max_samples, chunk_size)
 
     def dissimilarity(name: str) -> float:
         # Rounding may leave a squared distance of 0 slightly negative.
@@ -170,6 +131,66 @@ def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> d
         "noise_bound": noise_bound(p, noise, shared.noise, before, shift),
         "dissimilarity_bound": (1 - p) ** 2 * before,
     }
+
+
+SAMPLES = ("present", "before", "shared")
+"""The samples that gradients are taken of: all that clients train on now, their own before an exchange, and received ones."""
+
+
+def _sums(
+    run: Run, exchange: SampleExchange | None, max_samples: int | None, chunk_size: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Sums over all clients: gradients by samples, and squares, counts and the mean share of received samples."""
+    moments_of, size = _gradient_moments(run, chunk_size), sum(value.numel() for value in run.params.values())
+    num_clients = run.federation.num_clients
+
+    def moments(partition: Partition, client: int, purpose: str) -> Moments:
+        rows = partition.client(client)
+        if max_samples is not None and len(rows) > max_samples:
+            key = fold(run.settings.seed, client, "gradient heterogeneity", purpose)
+            rows = rows[sample_without_replacement(len(rows), max_samples, key)]
+        return moments_of(rows)._replace(num_samples=len(partition.client(client)))
+
+    means = {name: torch.zeros(size, dtype=torch.float64) for name in SAMPLES}
+    scalars = {f"{name}/{figure}": 0.0 for name in SAMPLES for figure in ("noise", "length", "square", "count")} | {"p": 0.0}
+    for client in range(run.processes.rank, num_clients, run.processes.count):
+        if exchange is None:
+            parts = {"present": moments(run.federation.partition, client, "own")}
+        else:
+            parts, p = _parts(exchange, client, moments)
+            scalars["p"] += p / num_clients
+        for name, part in parts.items():
+            weight = part.num_samples if name == "shared" else 1 / num_clients
+            means[name] += weight * part.mean.cpu()
+            scalars[f"{name}/noise"] += weight * part.noise
+            scalars[f"{name}/length"] += weight * float(part.mean.square().sum())
+            scalars[f"{name}/square"] += weight * part.square
+            scalars[f"{name}/count"] += part.num_samples
+    return _over_processes(run.processes, means, scalars)
+
+
+def _parts(
+    exchange: SampleExchange, client: int, moments: Callable[[Partition, int, str], Moments]
+) -> tuple[dict[str, Moments], float]:
+    """The moments of a client after an exchange, and the share of the received samples."""
+    original = moments(exchange.before, client, "own")
+    # Synthetic data are added to a client's own; after an exchange of real data, it has only a part of its own.
+    whole = len(exchange.own.client(client)) == original.num_samples
+    own = original if whole else moments(exchange.own, client, "kept")
+    received, p = moments(exchange.received, client, "received"), float(exchange.shares[client])
+    return {"before": original, "shared": received, "present": mixture(own, received, p)}, p
+
+
+def _over_processes(
+    processes: Processes, means: dict[str, Tensor], scalars: dict[str, float]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Add up the sums of all processes."""
+    if processes.count == 1:
+        return means, scalars
+    together = torch.cat([*means.values(), torch.tensor(list(scalars.values()), dtype=torch.float64)]).to(processes.device)
+    torch.distributed.all_reduce(together)
+    *rows, rest = together.cpu().split([*map(len, means.values()), len(scalars)])
+    return dict(zip(means, rows, strict=True)), dict(zip(scalars, rest.tolist(), strict=True))
 
 
 def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Moments]:
