@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcog.core.copies import Arriving, copy_queue_of, sent
 from flcog.core.source import Source
-from flcog.core.trees import Tree, floats_to, map_leaves, moved, num_bytes
+from flcog.core.trees import Tree, change_of_structure, floats_to, map_leaves, moved, num_bytes
 from flcog.data import Federation, Samples
 
 Request = tuple[np.ndarray, np.ndarray | None]
@@ -44,6 +44,7 @@ class Reader:
         """The queue of copies that overlap with computations; None if the device has no second queue."""
         self._announced: Request | None = None
         self._begun: tuple[Request, Arriving] | None = None
+        self._first_read: Tree = None
         first, self.example_targets = self(federation.train, federation.partition.indices[:1])
         self.example = first
         """One input of the model, [1, ...]."""
@@ -82,11 +83,22 @@ class Reader:
         return self._ready(samples, samples.gather(chosen, keys), chosen, keys)
 
     def _ready(self, samples: Samples, gathered: Tree, indices: Tensor, keys: np.ndarray | None) -> tuple[Tree, Tree]:
+        if isinstance(samples.inputs, Source) and samples is self.federation.train:
+            self._check_structure(gathered, len(indices))
         if samples.whole and self._own_steps:
             return moved(gathered, self._moved), ()
         inputs, targets = self.federation.ready(samples, gathered, indices, self.device, keys)
         inputs = floats_to(self._dtype, inputs)
         return inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs), targets
+
+    def _check_structure(self, gathered: Tree, count: int) -> None:
+        """Refuse a batch whose structure differs from the first one's."""
+        if self._first_read is None:
+            self._first_read = map_leaves(lambda _: None, gathered)
+        elif odd := change_of_structure(self._first_read, gathered, (1, count)):
+            raise ValueError(
+                f"batches have different structures: {odd}: let the data set and its collate_fn return the same parts"
+            )
 
     def _moved(self, part: Any) -> Any:
         """A part of a whole batch, as Lightning would hand it over: on the device, and in the run's precision if it is not 32-true."""

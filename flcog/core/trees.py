@@ -69,6 +69,30 @@ def unlike_structures(trees: Sequence[Tree]) -> str:
     return "" if odd is None else f"batches have different structures: {form(trees[0])} and {form(trees[odd])}"
 
 
+def change_of_structure(one: Tree, other: Tree, counts: tuple[int, int]) -> str:
+    """Describe how two batches of the same data set differ in structure. Empty if they agree.
+
+    A list with one entry for each sample may differ in length.
+
+    Args:
+        one: a batch.
+        other: another batch.
+        counts: the number of samples of each.
+
+    >>> change_of_structure({"x": 1}, {"x": 1, "mask": 2}, (4, 4))
+    'a dict of x and a dict of x, mask'
+    >>> change_of_structure(["a"], ["b", "c"], (1, 2))
+    ''
+    """
+    if not isinstance(one, dict | list | tuple) and not isinstance(other, dict | list | tuple):
+        return ""
+    unlike = type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())
+    if unlike or (len(one) != len(other) and (isinstance(one, tuple) or (len(one), len(other)) != counts)):
+        return f"{form(one)} and {form(other)}"
+    pairs = [(one[key], other[key]) for key in one] if isinstance(one, dict) else zip(one, other, strict=False)
+    return next((odd for pair in pairs if (odd := change_of_structure(*pair, counts))), "")
+
+
 def not_rows(tree: Tree, count: int) -> str:
     """Describe a part of a batch that has not one row for each of ``count`` samples. Empty if all parts have.
 

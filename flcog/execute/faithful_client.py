@@ -104,6 +104,7 @@ class FaithfulClient(OneClient):
                     losses += 1
                     if assignment.watch is not None:
                         assignment.watch(self._step, float(step.loss))
+                self._step += place.last
         for parameter in params.values():
             parameter.grad = None
         return means(totals, max(losses, 1)), tensors._replace(num_steps=taken)

@@ -59,14 +59,13 @@ class OneClient:
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         (work,) = works
-        keys = seed_scratch(self._dropout_keys, assignment, [work.client])
+        keys, self._step = seed_scratch(self._dropout_keys, assignment, [work.client]), 0
         try:
             with own_steps(self.model, assignment.round):
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
         except Exception as error:
-            error.add_note(
-                f"in client {work.client}, round {assignment.round + 1}, local step {self._step + 1} of {work.num_steps}"
-            )
+            step = min(self._step + 1, work.num_steps)
+            error.add_note(f"in client {work.client}, round {assignment.round + 1}, local step {step} of {work.num_steps}")
             raise
 
     @torch.no_grad()
@@ -116,21 +115,22 @@ class OneClient:
         program, params = assignment.program, self.model.params
         live = list(params.values())
         totals, advance = {"loss": torch.zeros((), device=live[0].device, dtype=number_dtype())}, stepper(self.optimizer, live)
-        for self._step, batch in enumerate(batches(work, assignment.reader)):
+        for step, batch in enumerate(batches(work, assignment.reader)):
             if assignment.stop is not None and assignment.stop.is_set():
                 raise StopRequest
             if self.model.trains_itself:
-                program.local_step = self._step
-            gradient = self._gradient(program, batch, tensors, self._step)
+                program.local_step = step
+            gradient = self._gradient(program, batch, tensors, step)
             add_step(totals, gradient.loss, gradient.logged)
             if assignment.watch is not None:
-                assignment.watch(self._step, float(gradient.loss))
+                assignment.watch(step, float(gradient.loss))
             if gradient.state:
                 tensors = with_states(tensors, self._owned(gradient.state))
             before = {name: value.clone() for name, value in params.items()} if program.followers else params
             advance([gradient.values[name] for name in params])
             if program.followers:
                 tensors = self._follow(program, before, batch, tensors)
+            self._step = step + 1
         return means(totals, work.num_steps), tensors
 
     def _follow(self, program: Program, before: Params, batch: Batch, tensors: ClientTensors) -> ClientTensors:

@@ -35,7 +35,7 @@ def stacked_batches(
     masks = None if mask is None else sent(torch.from_numpy(mask), reader.device)
     firsts = _firsts(works, reader, width)
     per_block = firsts.step
-    loaded = _stacked(reader, _requests(works, positions, reader, firsts))
+    loaded = _stacked(works, reader, _requests(works, positions, reader, firsts))
     for first, (inputs, targets) in zip(firsts, loaded, strict=True):
         for step in range(first, min(num_steps, first + per_block)):
             # Cut to the step's largest batch: if all clients' batches are shorter, BatchNorm must not see padding.
@@ -79,13 +79,21 @@ def _requests(
         yield indices[block], None if keys is None else keys[block]
 
 
-def _stacked(reader: Reader, requests: Iterator[tuple[Any, np.ndarray | None]]) -> Iterator[tuple[Tree, Tree]]:
+def _stacked(
+    works: Sequence[ClientWork], reader: Reader, requests: Iterator[tuple[Any, np.ndarray | None]]
+) -> Iterator[tuple[Tree, Tree]]:
     """The inputs and targets for indices [clients, steps, rows], with these axes."""
     train = reader.federation.train
     if reader.whole_batches:
-        for indices, keys in requests:
-            own = [(row.ravel(), None if keys is None else keys[k].ravel()) for k, row in enumerate(indices)]
-            yield by_client(_together(list(reader.each(train, own))), indices.shape)
+        for step, (indices, keys) in enumerate(requests):
+            own, read = [(row.ravel(), None if keys is None else keys[k].ravel()) for k, row in enumerate(indices)], []
+            try:
+                for batch in reader.each(train, own):
+                    read.append(batch)
+            except ValueError as error:
+                error.add_note(f"in client {works[len(read)].client}, local step {step + 1}")
+                raise
+            yield by_client(_together(read), indices.shape)
         return
     asked, flat = tee(requests)
     loaded = reader.each(train, ((indices.ravel(), None if keys is None else keys.ravel()) for indices, keys in flat))

@@ -1,5 +1,6 @@
 """Batches of any structure reach the steps of a LightningModule as a DataLoader returns them; targets are optional."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,16 +294,50 @@ def changing(items: list[Any]) -> Any:
     return batch | ({"mask": batch["x"] > 0} if float(items[0].sum()) > 0 else {})
 
 
-def test_batches_whose_structure_changes_are_refused_where_clients_are_one_program() -> None:
+def test_batches_whose_structure_changes_are_refused_before_round_1() -> None:
     data = TorchDataset(UNLABELLED, collate_fn=changing, num_clients=6, batch_size=2, num_workers=0)
-    with pytest.warns(
-        UserWarning, match="falls back to loop: .*batches have different structures: a dict of x, mask and a dict of x"
-    ):
-        make_trainer(None, executor="vmap", clients_per_round=1.0).prepare(Records(lambda batch: batch["x"][:, 0]), data)
+    with one_line(ValueError, "batches have different structures: a dict of x, mask and a dict of x: let the data set and"):
+        make_trainer(None, clients_per_round=1.0).prepare(Records(lambda batch: batch["x"][:, 0]), data)
     items = Items(lambda i: {"x": ROWS[i]} if i < 12 else {"x": ROWS[i], "more": ROWS[i]})
     data = TorchDataset(items, num_clients=2, batch_size=2, num_workers=2)
     with one_line(ValueError, "the train set: .*different structures: a dict of x and a dict of x, more|no batch can be made"):
         data.federation.train.gather(torch.arange(24))
+
+
+def sometimes_masked(items: list[Any]) -> dict[str, Tensor]:
+    batch = {"x": torch.stack(items)}
+    return batch | ({"mask": batch["x"]} if float(items[0][0]) == float(UNLABELLED[23][0]) else {})
+
+
+class Pure(Records):
+    def _step(self, kind: str, batch: Any) -> Tensor:
+        return self.layer(self.numbers(batch)[:, None]).square().mean()
+
+
+class Faithful(Pure):
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+
+def test_a_batch_whose_structure_changes_names_its_client_and_step() -> None:
+    places = set()
+    for module, options in (
+        (Pure, {"chunk_size": 1}),
+        (Pure, {"chunk_size": 2}),
+        (Pure, {"executor": "vmap"}),
+        (Faithful, {"chunk_size": 1}),
+    ):
+        data = TorchDataset(UNLABELLED, collate_fn=sometimes_masked, num_clients=2, batch_size=1, num_workers=1)
+        trainer = make_trainer(None, clients_per_round=1.0, local_steps=12, precision="32-true", **options)
+        trainer.prepare(module(lambda batch: batch["x"][:, 0]), data)
+        with pytest.raises(
+            ValueError, match="batches have different structures: a dict of x and a dict of x, mask: let the"
+        ) as caught:
+            trainer.train_round()
+        found = re.search(r"in client (\d)(?:, round 1)?, local step (\d+)", caught.value.__notes__[0])
+        assert found is not None
+        places.add(found.groups())
+    assert len(places) == 1 and 23 in data.federation.partition.client(int(places.pop()[0]))
 
 
 def test_a_run_without_targets(tmp_path: Path) -> None:
