@@ -9,6 +9,7 @@ import torch
 from flcog.batch_hooks import BatchHooks
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.core.types import Params
+from flcog.core.users_hooks import call_hook
 from flcog.model_function import ModelFunction
 
 OF_A_MODULE = (
@@ -50,6 +51,10 @@ class EvaluationHooks:
         self.run: Any = None
         """The trainer of the run, if it runs in this process."""
 
+    @property
+    def _where(self) -> str:
+        return f", round {self.run.current_epoch + 1}" if self.run is not None and self.run.fitting else ""
+
     def of_callbacks(self, module: Any, hook: str, *arguments: Any) -> None:
         """Call a hook of the callbacks.
 
@@ -60,7 +65,7 @@ class EvaluationHooks:
         """
         for callback, hooks in self._callbacks:
             if hook in hooks:
-                getattr(callback, hook)(self.run or module._trainer, module, *arguments)
+                call_hook(callback, hook, self.run or module._trainer, module, *arguments, where=self._where)
 
     def of_module(self, model: ModelFunction, params: Params, buffers: Params, hook: str, *arguments: Any) -> None:
         """Call a hook of the module, which has the evaluated weights and may not change them.
@@ -76,7 +81,7 @@ class EvaluationHooks:
         before = {name: value.clone() for name, value in params.items()}
 
         def checked(module: Any) -> None:
-            getattr(module, hook)(*arguments)
+            call_hook(module, hook, *arguments, where=self._where)
             for name, value in module.named_parameters():
                 if name in before and not torch.equal(value, before[name]):
                     params[name].copy_(before[name])

@@ -11,6 +11,7 @@ from flcog.client.lightning_hooks import OF_A_MODULE, OF_A_STEP, written_hooks
 from flcog.client.optimizers import OptimizerConfiguration, asks_again, each_optimizer
 from flcog.client.trainer_reads import values_read
 from flcog.core.lightning_packages import lightning_base, users_hooks
+from flcog.core.users_hooks import call_hook
 from flcog.evaluation_hooks import EvaluationHooks
 from flcog.method import Method
 from flcog.method.gradient_clip import GradientClip
@@ -55,12 +56,8 @@ class LocalHooks:
     def call(self, hook: str, trainer: Any, *arguments: Any) -> Any:
         """Call a hook of a step: of all callbacks, then the module's own, whose result is returned."""
         for callback in self.callbacks:
-            try:
-                getattr(callback, hook)(trainer, self.module, *arguments)
-            except Exception as error:
-                error.add_note(f"in {type(callback).__name__}.{hook}")
-                raise
-        return getattr(self.module, hook)(*arguments)
+            call_hook(callback, hook, trainer, self.module, *arguments)
+        return call_hook(self.module, hook, *arguments)
 
 
 def _reason(hooks: LocalHooks) -> str:

@@ -11,6 +11,7 @@ import flcog.callbacks
 import flcog.datamodules
 from flcog.commands.complaint import complain
 from flcog.core.files import short
+from flcog.core.users_hooks import raised_in_hook
 
 FOLDERS = (Path(__file__).parents[1], *flcog.callbacks.__path__, *flcog.datamodules.__path__)
 OURS = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
@@ -38,7 +39,7 @@ def refusal(error: BaseException | None) -> str | None:
     The parser wraps errors of constructors, so their causes count too.
     """
     while isinstance(error, Exception):
-        if reason := _of_our_code(error) or _of_users_code(error) or _of_a_constructor(error):
+        if reason := _of_our_code(error) or _of_a_hook(error) or _of_users_code(error) or _of_a_constructor(error):
             return reason
         error = error.__cause__
     return None
@@ -51,6 +52,15 @@ def _of_our_code(error: Exception) -> str | None:
     if isinstance(error, ValueError | OSError) and frames[-1].filename.startswith(OURS):
         return " ".join([str(error), *getattr(error, "__notes__", [])])
     return None
+
+
+def _of_a_hook(error: Exception) -> str | None:
+    """Describe any error in a hook of a user's callback or module, with its place."""
+    users = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    if not users or not raised_in_hook(error):
+        return None
+    said, place = f"{type(error).__name__}: {_flat(error)}", f"{short(Path(users[-1].filename))}, line {users[-1].lineno}"
+    return f"{said} ({place}), {', '.join(error.__notes__)}"
 
 
 def _of_users_code(error: Exception) -> str | None:

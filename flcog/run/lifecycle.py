@@ -12,6 +12,7 @@ from lightning.pytorch.profilers import Profiler
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.speed import Calibration
+from flcog.core.users_hooks import call_hook
 from flcog.core.waiting import CoreWaiting
 from flcog.core.writer_lock import WriterLock
 from flcog.run.debugging import report
@@ -133,4 +134,7 @@ class Lifecycle:
 
     def _observe(self, hook: str, *args: Any) -> None:
         if self._run is not None:
-            self.fabric.call(hook, self._run, *args)
+            where = f", round {args[0]}" if args and isinstance(args[0], int) else ""
+            for observer in self.fabric._callbacks:
+                if hasattr(observer, hook):
+                    call_hook(observer, hook, self._run, *args, where=where)

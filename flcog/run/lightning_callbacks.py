@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
 from flcog.client.local_hooks import LocalHooks
 from flcog.core.lightning_packages import is_lightnings, lightning_base, users_hooks
+from flcog.core.users_hooks import call_hook, name_hook
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
@@ -229,7 +230,7 @@ class LightningCallbacks(Callback):
                     if users_hooks(callback, [hook]):
                         self._check_weights(f"{type(callback).__name__}.{hook}")
                 if hook in self._hooks:
-                    getattr(module, hook)(*arguments)
+                    call_hook(module, hook, *arguments, where=f", round {trainer.current_epoch + 1}")
                     self._check_weights(f"{type(module).__name__}.{hook}")
 
     def _check_weights(self, hook: str) -> None:
@@ -267,5 +268,5 @@ def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *argu
             error, MisconfigurationException | RuntimeError
         ):  # such as a missing column
             raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
-        error.add_note(f"in {type(callback).__name__}.{hook}, round {trainer.current_epoch + 1}")
+        name_hook(error, callback, hook, f", round {trainer.current_epoch + 1}")
         raise

@@ -120,6 +120,44 @@ def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFi
     assert all(words in line for words in OPTIONS[options].split("|")), line
 
 
+HOOKS = """
+import flcog, lightning as L
+class InClients(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        {}["x"] if batch_idx == 1 else None
+class BetweenRounds(L.Callback):
+    def on_train_epoch_end(self, trainer, module):
+        raise RuntimeError("two\\nlines")
+class Ours(flcog.Callback):
+    def on_round_end(self, run, round, metrics):
+        1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (
+            "InClients",
+            r"KeyError: 'x' \(my_hooks.py, line 5\), in InClients.on_train_batch_end, in client \d, round 1, local step 2 of 2",
+        ),
+        ("BetweenRounds", r"RuntimeError: two lines \(my_hooks.py, line 8\), in BetweenRounds.on_train_epoch_end, round 1"),
+        ("Ours", r"ZeroDivisionError: division by zero \(my_hooks.py, line 11\), in Ours.on_round_end, round 1"),
+    ],
+)
+def test_an_error_in_a_hook_is_shown_in_one_line(
+    callback: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "my_hooks.py").write_text(HOOKS)
+    sys.modules.pop("my_hooks", None)  # another test's
+    options = "--trainer.logger=false --trainer.rounds=1 --trainer.local_steps=2 --trainer.eval_every=0"
+    with pytest.raises(SystemExit) as exit:
+        main(["fit", "-c", QUICKSTART, *options.split(), f"--trainer.callbacks+=my_hooks.{callback}"])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert exit.value.code == 2 and any(re.fullmatch(f"flcog: error: {message}", line) for line in lines), lines
+    assert not any("Traceback" in line for line in lines)
+
+
 COMMANDS = {
     "": "give a command, as in flcog fit|partition, bench|replay|synthesize|; flcog --help",
     "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare|replay|shuffling-study",
