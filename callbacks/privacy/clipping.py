@@ -1,6 +1,6 @@
 """Bounds on everything that a client sends: one norm for each sender, the model's own norm flat or per layer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,3 +81,14 @@ def total_bound(envelope: Envelope, bound: Bound, scale: Tensor | None = None) -
 
 def is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def with_message(envelope: Envelope, sender: str, message: Mapping[str, Tensor]) -> Envelope:
+    """The envelope with another message of a sender, to be added up without weights."""
+    return envelope._replace(mean={**envelope.mean, sender: {}}, sum={**envelope.sum, sender: message})
+
+
+def without_messages(envelope: Envelope, sender: str) -> Envelope:
+    """The envelope without the messages of a sender."""
+    mean, total = ({name: value for name, value in part.items() if name != sender} for part in (envelope.mean, envelope.sum))
+    return envelope._replace(mean=mean, sum=total)

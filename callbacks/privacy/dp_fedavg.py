@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf, nan
 from typing import Any, Literal
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.callbacks.parts.noise import draw_key, normal
-from flcog.callbacks.privacy.accountant import Sampling, check_delta, epsilon, noise_for
-from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound
+from flcog.callbacks.privacy.accountant import check_delta, noise_for
+from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound, with_message, without_messages
+from flcog.callbacks.privacy.guarantee import NUMBERS, Guarantee, guarantee_of
 from flcog.callbacks.privacy.leaks import is_withheld, refusal
 from flcog.core.checks import at_least, one_of, positive, positive_and_finite, within
 from flcog.core.precision import number_dtype
@@ -27,8 +28,8 @@ from flcog.method import (
     GlobalModel,
     Messages,
     Normal,
+    ParameterMask,
     PrivateSum,
-    SamplingLaw,
     Training,
     selection_of,
 )
@@ -128,7 +129,7 @@ class DPFedAvg(PrivateSum):
         selection = selection_of(training.methods)
         if selection is not None and getattr(selection, "unbiased", False):
             raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")
-        law = self._law(training)
+        guarantee = self._guarantee(training)
         encoder = next((m.name for m in training.methods if getattr(m, "kind", "") == "encode"), None)
         if self.noise_at == "clients" and encoder is not None:
             raise ValueError(
@@ -141,37 +142,16 @@ class DPFedAvg(PrivateSum):
                 f"{self.name} with a quantile and {attack} cannot be combined: attackers skip the stage that compares their norms with "
                 "the bound. Set quantile to null"
             )
-        check_delta(self._delta(training), self._sampling(training, law).num_clients)
-
-    def _law(self, training: Training) -> SamplingLaw:
-        selection, count, num_clients = selection_of(training.methods), training.cohort_size, training.num_clients
-        if selection is None:
-            return SamplingLaw(count / num_clients, fixed_size=count < num_clients)
-        law = selection.law(count, num_clients)
-        if law is None:
+        masked = next((m.name for m in training.methods if isinstance(m, ParameterMask)), None)
+        if self.quantile is not None and self.per_layer and masked is not None:
             raise ValueError(
-                f"{self.name} and {selection.name} cannot be combined: its cohorts are not drawn independently of the data and of other "
-                "rounds. List PoissonSampling or UniformSelection instead"
+                f"{self.name} with per_layer and a quantile and {masked} cannot be combined: the bound of a layer that clients do not send "
+                "has no norms to follow. Set per_layer to false, or quantile to null"
             )
-        return law
+        check_delta(guarantee.delta, guarantee.sampling.num_clients)
 
-    def _expected(self, training: Training) -> float:
-        """The expected number of clients of a round, which is the divisor of sums."""
-        law = self._law(training)
-        return min(law.rate * training.num_clients, law.at_most or inf)
-
-    def _scaling(self, training: Training) -> float:
-        """How much larger the federation is for which epsilon holds."""
-        return 1.0 if self.noise_cohort_size is None else self.noise_cohort_size / self._expected(training)
-
-    def _sampling(self, training: Training, law: SamplingLaw) -> Sampling:
-        scaling = self._scaling(training)
-        at_most = None if law.at_most is None else max(1, round(law.at_most * scaling))
-        return Sampling(max(1, round(training.num_clients * scaling)), law.rate, at_most, law.fixed_size)
-
-    def _delta(self, training: Training) -> float:
-        num_clients = self._sampling(training, self._law(training)).num_clients
-        return self.delta if self.delta is not None else num_clients**-1.1 if num_clients > 1 else 0.5
+    def _guarantee(self, training: Training) -> Guarantee:
+        return guarantee_of(self.name, training, self.noise_cohort_size, self.delta)
 
     # The budget -------------------------------------------------------------------------------------------------------------------
 
@@ -181,53 +161,28 @@ class DPFedAvg(PrivateSum):
         return state | ({} if self.quantile is None else {"scale": torch.ones(groups, dtype=torch.float64)})
 
     def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
-        law, delta = self._law(training), self._delta(training)
-        sampling = self._sampling(training, law)
+        guarantee = self._guarantee(training)
         noise = float(state["noise"])  # known after a resume, perhaps for another number of rounds
         if noise != noise:
             noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
             if self.noise_multiplier is None and self.target_epsilon is not None:
-                noise = noise_for(sampling, self.target_epsilon, training.rounds, delta)
-        known = {
-            "noise": noise,
-            "delta": delta,
-            "rate": law.rate,
-            "num_clients": sampling.num_clients,
-            "at_most": sampling.at_most or inf,
-            "fixed_size": law.fixed_size,
-            "expected": self._expected(training),
-            "largest": min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0)),
-        }
-        state = state | {name: torch.tensor(float(value), dtype=torch.float64) for name, value in known.items()}
+                noise = noise_for(guarantee.sampling, self.target_epsilon, training.rounds, guarantee.delta)
+        guarantee = replace(guarantee, noise=noise)
+        state = state | guarantee.state()
         self._noise_of_sums(state)
-        return state, self._sentence(state, training)
-
-    def _sentence(self, state: Slot, training: Training) -> str:
-        sampling, noise, delta = _sampling_of(state), float(state["noise"]), float(state["delta"])
-        if noise == 0:
-            return "no guarantee: without noise, epsilon is infinite"
-        scaled = "" if self.noise_cohort_size is None else f", for a federation of {sampling.num_clients:,} clients"
-        accountant = sampling.accountants[0]
-        spent = epsilon(sampling, noise, training.rounds, delta)
-        return (
-            f"epsilon {spent:.4g} after {training.rounds} rounds by {accountant} with delta {delta:.3g} and noise multiplier "
-            f"{noise:.4g}{scaled}; {sampling}; hides whether {sampling.adjacency}"
-        )
+        return state, guarantee.sentence(training.rounds, scaled=self.noise_cohort_size is not None)
 
     def paid(self, state: Slot) -> int:
         return int(state["paid"])
 
     def pay(self, state: Slot, rounds: int) -> Slot | None:
-        if self.target_epsilon is not None and self._spent(state, rounds) > self.target_epsilon:
+        if self.target_epsilon is not None and Guarantee.read(state).epsilon(rounds) > self.target_epsilon:
             return None
         return state | {"paid": torch.tensor(rounds)}
 
-    def _spent(self, state: Slot, rounds: int) -> float:
-        return epsilon(_sampling_of(state), float(state["noise"]), rounds, float(state["delta"]))
-
     def figures(self, state: Slot) -> dict[str, float]:
         column = "privacy/epsilon" if self.noise_cohort_size is None else "privacy/epsilon_if_scaled"
-        found = {} if float(state["noise"]) == 0 else {column: self._spent(state, self.paid(state))}
+        found = {} if float(state["noise"]) == 0 else {column: Guarantee.read(state).epsilon(self.paid(state))}
         if "scale" in state:
             found["privacy/clip"] = self.clip * float(state["scale"].square().mean().sqrt())
         return found
@@ -264,7 +219,7 @@ class DPFedAvg(PrivateSum):
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         clipped, within_bound = self._clipped(envelope, ctx.server, ctx.received)
         if self.quantile is not None:
-            clipped = _with(clipped, self.name, {"within": within_bound - 0.5})
+            clipped = with_message(clipped, self.name, {"within": within_bound - 0.5})
         if self.noise_at == "clients":
             std, place = ctx.server["noise"] * total_bound(clipped, self._bound), count()
 
@@ -281,8 +236,8 @@ class DPFedAvg(PrivateSum):
         if self.noise_at == "clients":
             return envelope
         counts = envelope.sum.get(self.name)
-        clipped, _ = self._clipped(_without(envelope, self.name), sent, received)
-        return clipped if counts is None else _with(clipped, self.name, {"within": counts["within"].clamp(-0.5, 0.5)})
+        clipped, _ = self._clipped(without_messages(envelope, self.name), sent, received)
+        return clipped if counts is None else with_message(clipped, self.name, {"within": counts["within"].clamp(-0.5, 0.5)})
 
     def _noise_of_sums(self, state: Slot) -> tuple[float, float]:
         """The multiplier of the noise on the clipped sums, and the standard deviation of the noise on the counts, in clients."""
@@ -301,7 +256,7 @@ class DPFedAvg(PrivateSum):
         return left**-0.5, on_counts
 
     def noisy(self, state: Slot, total: Envelope, arrived: int, draw: Normal) -> tuple[Envelope, Slot]:
-        sums, (noise, on_counts) = _without(total, self.name), self._noise_of_sums(state)
+        sums, (noise, on_counts) = without_messages(total, self.name), self._noise_of_sums(state)
         expected, shrink = float(state["expected"]), self._shrink(state)
         std = noise * total_bound(sums, self._bound, state.get("scale")) * shrink
         if self.noise_at == "clients":  # the part of the clients that might have come
@@ -317,7 +272,7 @@ class DPFedAvg(PrivateSum):
             sum=with_noise(sums.sum, std),
         )
         counts = total.sum.get(self.name)
-        return (released if counts is None else _with(released, self.name, with_noise(counts, on_counts * shrink))), state
+        return (released if counts is None else with_message(released, self.name, with_noise(counts, on_counts * shrink))), state
 
     def server_step(
         self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
@@ -328,22 +283,3 @@ class DPFedAvg(PrivateSum):
         # Noise can make a variance negative, for which the network would return NaN.
         buffers = {n: value.clamp(min=0) for n, value in cohort.buffers.items() if n.endswith("running_var")}
         return delta, server, buffers
-
-
-NUMBERS = ("noise", "delta", "rate", "num_clients", "at_most", "fixed_size", "expected", "largest")
-"""The numbers in the server's state that fix the noise and epsilon."""
-
-
-def _sampling_of(state: Slot) -> Sampling:
-    at_most = float(state["at_most"])
-    bound = None if at_most == inf else int(at_most)
-    return Sampling(int(state["num_clients"]), float(state["rate"]), bound, bool(state["fixed_size"]))
-
-
-def _with(envelope: Envelope, sender: str, message: Mapping[str, Tensor]) -> Envelope:
-    return envelope._replace(mean={**envelope.mean, sender: {}}, sum={**envelope.sum, sender: message})
-
-
-def _without(envelope: Envelope, sender: str) -> Envelope:
-    mean, total = ({name: value for name, value in part.items() if name != sender} for part in (envelope.mean, envelope.sum))
-    return envelope._replace(mean=mean, sum=total)

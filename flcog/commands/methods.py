@@ -14,7 +14,7 @@ from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, 
 from flcog.core.commands import parser_of
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
-from flcog.method import Method, UploadAggregator, UploadChange
+from flcog.method import Method, PrivateSum, SealedSum, Training, UploadAggregator, UploadChange, check_methods
 from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 
@@ -122,7 +122,7 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 up=_relative(traffic.up, traffic.once_up, plain.up),
                 down=_relative(traffic.down, traffic.once_down, plain.down),
                 stateful=traffic.stateful,
-                secure_aggregation=not method.individual_uploads,
+                secure_aggregation=_runs_sealed(method),
                 labels=", ".join(
                     {"classification": "single", "multilabel": "multi", "regression": "real", "unlabelled": "none"}[t]
                     for t in method.tasks
@@ -131,6 +131,20 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
             )
         )
     return rows
+
+
+def _runs_sealed(method: Method) -> bool:
+    """Whether a method runs beside secure aggregation."""
+    exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
+    sealer = next(cls() for cls in exported if isinstance(cls, type) and issubclass(cls, SealedSum))
+    methods = [sealer] if method.name == sealer.name else [sealer, method]
+    try:
+        check_methods(methods)
+        if isinstance(method, PrivateSum):
+            method.check(Training(num_clients=100, cohort_size=10, rounds=1, methods=methods))
+    except ValueError:
+        return False
+    return True
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from flcog.callbacks import (
     FedDisco,
     FedExP,
     FedGen,
+    FedRep,
     Fedssyn,
     GaussianAttack,
     Oort,
@@ -41,7 +43,7 @@ from flcog.callbacks import (
     TrimmedMean,
     UniformSelection,
 )
-from flcog.callbacks.privacy import dp_fedavg as implementation
+from flcog.callbacks.privacy import guarantee as implementation
 from flcog.callbacks.privacy.accountant import Sampling, epsilon
 from flcog.callbacks.privacy.leaks import REFUSED as REFUSED_LEAKS
 from flcog.callbacks.privacy.leaks import WITHHELD
@@ -121,7 +123,7 @@ def secret(**options: Any) -> DPFedAvg:
     ids=["flat", "layers", "scaled", "clients", "quantile"],
 )
 def test_the_noise_has_its_size_and_is_independent(method: DPFedAvg, options: dict[str, Any], std: float) -> None:
-    moved = steps(method, rounds=30, **options)
+    moved = steps(replace(method, repeatable=True), rounds=30, **options)
     assert float(moved.std()) == pytest.approx(std, rel=0.06)
     assert stats.kstest((moved / std).flatten().numpy(), "norm").pvalue > 1e-4
     rounds, places = torch.corrcoef(moved), torch.corrcoef(moved.T)
@@ -356,6 +358,9 @@ def test_other_trainings_outside_the_guarantee_are_refused() -> None:
         train(secret(noise_at="clients"), Quantize(), rounds=1)
     with pytest.raises(ValueError, match="DPFedAvg with a quantile and SignFlip cannot be combined: attackers skip the stage"):
         train(secret(quantile=0.5), SignFlip(), rounds=1)
+    with pytest.raises(ValueError, match="per_layer and a quantile and FedRep cannot be combined: the bound of a layer"):
+        train(secret(quantile=0.5, per_layer=True), FedRep(), rounds=1)
+    train(secret(per_layer=True), FedRep(), rounds=1)
     with pytest.raises(ValueError, match="count_noise must exceed"):
         train(secret(quantile=0.5, noise_multiplier=9.0), rounds=1)
 

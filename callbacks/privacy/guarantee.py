@@ -1,0 +1,94 @@
+"""The facts of a training from which its epsilon follows: the sampling of clients, the noise, and delta."""
+
+from dataclasses import dataclass
+from math import inf, nan
+
+import torch
+
+from flcog.callbacks.privacy.accountant import Sampling, epsilon
+from flcog.core.types import Slot
+from flcog.method import SamplingLaw, Training, selection_of
+
+NUMBERS = ("noise", "delta", "rate", "num_clients", "at_most", "fixed_size", "expected", "largest")
+"""The names of these facts in the server's state, each a number."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The facts that fix epsilon, as the server's state records them.
+
+    Args:
+        sampling: of the clients of the federation for which epsilon holds.
+        delta: the probability that the guarantee may fail.
+        expected: the expected number of clients of a round, which is the divisor of sums.
+        largest: the largest number of clients of a round.
+        noise: the noise multiplier; NaN before it is known.
+    """
+
+    sampling: Sampling
+    delta: float
+    expected: float
+    largest: float
+    noise: float = nan
+
+    def state(self) -> Slot:
+        """The facts as a part of the server's state."""
+        sampling = self.sampling
+        at_most = sampling.at_most or inf
+        sizes = (sampling.rate, sampling.num_clients, at_most, sampling.fixed_size)
+        values = (self.noise, self.delta, *sizes, self.expected, self.largest)
+        return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in zip(NUMBERS, values, strict=True)}
+
+    @classmethod
+    def read(cls, state: Slot) -> "Guarantee":
+        """The facts that the server's state records."""
+        noise, delta, rate, num_clients, at_most, fixed_size, expected, largest = (float(state[name]) for name in NUMBERS)
+        sampling = Sampling(int(num_clients), rate, None if at_most == inf else int(at_most), bool(fixed_size))
+        return cls(sampling, delta, expected, largest, noise)
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon after some rounds."""
+        return epsilon(self.sampling, self.noise, rounds, self.delta)
+
+    def sentence(self, rounds: int, scaled: bool) -> str:
+        """The guarantee in words, ``scaled`` if it holds for a larger federation."""
+        if self.noise == 0:
+            return "no guarantee: without noise, epsilon is infinite"
+        federation = f", for a federation of {self.sampling.num_clients:,} clients" if scaled else ""
+        return (
+            f"epsilon {self.epsilon(rounds):.4g} after {rounds} rounds by {self.sampling.accountants[0]} with delta {self.delta:.3g} and "
+            f"noise multiplier {self.noise:.4g}{federation}; {self.sampling}; hides whether {self.sampling.adjacency}"
+        )
+
+
+def guarantee_of(name: str, training: Training, noise_cohort_size: int | None, delta: float | None) -> Guarantee:
+    """The facts of a training, without its noise.
+
+    Args:
+        name: the private method's.
+        training: the run.
+        noise_cohort_size: the size of cohorts of the federation for which epsilon holds; None for that of the run.
+        delta: None for clients^-1.1.
+    """
+    law = _law(name, training)
+    expected = min(law.rate * training.num_clients, law.at_most or inf)
+    scaling = 1.0 if noise_cohort_size is None else noise_cohort_size / expected
+    num_clients = max(1, round(training.num_clients * scaling))
+    at_most = None if law.at_most is None else max(1, round(law.at_most * scaling))
+    if delta is None:
+        delta = num_clients**-1.1 if num_clients > 1 else 0.5
+    largest = min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0))
+    return Guarantee(Sampling(num_clients, law.rate, at_most, law.fixed_size), delta, expected, largest)
+
+
+def _law(name: str, training: Training) -> SamplingLaw:
+    selection, count, num_clients = selection_of(training.methods), training.cohort_size, training.num_clients
+    if selection is None:
+        return SamplingLaw(count / num_clients, fixed_size=count < num_clients)
+    law = selection.law(count, num_clients)
+    if law is None:
+        raise ValueError(
+            f"{name} and {selection.name} cannot be combined: its cohorts are not drawn independently of the data and of other "
+            "rounds. List PoissonSampling or UniformSelection instead"
+        )
+    return law
