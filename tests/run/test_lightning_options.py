@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import runpy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,17 @@ def test_the_page_lists_every_argument() -> None:
     assert set(rows) == LIGHTNINGS
     assert {name for name, text in rows.items() if text.startswith("refused: ")} == set(COUNTERPARTS)
     assert all(rows[name] == f"refused: {text}" for name, text in COUNTERPARTS.items())
+
+
+def test_the_tables_of_the_page_are_those_of_the_installed_version() -> None:
+    with_tables = runpy.run_path(str(ROOT / "docs" / "lightning_tables.py"))["with_tables"]
+    page = (ROOT / "docs" / "lightning.md").read_text()
+    assert with_tables(page) == page, "run: python docs/lightning_tables.py"
+    lines = page.splitlines(keepends=True)
+    without = "".join(line for line in lines if not line.startswith(("| `Callback.on_fit_end`", "| `Trainer(plugins)`")))
+    restored = with_tables(without)
+    assert "| `Callback.on_fit_end` | ignored |\n" in restored
+    assert f"| `Trainer(plugins)` | refused: {COUNTERPARTS['plugins']} |\n" in restored
 
 
 @pytest.mark.parametrize("name", COUNTERPARTS)
