@@ -18,6 +18,7 @@ from flcog.core.allocations import keep_allocations
 from flcog.core.described import Described
 from flcog.core.fabric import launch
 from flcog.core.files import short
+from flcog.core.lightning_packages import lightning_base
 from flcog.data import FederatedDataModule
 from flcog.lightning_attributes import LightningAttributes
 from flcog.run.description import describe_method, local_work
@@ -90,7 +91,7 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
         if self._session is not None:
             return self._session.trackers.loggers
         given = self.given_logger if isinstance(self.given_logger, list) else [self.given_logger]
-        return [logger for logger in given if isinstance(logger, Logger)]
+        return [logger for logger in given if lightning_base(logger, "Logger")]  # type: ignore[misc]
 
     @property
     def logger(self) -> Logger | None:

@@ -161,6 +161,8 @@ def _unrecognized(parser: Any, text: str, words: str) -> str:
         return f"there is no option --{name}." + (
             _near(parser, name, "--") or f" {parser.prog.replace(' [options]', '')} --help lists all"
         )
+    if word in ("fit", "validate", "test", "predict") and parser._subcommands_action is None:
+        return f"{word!r} is no option: this script calls the verbs itself (run=False); leave it out, or remove run=False"
     if _near(parser, name):
         return f"{word!r} is no option: options begin with two dashes.{_near(parser, name, '--')}"
     return f"{word!r} belongs to no option: each takes one value, and a list is one value, written '[1, 2]'"

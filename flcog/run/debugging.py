@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
+from flcog.core.lightning_packages import lightning_base
+
 PROFILERS: dict[str, Callable[[], Profiler]] = {
     "simple": SimpleProfiler,
     "advanced": AdvancedProfiler,
@@ -54,9 +56,9 @@ def make_profiler(profiler: Profiler | str | None) -> Profiler:
     """The profiler that the user names or gives."""
     if profiler is None:
         return PassThroughProfiler()
-    if isinstance(profiler, Profiler):
-        return profiler
-    if profiler not in PROFILERS:
+    if lightning_base(profiler, "Profiler"):
+        return profiler  # type: ignore[return-value]
+    if not isinstance(profiler, str) or profiler not in PROFILERS:
         raise ValueError(
             f"profiler must be {', '.join(PROFILERS)} or a profiler of lightning.pytorch.profilers; got {profiler!r}"
         )

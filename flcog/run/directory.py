@@ -188,10 +188,12 @@ def next_command(verb: str, run: Path, checkpoint: Path, config: Mapping[str, An
         checkpoint: the checkpoint, or the directory.
         config: the configuration, if the command line knows it. The classes of a user's own script are not part of it.
     """
-    if config is None:
+    whole = all("class_path" in ((config or {}).get(part) or {}) for part in ("model", "data"))
+    if config is None or not (
+        whole or {"fit", "validate", "test", "predict"} & set(sys.argv[1:])
+    ):  # run=False: it calls the verbs
         return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
     prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
-    whole = all("class_path" in (config.get(part) or {}) for part in ("model", "data"))
     program = ["flcog"] if whole else ["python", sys.argv[0]]
     return shlex.join([*prefix, *program, verb, "-c", str(short(run / "config.yaml")), "--ckpt_path", str(short(checkpoint))])
 

@@ -10,9 +10,10 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 from flcog.core.files import RUN_REMEDY, write_figure
+from flcog.core.lightning_packages import lightning_base
 from flcog.core.masking import masked, masked_text
 from flcog.core.text import first_line
 from flcog.run import wandb_tracker
@@ -144,7 +145,7 @@ class Trackers:
 
 def check_environment(logger: Loggers) -> None:
     """Refuse invalid values of W&B's environment variables, if W&B is used."""
-    if logger is True or any(isinstance(each, WandbLogger) for each in _listed(logger, Path())):
+    if logger is True or any(lightning_base(each, "WandbLogger") for each in _listed(logger, Path())):
         wandb_tracker.check_environment()
 
 
@@ -153,8 +154,8 @@ def _listed(logger: Loggers, directory: Path) -> list[Logger]:
         return [default_logger(directory)]
     if not logger or logger is True:
         return []
-    return [logger] if isinstance(logger, Logger) else list(logger)
+    return list(logger) if isinstance(logger, Sequence) else [logger]
 
 
 def _tracker(logger: Logger) -> Tracker:
-    return WandbTracker(logger) if isinstance(logger, WandbLogger) else Tracker(logger)
+    return WandbTracker(logger) if lightning_base(logger, "WandbLogger") else Tracker(logger)  # type: ignore[arg-type]

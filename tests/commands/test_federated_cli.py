@@ -1,5 +1,6 @@
 """FederatedCLI in a user's own script: classes of the script's, LightningCLI's hooks, defaults and links."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,19 @@ def test_an_optimizer_from_the_command_line(tmp_path: Path) -> None:
 def test_a_seed_that_is_drawn_is_the_trainers(tmp_path: Path) -> None:
     cli = flcog.FederatedCLI(Lit, Rows, seed_everything_default=True, args=options(tmp_path), run=False)
     assert cli.trainer.settings.seed == cli.config["seed_everything"] != True  # noqa: E712 - the option's own value
+
+
+def test_a_script_that_calls_the_verbs_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["main.py"])
+    cli = flcog.FederatedCLI(Lit, Rows, args=options(tmp_path), run=False)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    advice = cli.trainer.run.next_command("test", cli.trainer.run.directory)
+    assert re.fullmatch(r"trainer.test\(model, datamodule, ckpt_path='.*'\)", advice)
+    with pytest.raises(SystemExit):
+        flcog.FederatedCLI(Lit, Rows, args=["fit", *options(tmp_path)], run=False)
+    assert "'fit' is no option: this script calls the verbs itself (run=False); leave it out" in capsys.readouterr().err
 
 
 def test_a_config_saver_of_the_users(tmp_path: Path) -> None:

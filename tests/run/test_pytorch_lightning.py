@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, make_trainer, train
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, make_trainer, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import flcog
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +72,12 @@ def test_its_manual_optimisation_and_its_callbacks() -> None:
     counts = Counts()
     assert train(counts, module=Lit(), rounds=1).rows[0]["train/loss"] > 0  # type: ignore[arg-type]
     assert counts.batches == 5 * 4
+
+
+def test_its_loggers_and_profilers(tmp_path: Path) -> None:
+    pl = pytest.importorskip("pytorch_lightning")
+    logger, profiler = pl.loggers.CSVLogger(str(tmp_path), name="csv"), pl.profilers.SimpleProfiler()
+    options: dict[str, Any] = {"logger": logger, "profiler": profiler, "default_root_dir": str(tmp_path)}
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, **options)
+    trainer.fit(classifier(), TinyData())
+    assert trainer.loggers == [logger] and profiler.recorded_durations
