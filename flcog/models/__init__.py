@@ -7,6 +7,7 @@ from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet,
 from flcog.models.instruction_tuning import InstructionTuning
 from flcog.models.lora import LoRA
 from flcog.models.pfl_cnn import PflCNN
+from flcog.models.sample_conv_net import SampleConvNet
 from flcog.models.timm import Timm
 from flcog.models.vectors import MLP, SoftmaxRegression, TextCNN
 
@@ -25,6 +26,7 @@ __all__ = [
     "LoRA",
     "PflCNN",
     "ResNet18",
+    "SampleConvNet",
     "SimpleCNN",
     "SoftmaxRegression",
     "TextCNN",
