@@ -11,6 +11,7 @@ from lightning.pytorch.profilers import Profiler
 
 from flcog.core.fabric import as_torchrun_started, make_fabric
 from flcog.core.lightning_options import explains_lightning_options
+from flcog.core.lightning_packages import OtherCallback
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
 from flcog.run.debugging import Debugging, make_profiler
@@ -32,7 +33,7 @@ class TrainerArguments:
         executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"] = "auto",
         chunk_size: int | None = None,
         compile: bool | Literal["graphs"] = False,
-        callbacks: list[Callback | L.Callback] | None = None,
+        callbacks: list[Callback | L.Callback | OtherCallback] | None = None,  # type: ignore[valid-type]
         logger: Logger | list[Logger] | bool | None = True,
         eval_every: int = 1,
         default_root_dir: str = "runs",

@@ -23,13 +23,14 @@ from flcog.commands.refusals import mistakes_in_one_line
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
 from flcog.core.lazy import load
+from flcog.core.lightning_packages import OtherDataModule
 from flcog.method import Callback, Run
 from flcog.trainer import FederatedTrainer
 
 NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round", "init_from")
 """Options of ``fit`` that describe how a run begins. They are not part of its configuration."""
 
-DATA = (L.LightningDataModule, Dataset)
+DATA = (L.LightningDataModule, Dataset, OtherDataModule)
 """The classes of data that the command line accepts. flcog's own data modules are LightningDataModules."""
 
 

@@ -46,3 +46,17 @@ def users_hooks(owner: Any, names: Iterable[str]) -> list[str]:
         return name in vars(owner) or not all(map(is_lightnings, list(owners)[:1]))
 
     return [name for name in names if is_users(name)]
+
+
+class _OfEitherPackage(type):
+    """The classes of one name in both packages, for the command line, which knows the second package only by users' classes."""
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return any(base is cls or (base.__name__ == cls.__name__ and is_lightnings(base)) for base in kind.__mro__)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return cls.__subclasscheck__(type(value))
+
+
+OtherCallback = _OfEitherPackage("Callback", (), {})
+OtherDataModule = _OfEitherPackage("LightningDataModule", (), {})

@@ -81,3 +81,25 @@ def test_its_loggers_and_profilers(tmp_path: Path) -> None:
     trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, **options)
     trainer.fit(classifier(), TinyData())
     assert trainer.loggers == [logger] and profiler.recorded_durations
+
+
+OF_A_USER = """
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, TensorDataset
+import torch
+class Counting(pl.Callback):
+    pass
+class Rows(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(40, 20), torch.arange(40) % 3), batch_size=4)
+"""
+
+
+def test_its_classes_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
+    pytest.importorskip("pytorch_lightning")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_a_user.py").write_text(OF_A_USER)
+    words = "--trainer.local_steps=1 --trainer.logger=false --trainer.callbacks+=of_a_user.Counting --data=of_a_user.Rows"
+    cli = flcog.FederatedCLI(args=[*words.split(), "--model=flcog.models.LeNet"], run=False)
+    assert type(cli.datamodule).__name__ == "Rows"
+    assert cli.config["trainer"]["callbacks"][0]["class_path"] == "of_a_user.Counting"
