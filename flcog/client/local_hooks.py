@@ -92,6 +92,15 @@ def step_hooks(callback: L.Callback) -> list[str]:
     return users_hooks(callback, OF_A_STEP)
 
 
+def check_mapping(hooks: LocalHooks, methods: Sequence[Method]) -> None:
+    """Refuse methods that map the gradient over samples if the gradient is a backward pass with hooks."""
+    if hooks.reason and (method := next((method for method in methods if method.maps_gradient), None)):
+        raise ValueError(
+            f"{method.name} computes the gradients of many samples at once, without Lightning's hooks of a step, and this run needs them "
+            f"({hooks.reason}): remove one of the two"
+        )
+
+
 def check_manual(module: L.LightningModule, methods: Sequence[Method]) -> None:
     """Refuse methods that need the loss or the gradient of a module with manual optimisation."""
     if module.automatic_optimization:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flcog.client.lightning_hooks import written_hooks
-from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual
+from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual, check_mapping
 from flcog.client.optimizers import configure, describe_optimizer, each_optimizer
 from flcog.client.output_check import check_pairs
 from flcog.client.setup_trainer import SetupTrainer
@@ -85,6 +85,7 @@ def make_client_model(
         function.takes_steps_itself = (len(each_optimizer(configured.optimizer)), len(configured.schedulers))
     hooks = LocalHooks(client, datamodule.hooked, configured, callbacks, settings.rounds, settings.accumulate_grad_batches)
     check_accumulation(hooks)
+    check_mapping(hooks, methods)
     notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
     return ClientModel(function, configured.optimizer, notes, hooks)
 

@@ -26,8 +26,11 @@ QUICK = ("SCAFFOLD", "FedSAM", "MOON-batchnorm", "Ditto")
 """A correction, a wrapped gradient, a loss and a hook after the step."""
 
 
+HOOKED = {name: case for name, case in CASES.items() if not case.method.maps_gradient}
+
+
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name, case in CASES.items()]
+    "case", [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name, case in HOOKED.items()]
 )
 def test_the_faithful_step_gives_the_same_bits(case: Case) -> None:
     watch = Watch()
@@ -40,6 +43,12 @@ def test_the_faithful_step_gives_the_same_bits(case: Case) -> None:
     before, after = client_states(pure), client_states(faithful)
     assert before.keys() == after.keys() and all(torch.equal(after[name], value) for name, value in before.items())
     assert faithful.rows == pure.rows
+
+
+def test_hooks_of_a_step_are_refused_beside_gradients_of_samples() -> None:
+    case = CASES["DPSGD"]
+    with pytest.raises(ValueError, match=r"^DPSGD computes the gradients of many samples .*\(Watch.on_train_batch_end\): remove"):
+        run(case, case.method, Watch())
 
 
 class Manual:

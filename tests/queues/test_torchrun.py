@@ -117,7 +117,7 @@ def test_the_others_end_within_a_minute(nodes: int, tmp_path: Path, ended: list[
     assert time.monotonic() - killed < 60
     assert all(agent.wait(60) == 1 for agent in ended)
     (line,) = agents.errors()
-    assert re.search(r"another process died or cannot be reached: go on with flcog fit -c \S+ --ckpt_path \S+$", line)
+    assert re.search(r"another process died or cannot be reached: go on with (uv run )?flcog fit -c \S+ --ckpt_path \S+$", line)
 
 
 @pytest.mark.long
