@@ -23,6 +23,13 @@ class Guarantee:
         expected: the expected number of clients of a round, which is the divisor of sums.
         largest: the largest number of clients of a round.
         noise: the noise multiplier; NaN before it is known.
+
+    Example:
+        >>> facts = Guarantee(Sampling(100, 0.1), delta=1e-3, expected=10.0, largest=100.0, noise=0.0)
+        >>> facts.sentence(rounds=3, scaled=False)
+        'no guarantee: without noise, epsilon is infinite'
+        >>> Guarantee.read(facts.state()) == facts
+        True
     """
 
     sampling: Sampling

@@ -20,8 +20,8 @@ def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
 
 
 def name_hook(error: Exception, owner: Any, hook: str, where: str = "") -> None:
-    """Add a note with the hook to an error."""
-    if not raised_in_hook(error):
+    """Add a note with the hook to an error of a user's class. flcog's own errors name their cause."""
+    if not raised_in_hook(error) and not type(owner).__module__.startswith("flcog."):
         error.add_note(f"in {type(owner).__name__}.{hook}{where}")
         error.in_hook = True  # type: ignore[attr-defined]
 
