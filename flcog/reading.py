@@ -94,7 +94,7 @@ class Reader:
     def _check_structure(self, gathered: Tree, count: int) -> None:
         """Refuse a batch whose structure differs from the first one's."""
         if self._first_read is None:
-            self._first_read = map_leaves(lambda _: None, gathered)
+            self._first_read = map_leaves(lambda leaf: torch.empty(0) if isinstance(leaf, Tensor) else None, gathered)
         elif odd := change_of_structure(self._first_read, gathered, (1, count)):
             raise ValueError(
                 f"batches have different structures: {odd}: let the data set and its collate_fn return the same parts"

@@ -2,8 +2,8 @@
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class FederatedCLI(LightningCLI):
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             load(package)  # jsonargparse finds a class by its name alone only after it was imported
         self.find_modules()
-        with mistakes_in_one_line() if run else nullcontext():
+        with _errors_said_once() if run else nullcontext():
             super().__init__(
                 model_class=model_class,  # type: ignore[arg-type]
                 datamodule_class=datamodule_class,
@@ -218,17 +218,23 @@ class FederatedCLI(LightningCLI):
         return [_SaveConfig(kind(self._parser(self.subcommand), config, **self.save_config_kwargs), self)]
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with lost_processes.fails_for_all():
-            self._call_if_defined(f"before_{subcommand}")
-            verb = getattr(self, subcommand, getattr(self.trainer, subcommand))
-            result = verb(**self._prepare_subcommand_kwargs(subcommand))
-            if subcommand in ("validate", "test") and self.trainer.fabric.is_global_zero:
-                print_figures(result)
-            self._call_if_defined(f"after_{subcommand}")
+        self._call_if_defined(f"before_{subcommand}")
+        verb = getattr(self, subcommand, getattr(self.trainer, subcommand))
+        result = verb(**self._prepare_subcommand_kwargs(subcommand))
+        if subcommand in ("validate", "test") and self.trainer.fabric.is_global_zero:
+            print_figures(result)
+        self._call_if_defined(f"after_{subcommand}")
 
     def _call_if_defined(self, name: str) -> None:
         if callable(hook := getattr(self, name, None)):
             hook()
+
+
+@contextmanager
+def _errors_said_once() -> Iterator[None]:
+    """Show a user's mistake in one line, of one process."""
+    with mistakes_in_one_line(), lost_processes.fails_for_all():
+        yield
 
 
 class _SaveConfig(Callback):

@@ -72,7 +72,7 @@ def unlike_structures(trees: Sequence[Tree]) -> str:
 def change_of_structure(one: Tree, other: Tree, counts: tuple[int, int]) -> str:
     """Describe how two batches of the same data set differ in structure. Empty if they agree.
 
-    A list with one entry for each sample may differ in length.
+    A list or tuple with one entry for each sample may differ in length, and so may texts and other lists without tensors.
 
     Args:
         one: a batch.
@@ -81,16 +81,31 @@ def change_of_structure(one: Tree, other: Tree, counts: tuple[int, int]) -> str:
 
     >>> change_of_structure({"x": 1}, {"x": 1, "mask": 2}, (4, 4))
     'a dict of x and a dict of x, mask'
-    >>> change_of_structure(["a"], ["b", "c"], (1, 2))
+    >>> change_of_structure({"names": ("a", "b")}, {"names": ("c",)}, (4, 1))
     ''
+    >>> x = torch.ones(3)
+    >>> change_of_structure({"images": (x, x)}, {"images": (x,)}, (2, 1))
+    ''
+    >>> change_of_structure((x, x), (x, x, x), (4, 4))
+    'a tuple of 2 parts and a tuple of 3 parts'
     """
     if not isinstance(one, dict | list | tuple) and not isinstance(other, dict | list | tuple):
         return ""
-    unlike = type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())
-    if unlike or (len(one) != len(other) and (isinstance(one, tuple) or (len(one), len(other)) != counts)):
+    if type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys()):
         return f"{form(one)} and {form(other)}"
-    pairs = [(one[key], other[key]) for key in one] if isinstance(one, dict) else zip(one, other, strict=False)
+    if isinstance(one, dict):
+        pairs = [(one[key], other[key]) for key in one]
+    elif not (_has_tensors(one) or _has_tensors(other)):
+        return ""
+    elif len(one) != len(other) and (len(one), len(other)) != counts:
+        return f"{form(one)} and {form(other)}"
+    else:
+        pairs = list(zip(one, other, strict=False))
     return next((odd for pair in pairs if (odd := change_of_structure(*pair, counts))), "")
+
+
+def _has_tensors(tree: Tree) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in leaves(tree))
 
 
 def not_rows(tree: Tree, count: int) -> str:
