@@ -64,7 +64,7 @@ def _start_at_a_rate(
 ) -> tuple[Selected, list[ClientTask], list[Flight]]:
     """Start one client after another at a constant rate, if a place is free, until enough clients have arrived.
 
-    A client starts once in a round. If no client is available and no client trains, the round has fewer arrivals.
+    A client is selected once in a round, also if it drops out. If no client is available and none trains, the round has fewer arrivals.
     """
     most, count = (of(engine.cohort_size) for of in (method.concurrent, method.arrivals))
     flights, tasks, chosen = list(server.traffic.flights), list[ClientTask](), Selected([])
@@ -77,7 +77,10 @@ def _start_at_a_rate(
         if len(training) >= most:
             number = first_start(training[0], rate)
             continue
-        selected = select(engine, server, Start(number, moment, [flight.client for flight in flights]))
+        busy = {*chosen.clients, *(flight.client for flight in flights)}
+        if len(busy) == engine.num_clients:
+            return chosen, tasks, flights
+        selected = select(engine, server, Start(number, moment, sorted(busy)))
         if not selected.clients and not training:
             return chosen, tasks, flights
         one = replace(round, selection=selected, plans=planned_steps(engine, round.methods, round.number, selected.clients))

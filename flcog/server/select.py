@@ -36,7 +36,7 @@ class Start(NamedTuple):
     Args:
         number: of the start.
         seconds: its simulated time.
-        busy: the clients that train or have arrived in this round.
+        busy: the clients that train, or have arrived or dropped out in this round.
     """
 
     number: int

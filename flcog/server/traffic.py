@@ -63,7 +63,7 @@ class Traffic:
     """The clients in flight between two rounds.
 
     Args:
-        flights: in the order of their starts.
+        flights: in the order of their arrival.
         broadcasts: the broadcasts that these clients have received, by round.
         upload: the size of an upload; None before the first client has started.
     """

@@ -1,7 +1,7 @@
 """FedBuff: a simulation of its events, its limits FedAvg and asynchronous SGD, consequences for other methods, and the resume in flight."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,23 @@ def test_clients_that_drop_out_leave_their_place_free() -> None:
     assert min(row["clients/participating"] for row in rows) < 3 == max(row["clients/participating"] for row in rows)
 
 
+@dataclass(frozen=True)
+class Absent(Method):
+    """All clients drop out, and may be asked once in a round."""
+
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def plan(self, plan: Any, client: Any, rng: torch.Generator) -> None:
+        assert (client.round, client.id) not in self.asked
+        self.asked.append((client.round, client.id))
+
+
+def test_clients_that_drop_out_start_no_more_in_their_round() -> None:
+    absent = Absent()
+    train(FedBuff(concurrency=2, buffer=1, arrival_rate=1.0), absent, rounds=2)
+    assert sorted(absent.asked) == [(number, client) for number in range(2) for client in range(8)]
+
+
 def test_fewer_clients_arrive_if_fewer_are_available(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,until\n" + "".join(f"{client},{10 * client + 5},1000\n" for client in range(8)))
@@ -232,23 +249,25 @@ def test_fewer_clients_arrive_if_fewer_are_available(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Broken(Method):
-    """The third client sends NaN."""
+    """Multiplies the change of client 3."""
+
+    factor: float
 
     def draw(self, rng: torch.Generator, client: Any) -> Any:
-        return {"scale": torch.tensor(float("nan") if client.id == 3 else 1.0)}
+        return {"scale": torch.tensor(self.factor if client.id == 3 else 1.0)}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         return Upload({name: ctx.draws["scale"] * value for name, value in delta.items()}, ctx.state)
 
 
 def test_a_bad_update_is_dropped_and_the_denominator_stays() -> None:
-    method = FedBuff(concurrency=4, buffer=4, staleness=0.0)
-    trainer = train(method, Broken(), on_bad_update="drop", clients_per_round=4, rounds=1, data=TinyData(order=(3, 3, 3, 3)))
-    whole = train(method, on_bad_update="drop", clients_per_round=4, rounds=1, data=TinyData(order=(3, 3, 3, 3)))
-    start = make_trainer(None)
-    start.prepare(classifier(), TinyData())
-    assert trainer.rows[0]["clients/dropped"] == 1
-    assert distance(trainer.state, start.state) < distance(whole.state, start.state)
+    """The others count as if the dropped client had sent a change of 0."""
+    dropped, zero = (
+        train(FedBuff(concurrency=8, buffer=8), Broken(factor), on_bad_update="drop", clients_per_round=8, rounds=1)
+        for factor in (float("nan"), 0.0)
+    )
+    assert dropped.rows[0]["clients/dropped"] == 1 and "clients/dropped" not in zero.rows[0]
+    assert distance(dropped.state, zero.state) < 1e-12
 
 
 @pytest.mark.parametrize(
