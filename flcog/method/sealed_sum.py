@@ -10,12 +10,12 @@ from flcog.method.aggregator import Aggregator
 from flcog.wire.packing import message
 
 REFUSED = "refused"
-"""The measurement of a number that a client cannot send, because it is too large or not finite; 0 if there is none."""
+"""The name of the measurement by which a client reports its largest number, if that is too large to send or not finite; else it is 0."""
 
 
 @message
 class RoundKeys(NamedTuple):
-    """The secret of a round and its clients. In a simulation it stands for the keys on which clients agree among themselves.
+    """The secret and the clients of a round. Real clients would agree on keys in pairs; a simulation derives all of them from the secret.
 
     Args:
         secret: random hexadecimal digits, new in every round and attempt.
@@ -49,7 +49,7 @@ class SealedSum(Aggregator, protocol=True):
     """
 
     def limit(self, num_clients: int) -> float:
-        """The largest absolute number that each of so many clients may send."""
+        """The largest absolute value of a number that a client may send in a round with this number of clients."""
         raise NotImplementedError
 
     def seal(self, values: Tensor, client: int, keys: RoundKeys) -> Tensor:

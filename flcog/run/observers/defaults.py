@@ -11,7 +11,7 @@ from flcog.run.observers.summary import Summary
 
 
 class ObserverSwitches(NamedTuple):
-    """Which of the observers that every run has are switched on, unless the user lists one."""
+    """Switches for flcog's own observers. An observer that the user lists replaces flcog's one, and its switch has no effect."""
 
     progress_bar: bool = True
     checkpointing: bool = True
@@ -19,15 +19,15 @@ class ObserverSwitches(NamedTuple):
 
 
 def default_observers(observers: list[Callback], lightning: LightningCallbacks, enabled: ObserverSwitches) -> list[Callback]:
-    """The user's observers and those that every run has, in the order in which they are called.
+    """The user's observers and flcog's own, in the order in which they are called.
 
     The progress bar comes first, so that it has left the terminal before others print their last lines. The checkpoint comes after the
     user's observers, whose state it stores. The summary comes last: it names the files that the others have written.
 
     Args:
         observers: the user's.
-        lightning: calls the user's callbacks of Lightning's. A progress bar among them replaces flcog's.
-        enabled: which of the others are switched on.
+        lightning: calls the hooks of the user's Lightning callbacks. A progress bar among them replaces flcog's.
+        enabled: the switches of flcog's own observers.
     """
     everywhere: tuple[Callback, ...] = (
         ProgressBar(enabled=enabled.progress_bar and not lightning.draws_progress),
