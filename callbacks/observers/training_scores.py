@@ -1,5 +1,7 @@
 """TrainingScores: an observer of the global model on the samples that the clients train on."""
 
+from math import nan
+
 import numpy as np
 
 from flcog.core.checks import at_least
@@ -46,7 +48,8 @@ class TrainingScores(Callback):
         if name is not None:
             score = f"training/{name.partition('/')[2]}"
             kept = f"{score}_at_best"
-            metrics[kept] = metrics[score] if better else next(row[kept] for row in reversed(run.history) if kept in row)
+            earlier = (row[kept] for row in reversed(run.history) if kept in row)
+            metrics[kept] = metrics[score] if better else next(earlier, nan)  # a private run withholds the earlier ones
 
 
 def _is_best(name: str, value: float, earlier: list[float]) -> bool:

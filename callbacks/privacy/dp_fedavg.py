@@ -104,11 +104,6 @@ class DPFedAvg(PrivateSum):
         within(self, "[0, inf)", "noise_multiplier")
         at_least(self, 1, "full_weight", "noise_cohort_size")
         one_of(self, ("server", "clients"), "noise_at")
-        if self.start_round or self.stop_round is not None:
-            raise ValueError(
-                f"{self.name} acts in all rounds, because a round without it would protect nothing; got start_round={self.start_round} "
-                f"and stop_round={self.stop_round}: remove them"
-            )
         if self.noise_at == "clients" and (self.full_weight is not None or self.quantile is not None):
             option = "full_weight" if self.full_weight is not None else "quantile"
             raise ValueError(
@@ -163,7 +158,14 @@ class DPFedAvg(PrivateSum):
     def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
         guarantee = self._guarantee(training)
         noise = float(state["noise"])  # known after a resume, perhaps for another number of rounds
-        if noise != noise:
+        if noise == noise:
+            recorded = Guarantee.read(state)
+            if recorded != replace(guarantee, noise=noise) or self.noise_multiplier not in (None, noise):
+                raise ValueError(
+                    f"{self.name}: the rounds until now had {recorded.sampling}, delta {recorded.delta:.3g} and noise multiplier "
+                    f"{noise:.4g}, and one epsilon cannot describe rounds with others: put them back, or start a new run"
+                )
+        else:
             noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
             if self.noise_multiplier is None and self.target_epsilon is not None:
                 noise = noise_for(guarantee.sampling, self.target_epsilon, training.rounds, guarantee.delta)

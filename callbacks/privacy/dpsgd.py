@@ -11,6 +11,7 @@ from torch import Tensor
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.privacy.accountant import Sampling, check_delta, epsilon
 from flcog.callbacks.privacy.clipping import shorten
+from flcog.callbacks.privacy.leaks import OF_SAMPLES, is_withheld
 from flcog.client_module import ClientModule
 from flcog.core.checks import positive_and_finite, within
 from flcog.core.types import Batch, Params, Slot
@@ -18,6 +19,7 @@ from flcog.method import ClientView, Context, Gradient, GradientFunction, Run, W
 
 SECOND_GRADIENT = "it takes further gradients of a batch, which the accountant does not count"
 OTHER_READS = "it reads samples outside the gradient, without noise"
+OWN_STEPS = "its clients take more steps than the accountant counts"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class DPSGD(Withholding):
     The guarantee hides the content of one sample of one client from everybody else, the server included: whether the sample has this
     content, or none and a gradient of zero. The numbers of samples are public. Batches are shuffled passes, so that a sample takes part
     in one step of a pass: epsilon is that of one Gaussian mechanism for each pass, without amplification by sampling. It counts every
-    round, as if a client took part in all of them, and with ``local_steps`` every step as a pass. The columns ``train/*`` have no noise
-    and are withheld. A round that is repeated after an interruption is not counted again.
+    round, as if a client took part in all of them. With ``local_steps`` a batch can contain the end of one pass and the beginning of
+    the next, and hence a sample twice: two such passes count as four. Columns that depend on samples without noise are withheld. A
+    round that is repeated, after an interruption or without a client that was dropped, is not counted again.
 
     The noise comes from a key of the operating system in every round, and is expanded by a generator that is not cryptographic. It is
     a simulation of the mechanism.
@@ -58,7 +61,8 @@ class DPSGD(Withholding):
     maps_gradient: ClassVar[bool] = True
     excludes: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("FedSAM", "FedReg", "FedDM"), SECOND_GRADIENT),
-        **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG"), OTHER_READS),
+        **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "Oort", "PowerOfChoice"), OTHER_READS),
+        "Stragglers": OWN_STEPS,
     }
 
     def __post_init__(self) -> None:
@@ -68,14 +72,17 @@ class DPSGD(Withholding):
         within(self, "(0, 1)", "delta")
 
     def configure_model(self, model: ClientModule) -> ClientModule:
-        norm = next(
-            (name for name, part in model.named_modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)), None
-        )
-        if norm is not None:
-            raise ValueError(
-                f"{self.name}: {norm} is a BatchNorm layer, which mixes the samples of a batch, so that no sample has a gradient of its "
-                "own: take a model with GroupNorm"
-            )
+        for name, part in model.named_modules():
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{self.name}: {name} is a BatchNorm layer, which mixes the samples of a batch, so that no sample has a gradient of "
+                    "its own: take a model with GroupNorm"
+                )
+            if getattr(part, "running_mean", None) is not None:
+                raise ValueError(
+                    f"{self.name}: {name} is a {type(part).__name__} layer that sends statistics of samples without noise: set its "
+                    "track_running_stats to false"
+                )
         return model
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
@@ -100,17 +107,20 @@ class DPSGD(Withholding):
             return Gradient(
                 {name: mean(place, value) for place, (name, value) in enumerate(values.items())},
                 {name: value[0] for name, value in buffers.items()},
-                (counts * losses).sum() / counts.sum(),
+                torch.zeros_like(losses.sum()),  # the loss has no noise, and would reach the server
             )
 
         return private
 
-    def _passes(self, local_steps: int | None, local_epochs: float | None) -> int:
-        """The largest number of steps of a round in which one sample takes part."""
-        return local_steps if local_steps is not None else max(1, math.ceil(local_epochs or 0))
+    def _uses(self, local_steps: int | None, local_epochs: float | None) -> int:
+        """The number of Gaussian mechanisms that bounds a round: the most that one sample's squared numbers in batches add up to."""
+        if local_steps is None:
+            return math.ceil(local_epochs or 0)
+        # A sample is once in a pass, steps take part in at most as many passes, and a batch in at most two of them: 1 + 1 becomes 2^2.
+        return 4 * (local_steps // 2) + local_steps % 2
 
     def withholds(self, column: str) -> bool:
-        return column.startswith("train/")
+        return is_withheld(column, OF_SAMPLES)
 
     def on_fit_start(self, run: Run) -> None:
         check_delta(self.delta, int(run.federation.partition.sizes.max()))
@@ -118,5 +128,5 @@ class DPSGD(Withholding):
     def on_round_metrics(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if self.noise_multiplier:
             settings = run.settings
-            uses = round * self._passes(settings.local_steps, settings.local_epochs)
+            uses = round * self._uses(settings.local_steps, settings.local_epochs)
             metrics["privacy/epsilon_of_samples"] = epsilon(Sampling(1, 1.0), self.noise_multiplier, uses, self.delta)

@@ -41,16 +41,26 @@ REFUSED: Mapping[str, Test] = {
 }
 """Methods that cannot run with a private sum, each by the sentence that names the leak."""
 
-WITHHELD: Mapping[str, tuple[str, ...]] = {
+OF_SAMPLES: Mapping[str, tuple[str, ...]] = {
     "the training loss, and everything else that clients measure in training, has no noise": ("train/*",),
+    "they measure the model on the clients' training samples, without noise": ("training/*", "heterogeneity/*"),
+    "they depend on clients' numbers of samples of each class, which have no noise": (
+        "local/reweighted_*",
+        *(f"test/class_accuracy_{group}" for group in ("head", "middle", "tail")),
+    ),
+    "scores on clients' own held-out samples have no noise": ("*/client_*", "*/personal_*"),
+}
+"""Columns that depend on single samples beyond the trained model, by the sentence that names the leak. An asterisk stands for any text."""
+
+WITHHELD: Mapping[str, tuple[str, ...]] = {
+    **OF_SAMPLES,
     "the length and the direction of clients' changes have no noise": ("drift/*",),
     "the number of clients that took part, were lost or sent NaN tells of the cohort, which must be secret": ("clients/*",),
     "bytes grow with the cohort": ("comm/*",),
     "so does the time of a round": ("time/*",),
-    "scores on clients' own held-out samples have no noise": ("*/client_*", "*/personal_*"),
-    "so has a validation on clients' samples; a best checkpoint may only be selected on public data": ("clients_val/*",),
+    "a validation on clients' samples has no noise; a best checkpoint may only be selected on public data": ("clients_val/*",),
 }
-"""Columns that a private run leaves out of its metrics, by the sentence that names the leak. An asterisk stands for any text."""
+"""Columns that a run with a private sum leaves out of its metrics, in the same form."""
 
 
 def refusal(methods: list[Method]) -> tuple[Method, str] | None:
@@ -59,10 +69,10 @@ def refusal(methods: list[Method]) -> tuple[Method, str] | None:
     return next(found, None)
 
 
-def is_withheld(column: str) -> bool:
-    """Whether a column is left out.
+def is_withheld(column: str, columns: Mapping[str, tuple[str, ...]] = WITHHELD) -> bool:
+    """Whether a column is among those that are left out.
 
     >>> is_withheld("train/loss"), is_withheld("test/accuracy"), is_withheld("test/client_accuracy_mean")
     (True, False, True)
     """
-    return any(fnmatch(column, pattern) for patterns in WITHHELD.values() for pattern in patterns)
+    return any(fnmatch(column, pattern) for patterns in columns.values() for pattern in patterns)

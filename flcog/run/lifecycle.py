@@ -20,6 +20,9 @@ from flcog.run.session import Session
 from flcog.server import privacy
 from flcog.server import round as rounds
 
+ADDS_COLUMNS = ("on_evaluation_end", "on_round_metrics")
+"""Hooks in which observers add columns to a round's metrics."""
+
 
 class Lifecycle:
     """Surrounds a training run, from before it is opened until it has ended in any way.
@@ -138,3 +141,5 @@ class Lifecycle:
             for observer in self.fabric._callbacks:
                 if hasattr(observer, hook):
                     call_hook(observer, hook, self._run, *args, where=where)
+                    if hook in ADDS_COLUMNS:  # at once, so that no later observer decides by a column that is withheld
+                        privacy.withhold(self._run.engine, args[1])

@@ -19,7 +19,7 @@ class BudgetSpent(ValueError):
 
 
 class PrivacyNote(Note):
-    """What the run's noise guarantees."""
+    """The guarantee of the run's noise, in one sentence."""
 
     topic = "privacy"
 
@@ -29,7 +29,8 @@ def begin(engine: Engine, server: ServerState, already_paid: int = 0) -> None:
 
     Args:
         engine, server: the run.
-        already_paid: the number of rounds that were paid for, perhaps after the checkpoint from which the run goes on.
+        already_paid: the number of rounds that were paid for until now. It is larger than the checkpoint's number if the run paid for
+            rounds after the checkpoint was written.
     """
     private = private_sum_of(engine.methods)
     if private is None:
@@ -38,7 +39,12 @@ def begin(engine: Engine, server: ServerState, already_paid: int = 0) -> None:
     private.check(training)
     state, text = private.begin(server.servers[private.name], training)
     if already_paid > private.paid(state):
-        state = private.pay(state, already_paid) or state
+        paid = private.pay(state, already_paid)
+        if paid is None:
+            raise BudgetSpent(
+                f"{already_paid} rounds were paid for, which exceeds the privacy budget of {private.name}: raise it, or start a new run"
+            )
+        state = paid
     server.servers[private.name] = state
     engine.notes.add(PrivacyNote(text))
     if not private.secret:
@@ -121,11 +127,18 @@ def public(engine: Engine, cohort: Cohort) -> Cohort:
 
 def released(engine: Engine, server: ServerState, metrics: dict[str, float]) -> dict[str, float]:
     """The columns that no method withholds, with those of the private sum."""
-    for method in engine.methods:
-        if isinstance(method, Withholding):
-            metrics = {name: value for name, value in metrics.items() if not method.withholds(_source(engine, name))}
+    metrics = dict(metrics)
+    withhold(engine, metrics)
     private = private_sum_of(engine.methods)
     return metrics if private is None else metrics | private.figures(server.servers[private.name])
+
+
+def withhold(engine: Engine, metrics: dict[str, float]) -> None:
+    """Remove the columns that a method withholds."""
+    for method in engine.methods:
+        if isinstance(method, Withholding):
+            for column in [name for name in metrics if method.withholds(_source(engine, name))]:
+                del metrics[column]
 
 
 def _source(engine: Engine, column: str) -> str:

@@ -29,7 +29,7 @@ from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
 from flcog.callbacks.robust.parts import ToleratesAttackers
 from flcog.execute.threads import Threads
-from flcog.method import Method, Params, PrivateSum
+from flcog.method import Method, Params, Withholding
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -54,7 +54,7 @@ def as_listed(case: Case) -> tuple[RecordingTrainer, flcog.ClientModule]:
 def before_it_starts(case: Case) -> RecordingTrainer:
     """The case with its method waiting for a round that never comes, or without it if it may not wait, also run once."""
     if id(case) not in _idle:
-        waiting = [] if isinstance(case.method, PrivateSum) else [replace(case.method, start_round=3)]
+        waiting = [] if isinstance(case.method, Withholding) else [replace(case.method, start_round=3)]
         _idle[id(case)] = run(case, *waiting)
     return _idle[id(case)]
 
@@ -99,7 +99,7 @@ def test_executors_agree(case: Case) -> None:
 
 @each_case
 def test_before_its_first_round_it_does_nothing(case: Case) -> None:
-    if isinstance(case.method, PrivateSum):
+    if isinstance(case.method, Withholding):
         pytest.skip("it acts in all rounds")
     idle = before_it_starts(case)
     if not (case.method.overrides("configure_model") or case.method.overrides("prepare_data")):

@@ -21,8 +21,10 @@ import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     ALittleIsEnough,
+    ClientFairness,
     DiurnalAvailability,
     DPFedAvg,
+    EarlyStopping,
     EncodedBroadcast,
     EqualWeights,
     FedBuff,
@@ -40,6 +42,7 @@ from flcog.callbacks import (
     SecureAggregation,
     SignFlip,
     SystemModel,
+    TrainingScores,
     TrimmedMean,
     UniformSelection,
 )
@@ -266,6 +269,21 @@ def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
         fit(tmp_path, *methods, rounds=3, ckpt_path=str(first.run_dir))
 
 
+def test_a_resumed_run_keeps_its_facts_and_counts_every_payment(tmp_path: Path) -> None:
+    """Otherwise a run could release rounds with much noise, and report epsilon for as many rounds with other cohorts or noise."""
+    first = fit(tmp_path, secret(), flcog.callbacks.Checkpoint(keep_rounds=[1]), rounds=3)
+    early = str(first.run_dir / "checkpoints" / "round-000001.ckpt")
+    again = partial(fit, tmp_path, rounds=4, ckpt_path=early, resume_changed=True)
+    for changed, options in ((secret(noise_multiplier=9.0), {}), (secret(), {"clients_per_round": 2}), (secret(delta=0.01), {})):
+        with pytest.raises(
+            ValueError, match=r"the rounds until now had a fixed share .* and noise multiplier 2, and one epsilon"
+        ):
+            again(changed, **options)
+    with pytest.raises(ValueError, match="3 rounds were paid for, which exceeds the privacy budget of DPFedAvg"):
+        again(secret(target_epsilon=2.5))
+    assert (first.run_dir / "spending.yaml").read_text() == "rounds_paid: 3\n"
+
+
 def test_repeatable_noise_resumes_bit_for_bit_and_warns(tmp_path: Path) -> None:
     method = secret(repeatable=True, quantile=0.5, count_noise=4.0)
     whole = fit(tmp_path, method, PoissonSampling(rate=0.5), rounds=4)
@@ -282,7 +300,10 @@ def test_repeatable_noise_resumes_bit_for_bit_and_warns(tmp_path: Path) -> None:
 
 def test_columns_that_tell_of_clients_are_withheld(tmp_path: Path) -> None:
     data = TinyData(client_val=0.2, client_test=0.2)
-    trainer = fit(tmp_path, secret(), PoissonSampling(rate=0.5), data=data, rounds=2, eval_every=1)
+    run = partial(fit, tmp_path, secret(), PoissonSampling(rate=0.5), TrainingScores(), ClientFairness(), data=data, eval_every=1)
+    with pytest.raises(ValueError, match="monitor='training/accuracy' is not measured in this run"):
+        run(EarlyStopping("training/accuracy"), rounds=2)
+    trainer = run(rounds=2)
     allowed = {"round", "privacy/epsilon", "test/accuracy", "test/loss"}
     assert allowed <= set(trainer.rows[-1]) and all(name in allowed or name.startswith("test/") for name in trainer.rows[-1])
     assert not any("client" in name for name in trainer.rows[-1])

@@ -4,16 +4,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
 from harness import MOMENTUM, ODD_BATCHES, SGD, BatchNormMLP, TinyData, classifier, distance, fit, train
 from reference import dpsgd
 from scipy import stats
+from torch import nn
 
 import flcog
-from flcog.callbacks import DPSGD, FedDisco, FedProx, FedSAM
+from flcog.callbacks import (
+    DPSGD,
+    ClassAccuracy,
+    ClientFairness,
+    FedDisco,
+    FedGen,
+    FedProx,
+    FedSAM,
+    GradientHeterogeneity,
+    Oort,
+    PowerOfChoice,
+    Stragglers,
+    TrainingScores,
+)
 from flcog.callbacks.privacy import dpsgd as implementation
+from flcog.data.batching import Batching
 from flcog.datamodules import ArrayData
 from flcog.models import SimpleCNN
 
@@ -64,14 +80,14 @@ def noise(local_steps: int = 1, **options: Any) -> torch.Tensor:
 
 
 def test_the_noise_of_the_sum_has_its_size_and_is_independent() -> None:
-    values = noise()
+    values = noise(repeatable=True)
     assert float(values.std()) == pytest.approx(1.0, rel=0.05) and len(values.round(decimals=9).unique()) == values.numel()
-    assert float(noise(local_steps=2).std()) == pytest.approx(2**0.5, rel=0.05), "each step has noise of its own"
+    assert float(noise(local_steps=2, repeatable=True).std()) == pytest.approx(2**0.5, rel=0.05), "each step has noise of its own"
     assert stats.kstest(values.flatten().numpy(), "norm").pvalue > 1e-4
     correlations = torch.corrcoef(values) - torch.eye(len(values))
     assert float(correlations.abs().max()) < 0.5
-    assert not torch.equal(noise(), values), "and is drawn from the system's entropy"
-    assert torch.equal(noise(repeatable=True), noise(repeatable=True))
+    assert torch.equal(noise(repeatable=True), values)
+    assert not torch.equal(noise(), noise()), "secret noise is drawn from the system's entropy"
 
 
 def test_epsilon_counts_each_pass_and_the_training_loss_is_withheld(tmp_path: Path) -> None:
@@ -79,14 +95,76 @@ def test_epsilon_counts_each_pass_and_the_training_loss_is_withheld(tmp_path: Pa
     rows = fit(tmp_path, method, rounds=2, local_epochs=2, local_steps=None).rows
     assert [row["privacy/epsilon_of_samples"] for row in rows] == [2.0, 4.0]
     assert not any(name.startswith("train/") for name in rows[0]) and "drift/norm" in rows[0]
+    rows = fit(tmp_path / "steps", method, rounds=2, local_steps=3).rows
+    assert [row["privacy/epsilon_of_samples"] for row in rows] == [5.0, 10.0]
     with pytest.raises(ValueError, match="delta must lie in"):
         fit(tmp_path / "large", DPSGD(delta=0.1), rounds=1)
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(10, 9), (10, 4), (7, 7), (50, 4), (3, 8)])
+def test_epsilon_covers_a_sample_that_a_batch_contains_twice(samples: int, batch_size: int) -> None:
+    """A sample m times in a batch moves the sum by m C at most, and adds m^2 to the square of the Gaussian mechanism's sensitivity."""
+    rng, worst = np.random.default_rng(0), 0
+    for local_steps in range(1, 8):
+        starts, sizes, passes = Batching(batch_size, local_steps, None).layout(samples, local_steps)
+        for _ in range(300):
+            stream = np.concatenate([rng.permutation(samples) for _ in range(passes)])
+            counts = [
+                np.bincount(stream[start : start + size], minlength=samples) for start, size in zip(starts, sizes, strict=True)
+            ]
+            spent = int(np.square(counts).sum(0).max())
+            assert spent <= DPSGD()._uses(local_steps, None)
+            worst = max(worst, spent - local_steps)
+    assert worst > 0 or (samples, batch_size) != (10, 9), "one mechanism for each step would not cover it"
+
+
+def test_a_round_without_it_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"DPSGD acts in all rounds, because .*; got start_round=5 and stop_round=None: remove them"
+    ):
+        DPSGD(start_round=5)
+
+
+def test_the_server_learns_no_loss() -> None:
+    trainer = train(NO_NOISE(), rounds=1)
+    seen = []
+    clients = trainer.run.engine.clients
+    original = clients.train
+
+    def spy(received: Any, tasks: Any) -> Any:
+        for reply in original(received, tasks):
+            seen.extend(reply.envelope.measured["loss"].tolist())
+            yield reply
+
+    clients.train = spy
+    trainer.train_round()
+    assert seen and not any(seen)
+
+
+def test_columns_of_observers_that_read_samples_are_withheld(tmp_path: Path) -> None:
+    data = TinyData(client_test="reweighted")
+    observers = TrainingScores(), ClassAccuracy(), GradientHeterogeneity(), ClientFairness()
+    rows = fit(tmp_path, DPSGD(delta=0.01), *observers, data=data, rounds=2, eval_every=1).rows
+    assert "test/class_accuracy_mean" in rows[-1]
+    for leak in ("training/", "heterogeneity/", "class_accuracy_head", "class_accuracy_tail", "client_"):
+        assert not any(leak in name for name in rows[-1])
 
 
 def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
     with pytest.raises(ValueError, match=r"DPSGD: model\.1 is a BatchNorm layer, which mixes the samples of a batch"):
         train(NO_NOISE(), module=classifier(network=BatchNormMLP), rounds=1)
-    for other, reason in ((FedSAM(), "it takes further gradients"), (FedDisco(), "it reads samples outside the gradient")):
+    tracking = partial(nn.Sequential, nn.Unflatten(1, (1, -1)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
+    with pytest.raises(ValueError, match="is a InstanceNorm1d layer that sends statistics of samples without noise"):
+        train(NO_NOISE(), module=classifier(network=tracking), rounds=1)
+    outside = "it reads samples outside the gradient"
+    for other, reason in (
+        (FedSAM(), "it takes further gradients"),
+        (FedDisco(), outside),
+        (FedGen(), outside),
+        (Oort(), outside),
+        (PowerOfChoice(), outside),
+        (Stragglers(), "its clients take more steps"),
+    ):
         with pytest.raises(ValueError, match=f"DPSGD and {other.name} cannot be combined: {reason}"):
             train(NO_NOISE(), other, rounds=1)
 
