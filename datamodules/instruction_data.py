@@ -169,15 +169,8 @@ def _line(entry: Any, category: str | None, where: str) -> Line:
 
 def _tokenizer(source: str) -> Any:
     package = require("transformers", "InstructionData", "llm")
-    try:
-        with hub.asked(source):
-            tokenizer = package.AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # the hub's client raises nearly every kind where there is no network
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"InstructionData: tokenizer={source!r} is neither a folder with a tokenizer, nor in the hub's cache, nor could it be "
-            f"downloaded ({reason}): give a folder that save_pretrained wrote"
-        ) from error
+    with hub.loading(source, "tokenizer", "InstructionData"):
+        tokenizer = package.AutoTokenizer.from_pretrained(source)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"InstructionData: tokenizer={source!r} has no end-of-text token, which ends answers: set its eos_token")
     return tokenizer

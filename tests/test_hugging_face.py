@@ -135,9 +135,7 @@ def test_a_bare_classifier_of_transformers_trains_too() -> None:
 
 def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        ValueError, match=r"^HuggingFace: .*/nothing is neither a folder with a model's configuration and weights, nor"
-    ):
+    with pytest.raises(ValueError, match=r"^HuggingFace: .*/nothing is neither a folder with a classifier, nor"):
         HuggingFace(str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"^HuggingFace: transformers makes no classifier of \{'model_type': 'bart_of_mine'\}"):
         HuggingFace({"model_type": "bart_of_mine"})

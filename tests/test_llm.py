@@ -364,7 +364,7 @@ def test_bad_combinations(tmp_path: Path, llama: str, monkeypatch: pytest.Monkey
         CausalLM(llama, weights="2bit")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is neither a folder with a tokenizer"):
         InstructionData(write_lines(tmp_path / "a.jsonl", SUMS), str(tmp_path / "nothing")).load()
-    with pytest.raises(ValueError, match="is neither a folder with a decoder's configuration"):
+    with pytest.raises(ValueError, match=r"^CausalLM.* is neither a folder with a decoder"):
         CausalLM(str(tmp_path / "nothing"))
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match=r"needs bitsandbytes, which is not installed: pip install 'flcog\[quantized\]'"):

@@ -13,6 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from flcog.core.text import reason
+
 PATIENCE = 5.0
 """The hub counts as unreachable if it does not answer within these seconds."""
 
@@ -34,6 +36,27 @@ def asked(source: Any = None) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def loading(source: Any, kind: str, owner: str) -> Iterator[None]:
+    """Load a part of transformers' from a folder or the hub, or make it of a configuration. A failure is explained in one line.
+
+    Args:
+        source: a folder, a name on the hub, or the dict of a configuration.
+        kind: the kind of the part, such as ``tokenizer``.
+        owner: the class that needs it.
+    """
+    try:
+        with asked(source):
+            yield
+    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        if isinstance(source, dict):
+            raise ValueError(f"{owner}: transformers makes no {kind} of {source} ({reason(error)})") from error
+        raise ValueError(
+            f"{owner}: {source} is neither a folder with a {kind}, nor in the hub's cache, nor could it be downloaded "
+            f"({reason(error)}): give a folder that save_pretrained wrote"
+        ) from error
 
 
 def _answers(address: str) -> bool:

@@ -1,5 +1,6 @@
-"""Format durations, sizes, figures and tables as text."""
+"""Format durations, sizes, figures, errors and tables as text."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,6 +43,11 @@ def first_paragraph(documented: Any) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the error's class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def reason(error: BaseException) -> str:
+    """An error's first sentences in one line."""
+    return textwrap.shorten(str(error).strip() or type(error).__name__, 200)
 
 
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from flcog.core import hub
 from flcog.core.extras import require
 from flcog.models.base import with_own_dropout
-from flcog.models.loading import reason
 
 Weights = Literal["run", "bfloat16", "8bit", "4bit"]
 
@@ -137,17 +136,9 @@ def _make(source: str | Path | dict[str, Any], weights: Weights) -> nn.Module:
             load_in_8bit=weights == "8bit", load_in_4bit=weights == "4bit", bnb_4bit_quant_type="nf4"
         )
         options["device_map"] = {"": "cuda" if torch.cuda.is_available() else "cpu"}
-    try:
-        with hub.asked(source):
-            if isinstance(source, dict):
-                made: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**source), **options)
-            else:
-                made = AutoModelForCausalLM.from_pretrained(source, **options)
-    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+    with hub.loading(source, "decoder", f"CausalLM(weights={weights!r})"):
         if isinstance(source, dict):
-            raise ValueError(f"CausalLM: transformers makes no decoder of {source} ({reason(error)})") from error
-        raise ValueError(
-            f"CausalLM: {source} with weights={weights} is neither a folder with a decoder's configuration and weights, nor in the hub's "
-            f"cache, nor could it be downloaded ({reason(error)}): give a folder that save_pretrained wrote"
-        ) from error
+            made: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**source), **options)
+        else:
+            made = AutoModelForCausalLM.from_pretrained(source, **options)
     return made

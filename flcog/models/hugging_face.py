@@ -13,7 +13,6 @@ from flcog.core.checks import at_least
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.models.base import FeatureModel, with_own_dropout
-from flcog.models.loading import reason
 
 ATTENTION = "flcog"
 """The name of our attention in transformers' registry."""
@@ -63,24 +62,16 @@ def _make(source: str | Path | dict[str, Any], num_classes: int, pretrained: boo
     from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as SEQUENCES
 
-    try:
-        with hub.asked(source):
-            config = AutoConfig.for_model(**source) if isinstance(source, dict) else AutoConfig.from_pretrained(source)
-            config.num_labels = num_classes
-            if getattr(config, "pad_token_id", None) is None:
-                config.pad_token_id = 0
-            auto = AutoModelForSequenceClassification if type(config) in SEQUENCES else AutoModelForImageClassification
-            if isinstance(source, dict) or not pretrained:
-                made: nn.Module = auto.from_config(config)
-            else:
-                made = auto.from_pretrained(source, config=config, ignore_mismatched_sizes=True)
-    except Exception as error:  # the hub's client raises nearly every kind where there is no network
-        if isinstance(source, dict):
-            raise ValueError(f"HuggingFace: transformers makes no classifier of {source} ({reason(error)})") from error
-        raise ValueError(
-            f"HuggingFace: {source} is neither a folder with a model's configuration and weights, nor in the hub's cache, nor could it be "
-            f"downloaded ({reason(error)}): give a folder that save_pretrained wrote, or a configuration"
-        ) from error
+    with hub.loading(source, "classifier", "HuggingFace"):
+        config = AutoConfig.for_model(**source) if isinstance(source, dict) else AutoConfig.from_pretrained(source)
+        config.num_labels = num_classes
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = 0
+        auto = AutoModelForSequenceClassification if type(config) in SEQUENCES else AutoModelForImageClassification
+        if isinstance(source, dict) or not pretrained:
+            made: nn.Module = auto.from_config(config)
+        else:
+            made = auto.from_pretrained(source, config=config, ignore_mismatched_sizes=True)
     return made
 
 

@@ -1,12 +1,12 @@
-"""Weights of other packages' networks: reads a file of weights without running code from it, and shortens their errors."""
+"""Weights of other packages' networks: reads a file of weights without running code from it."""
 
-import textwrap
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flcog.core.extras import require
+from flcog.core.text import reason
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """The keys of the weights in the checkpoints of common training programs."""
@@ -40,8 +40,3 @@ def read_weights(path: Path, what: str) -> dict[str, Tensor]:
             f"{what}: weights={str(path)!r} holds no state_dict: give a file of torch.save(model.state_dict()), or a .safetensors file"
         )
     return {str(name).removeprefix("module."): value for name, value in state.items()}
-
-
-def reason(error: Exception) -> str:
-    """Return an error's first sentences in one line."""
-    return textwrap.shorten(str(error).strip() or type(error).__name__, 200)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from flcog.core import hub
 from flcog.core.checks import at_least
 from flcog.core.extras import require
+from flcog.core.text import reason
 from flcog.models.base import FeatureModel, with_own_dropout
-from flcog.models.loading import read_weights, reason
+from flcog.models.loading import read_weights
 
 
 class Timm(FeatureModel):
