@@ -1,7 +1,7 @@
 """A run's LoRA adapters as files that ``peft.PeftModel.from_pretrained`` loads."""
 
 import json
-import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flcog.core.extras import require
 from flcog.core.files import replacing, replacing_folder
-from flcog.models import CausalLM
+from flcog.models import CausalLM, HuggingFace, Timm
 from flcog.models.lora import Adapter, adapters
 from flcog.run.session import Session
 
@@ -31,27 +31,33 @@ def write_adapters(run: Session, folder: Path) -> None:
         )
     if folder.exists():
         raise ValueError(f"{folder} exists: remove it, or give another --output")
-    tensors = dict(item for name, adapter in found.items() for item in _tensors(name, adapter, params))
+    start = _before_base(run.model.module, found)
+    in_base = {name: name.removeprefix(start) for name in found}
+    tensors = dict(item for name, adapter in found.items() for item in _tensors(name, in_base[name], adapter, params))
     with replacing_folder(folder) as aside:
         package.save_file(tensors, aside / "adapter_model.safetensors", {"format": "pt"})
         with replacing(aside / "adapter_config.json", "w") as file:
-            json.dump(_configuration(run.model.module, found), file, indent=2)
+            json.dump(_configuration(run.model.module, found, list(in_base.values())), file, indent=2)
 
 
-def _tensors(name: str, adapter: Adapter, params: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+def _before_base(module: nn.Module, found: Collection[str]) -> str:
+    """The start of the adapters' names that the network itself, as its own package makes it, does not have."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, CausalLM | HuggingFace | Timm):
+            return f"{name}.body."
+    owners = {name.partition(".")[0] for name in found}
+    return f"{owners.pop()}." if len(owners) == 1 else ""
+
+
+def _tensors(name: str, in_base: str, adapter: Adapter, params: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     """An adapter's two matrices under peft's names."""
     a, b = (params[f"{name}.{side}"].detach().cpu().contiguous() for side in "AB")
     b = b[:, :, None, None] if isinstance(adapter.layer, nn.Conv2d) else b
-    start = f"base_model.model.{_in_base(name)}"
+    start = f"base_model.model.{in_base}"
     return [(f"{start}.lora_A.weight", a), (f"{start}.lora_B.weight", b)]
 
 
-def _in_base(name: str) -> str:
-    """A layer's name in the network that the adapters were added to."""
-    return re.sub(r"^model\.(body\.)?", "", name)
-
-
-def _configuration(module: nn.Module, found: dict[str, Adapter]) -> dict[str, Any]:
+def _configuration(module: nn.Module, found: dict[str, Adapter], targets: list[str]) -> dict[str, Any]:
     first = next(iter(found.values()))
     decoder = next((layer for layer in module.modules() if isinstance(layer, CausalLM)), None)
     return {
@@ -60,7 +66,7 @@ def _configuration(module: nn.Module, found: dict[str, Adapter]) -> dict[str, An
         "base_model_name_or_path": None if decoder is None else decoder.source or None,
         "r": first.rank,
         "lora_alpha": first.alpha,
-        "target_modules": [_in_base(name) for name in found],
+        "target_modules": targets,
         "fan_in_fan_out": type(first.layer).__name__ == "Conv1D",
         "bias": "none",
         "inference_mode": True,

@@ -19,7 +19,7 @@ from flcog.callbacks import MOON, FedExP, FedProx
 from flcog.data import Samples
 from flcog.datamodules import Digits
 from flcog.evaluation import Evaluator
-from flcog.models import MLP
+from flcog.models import MLP, LoRA
 from flcog.run.predictions import write_predictions
 
 FLOAT = {"precision": "32-true", "rounds": 2}
@@ -270,6 +270,37 @@ def test_a_checkpoint_has_frozen_weights_too(tmp_path: Path) -> None:
     assert {"net.0.weight", "net.1.weight"}.isdisjoint(saved) and "net.1.bias" in saved
     with pytest.warns(UserWarning, match="not in the checkpoint"):
         Frozen.load_from_checkpoint(path)
+
+
+def test_pefts_names_are_those_of_the_network(tmp_path: Path) -> None:
+    """Also under a user's attribute, and where the network has a part named body."""
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.top = nn.Linear(6, 4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.top(self.body(x))
+
+    class Own(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = LoRA(Network(), rank=1, targets=["body"])
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    for number, module in enumerate((Own(), flcog.Classifier(LoRA(Network(), rank=1, targets=["body"])))):
+        trainer = fit(tmp_path, module=module, **FLOAT)  # type: ignore[arg-type]
+        trainer.export(tmp_path / str(number), "peft")
+        names = set(safetensors.load_file(tmp_path / str(number) / "adapter_model.safetensors"))
+        assert names == {f"base_model.model.body.lora_{side}.weight" for side in "AB"}
+        assert json.loads((tmp_path / str(number) / "adapter_config.json").read_text())["target_modules"] == ["body"]
 
 
 def test_hyperparameters_that_a_module_saves_construct_it_again(tmp_path: Path) -> None:
