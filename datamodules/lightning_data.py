@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from flcog.core.lightning_packages import overrides
 from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
+from flcog.datamodules.stand_ins import StandIn
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
 from flcog.datamodules.workers import Target
@@ -58,7 +59,11 @@ class LightningData(ItemSets):
 
     @property
     def hooked(self) -> L.LightningDataModule:
-        return getattr(self.module, "datamodule", self.module)
+        return self.module.hooked if isinstance(self.module, StandIn) else self.module
+
+    @property
+    def loaders_of(self) -> L.LightningModule | None:
+        return self.module.loaders_of if isinstance(self.module, StandIn) else None
 
     def prepare_data(self) -> None:
         self.module.prepare_data()
@@ -104,7 +109,7 @@ class LightningData(ItemSets):
             else f"over {self.num_clients} clients at random"
         )
         unused = "" if isinstance(sampler, RandomSampler | SequentialSampler) else f"; its {type(sampler).__name__} is not used"
-        what = getattr(self.module, "stands_for", type(self.module).__name__)
+        what = self.module.stands_for if isinstance(self.module, StandIn) else type(self.module).__name__
         tests = "" if tested else "; no test set"
         return (
             f"a {what} is divided {how}, in batches of {self.batch_size}{tests}{unused}: flcog.datamodules.LightningData takes "

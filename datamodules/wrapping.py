@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.core.lightning_packages import lightning_base
 from flcog.data import FederatedDataModule
 from flcog.datamodules.lightning_data import LightningData
-from flcog.datamodules.loaders import Loaders
+from flcog.datamodules.stand_ins import Loaders
 from flcog.datamodules.torch_dataset import TorchDataset
 
 

@@ -165,8 +165,8 @@ def takes_loaders(verb: Verb) -> Verb:
         from flcog.datamodules.loaders import with_datamodule
 
         some = self.settings.clients_per_round
-        has_data = self._session is not None
-        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1, has_data)
+        last = self._trained[1] if self._trained is not None and self._session is not None else None
+        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1, last)
         return verb(self, *args, **kwargs)
 
     return cast(Verb, wrapped)

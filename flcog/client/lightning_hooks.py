@@ -73,7 +73,7 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
     if lightning_base(model, "LightningModule"):
         modules.insert(0, model)  # type: ignore[arg-type]
     for module in modules:
-        loads = any(getattr(each, "module", None) is module for each in modules)
+        loads = any(each.loaders_of is module for each in data)
         for name in written_hooks(module):
             if name not in _called_on(module) and not (loads and name in CALLED_WITHOUT_DATA):
                 idle.append(f"{type(module).__name__}.{name}")

@@ -113,9 +113,7 @@ def _with_methods(
         raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
     written = written_hooks(model)
     with seeded(fold(settings.seed, "configure_model"), processes.device), default_dtype(torch.float32):
-        if (
-            "setup" in written and getattr(datamodule.hooked, "module", None) is not model
-        ):  # whose data were set up by the same hook
+        if "setup" in written and datamodule.loaders_of is not model:
             model.setup("fit")
         if "configure_model" in written:
             model.configure_model()

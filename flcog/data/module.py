@@ -81,6 +81,11 @@ class FederatedDataModule(Described, L.LightningDataModule):
         """The data module whose hooks may change batches: itself, or the user's data module inside it."""
         return self
 
+    @property
+    def loaders_of(self) -> L.LightningModule | None:
+        """The model whose own loaders provide the data, and whose ``setup`` has prepared them. None for all other data."""
+        return None
+
     def load(self) -> Splits:
         """The data set's splits, read from its files."""
         raise NotImplementedError(f"{type(self).__name__} must implement load()")

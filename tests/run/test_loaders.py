@@ -157,6 +157,57 @@ def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
         by_name([[3]])
 
 
+def test_predictions_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
+    """A data module's ``predict_dataloader``, and a checkpoint that is no keyword."""
+
+    class Both(Module):
+        def predict_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(*(tensor[:7] for tensor in TESTS.tensors)), batch_size=4)
+
+    trainer = make_trainer(tmp_path, **OPTIONS)
+    trainer.fit(model := module(), data := Both())
+    expected = trainer.predict(model, data)["probability"]
+    assert len(expected) == 7
+    for found in (trainer.predict(), trainer.predict(model)):
+        assert torch.equal(found["probability"], expected)
+    with one_line(ValueError, "no checkpoint at .*none.ckpt"):
+        trainer.predict(model, data, str(tmp_path / "none.ckpt"))
+
+
+def test_a_data_module_may_have_attributes_of_any_name(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    class Inner(L.LightningDataModule):
+        pass
+
+    class Holding(Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.module, self.datamodule = model, Inner()
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            called.append("batch")
+            return batch
+
+    class Sets(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def setup(self, stage: str) -> None:
+            called.append("setup")
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return (self.weight * batch[0].mean()).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Sets()
+    make_trainer(tmp_path, **OPTIONS | {"eval_every": 0}).fit(model, Holding(model))
+    assert called[0] == "setup" and "batch" in called
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -1,0 +1,87 @@
+"""Data modules that stand for loaders, for the trainer's verbs that get no data module."""
+
+from typing import Any
+
+import lightning as L
+
+from flcog.core.lightning_packages import overrides
+
+
+class StandIn(L.LightningDataModule):
+    """Loaders in the place of a data module.
+
+    Args:
+        name: the name of the user's object in notes.
+        hooked: the data module whose hooks change batches; itself by default.
+        loaders_of: the module that defines the loaders, if it is a ``LightningModule``.
+    """
+
+    def __init__(
+        self, name: str, hooked: L.LightningDataModule | None = None, loaders_of: L.LightningModule | None = None
+    ) -> None:
+        super().__init__()
+        self.stands_for, self.hooked, self.loaders_of = name, self if hooked is None else hooked, loaders_of
+
+
+class Loaders(StandIn):
+    """Loaders of a training set and of sets to evaluate."""
+
+    def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
+        super().__init__("DataLoader")
+        self._train, self._val, self._test = train, val, test
+
+    def train_dataloader(self) -> Any:
+        return self._train
+
+    def val_dataloader(self) -> Any:
+        return self._val
+
+    def test_dataloader(self) -> Any:
+        return self._test
+
+
+class PredictLoader(StandIn):
+    """The loader of a data module's ``predict_dataloader`` alone."""
+
+    def __init__(self, datamodule: L.LightningDataModule) -> None:
+        inner = datamodule if isinstance(datamodule, StandIn) else StandIn(type(datamodule).__name__, datamodule)
+        super().__init__(inner.stands_for, inner.hooked, inner.loaders_of)
+        self._datamodule = datamodule
+
+    def prepare_data(self) -> None:
+        self._datamodule.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # LightningData calls it again for tests
+            self._datamodule.setup("predict")
+
+    def train_dataloader(self) -> Any:
+        return self._datamodule.predict_dataloader()
+
+    test_dataloader = train_dataloader
+
+
+class OwnLoaders(StandIn):
+    """The loaders that a module defines itself, for verbs without data."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        super().__init__(f"loader of {type(module).__name__}", loaders_of=module)
+        self._module = module
+
+    def setup(self, stage: str) -> None:
+        self._module.setup(stage)
+
+    def train_dataloader(self) -> Any:
+        return self._loader("train_dataloader")
+
+    def val_dataloader(self) -> Any:
+        return self._loader("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._loader("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        return self._loader("predict_dataloader")
+
+    def _loader(self, hook: str) -> Any:
+        return getattr(self._module, hook)() if overrides(self._module, "LightningModule", hook) else None
