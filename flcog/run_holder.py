@@ -1,7 +1,7 @@
 """Opens the runs of a trainer, and shows the last one."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -90,7 +90,7 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
         """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
         if self._session is not None:
             return self._session.trackers.loggers
-        given = self.given_logger if isinstance(self.given_logger, list) else [self.given_logger]
+        given = self.given_logger if isinstance(self.given_logger, Sequence) else [self.given_logger]
         return [logger for logger in given if lightning_base(logger, "Logger")]  # type: ignore[misc]
 
     @property

@@ -189,9 +189,9 @@ def next_command(verb: str, run: Path, checkpoint: Path, config: Mapping[str, An
         config: the configuration, if the command line knows it. The classes of a user's own script are not part of it.
     """
     whole = all("class_path" in ((config or {}).get(part) or {}) for part in ("model", "data"))
-    if config is None or not (
-        whole or {"fit", "validate", "test", "predict"} & set(sys.argv[1:])
-    ):  # run=False: it calls the verbs
+    # A script with run=False has no verb on its command line, and calls the trainer's.
+    has_verb = bool({"fit", "validate", "test", "predict"} & set(sys.argv[1:]))
+    if config is None or not (whole or has_verb):
         return f"trainer.{verb}(model, datamodule, ckpt_path={str(short(checkpoint))!r})"
     prefix = ["uv", "run"] if "UV_RUN_RECURSION_DEPTH" in os.environ else []  # under `uv run` the user's own shell knows no flcog
     program = ["flcog"] if whole else ["python", sys.argv[0]]

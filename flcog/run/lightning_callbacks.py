@@ -264,9 +264,8 @@ def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *argu
     try:
         getattr(callback, hook)(trainer, *arguments)
     except Exception as error:
-        if is_lightnings(type(callback)) and isinstance(
-            error, MisconfigurationException | RuntimeError
-        ):  # such as a missing column
+        # Lightning's own callbacks raise these where a column is missing, for example.
+        if is_lightnings(type(callback)) and isinstance(error, MisconfigurationException | RuntimeError):
             raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
         name_hook(error, callback, hook, f", round {trainer.current_epoch + 1}")
         raise

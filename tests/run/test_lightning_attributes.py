@@ -87,6 +87,8 @@ def test_a_logger_is_there_before_the_run(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=[logger])
     assert trainer.logger is logger and trainer.loggers == [logger]
+    trainer.logger = (logger,)  # type: ignore[assignment]
+    assert trainer.loggers == [logger]
     trainer.logger = False
     assert trainer.logger is None and trainer.loggers == []
 
