@@ -1,4 +1,4 @@
-"""``flcog compare --launcher slurm`` on queues that the tests make up. tests/commands/test_slurm.py uses a real Slurm."""
+"""``flcog compare --launcher slurm`` on queues that the tests make up. tests/queues/test_slurm.py uses a real Slurm."""
 
 import os
 import signal
@@ -326,6 +326,16 @@ def test_a_machine_without_slurm_is_one_line(
         main(["compare", str(tmp_path / "table.yaml"), "--out", str(tmp_path / "out"), *options])
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"flcog: error: {message}") and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--show"])
+def test_a_machine_without_slurm_can_look_at_a_table(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin").partition(":")[0])
+    (tmp_path / "table.yaml").write_text("{configs: [quickstart], seeds: [0], rows: {A: }}")
+    main(["compare", str(tmp_path / "table.yaml"), "--out", str(tmp_path / "out"), "--launcher", "slurm", option])
+    assert not capfd.readouterr().err
 
 
 def test_without_submitit_one_line_names_the_extra(

@@ -116,7 +116,7 @@ def _launcher(options: argparse.Namespace) -> Callable[[Known], Launcher]:
     from flcog.commands.compare.slurm_queue import Queue
 
     queue = Queue(**wishes)
-    if not options.show:
+    if not (options.show or options.dry_run):
         queue.check()
     return lambda known: SlurmRunner(options.jobs or MANY, queue, known)
 
