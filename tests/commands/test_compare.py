@@ -3,7 +3,6 @@
 import csv
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -185,7 +184,7 @@ def test_a_run_is_told_by_the_tables_metric(
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     arguments = ["compare", str(plan_file(tmp_path, metric="comm/up_bytes")), "--out", str(tmp_path / "out")]
     main(arguments)
     assert "A · seed 0: best 512.00, last 512.00" in capsys.readouterr().out
@@ -212,7 +211,7 @@ def test_only_what_is_unfinished_is_run(
         def wait(self) -> int:
             return int(self.fails)
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
     # Settings may change as long as nothing was run with them.
     (cell, *_) = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])
@@ -250,7 +249,7 @@ def test_a_slip_in_the_command_is_told_once(
         def wait(self) -> int:
             return int(self.fails)
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     rows = {"A": {"arguments": {"trainer.lr": 1}}, "B": None}
     table = plan_file(tmp_path, configs=[str(ROOT / "configs/quickstart.yaml")], rows=rows, seeds=[0, 1])
     with pytest.raises(SystemExit):

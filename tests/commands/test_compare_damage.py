@@ -1,6 +1,5 @@
 """A finished run whose metrics.csv was damaged afterwards counts as unfinished, says so, and is trained again."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_a_damaged_run_is_put_aside_and_trained_again(
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     main(["compare", str(path), "--out", str(tmp_path / "out")])
     assert "is trained again; the old run is kept in the folder damaged" in capsys.readouterr().err
     (command,) = started

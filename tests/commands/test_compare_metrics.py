@@ -1,7 +1,6 @@
 """A table that shows several metrics of the same runs, as FedWalk's Table 2 has training and test accuracies."""
 
 import csv
-import subprocess
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -127,7 +126,7 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     main(["compare", str(plan_file(tmp_path, columns=SETTINGS, metrics=METRICS)), "--out", str(tmp_path / "out")])
     assert len(started) == len(set(started)) == 4
     printed = capsys.readouterr().out

@@ -74,7 +74,7 @@ class Run:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    monkeypatch.setattr(subprocess, "Popen", Run)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Run)
     monkeypatch.setattr(Run, "started", [])
     return Run.started
 

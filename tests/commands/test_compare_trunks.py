@@ -1,7 +1,6 @@
 """Arms that are the same until a round train the rounds before it once, and come to the same numbers."""
 
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -181,7 +180,7 @@ def test_a_run_goes_on_with_what_it_carried(tmp_path: Path, monkeypatch: pytest.
         def wait(self) -> int:
             return 2
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     trunk.files.claim()
     list(Runner(1).run([trunk]))
     (tmp_path / "out/FedCOG/seed0/20260101-000000/checkpoints").mkdir(parents=True)
@@ -247,7 +246,7 @@ def test_runs_wait_for_the_rounds_that_they_share(tmp_path: Path, monkeypatch: p
 
         def send_signal(self, number: int) -> None: ...
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     monkeypatch.setattr("flcog.commands.compare.runner.LOOK_EVERY", 0.02)
     runs = [found["late"], found["FedAvg"], found["other"]]
     for cell in runs:
@@ -269,7 +268,7 @@ def test_a_trunk_that_fails_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
         def wait(self) -> int:
             return 2
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     runs = list(found.values())
     for cell in runs:
         cell.files.claim()

@@ -37,9 +37,14 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
     def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
         for cell in runs:
             seen.append((cell.setting, cell.seed, trained(cell)))
-            # The test set would choose 0.01.
+            # The test set, and the rounds to a target on it, would choose 0.01.
             val = {0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 0.3: 0.4}[trained(cell)]
-            fake_run(cell, [1 - val], finished=True, val__accuracy=[val], comm__total_bytes=[100])
+            target: dict[str, Any] = {
+                "to_accuracy_0.2__rounds": [100 * val],
+                "to_accuracy_0.2__up_bytes": [1],
+                "to_accuracy_0.2__down_bytes": [1],
+            }
+            fake_run(cell, [1 - val], finished=True, val__accuracy=[val], comm__total_bytes=[100], **target)
         return []
 
     tune(given, tmp_path / "out", [], train)

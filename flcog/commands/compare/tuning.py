@@ -114,6 +114,8 @@ def _validated(cell: Cell, table: Table) -> Result:
     history, run = cell.history(), cell.run
     metric = compared_metric(cell.metric, history)
     twin = f"val/{(metric or '').removeprefix('test/')}"
+    # Columns of `RoundsToTarget` may be about the test set.
+    history = [{name: value for name, value in row.items() if not name.startswith("to_")} for row in history]
     if run is None or not any(twin in row for row in history):
         raise ValueError(f"{cell.name} logged no {twin}, by which --tune chooses: set data.client_val, or another metric")
     return result_of(replace(cell, metric=twin), history, facts_of(cell, run), table.last, finished=True)
@@ -123,10 +125,13 @@ def _rank(results: Sequence[Result], summary: str) -> tuple[float, float]:
     """Smaller is better: rounds to the target if the column has one, then the summary. A diverged run is worst."""
     if any(result.diverged for result in results):
         return math.inf, math.inf
-    sign = 1 if lower_is_better(results[0].metric or "") else -1
     scores = [result.scores["best" if summary == "val" else summary] for result in results]  # type: ignore[index]
     rounds = [next(iter(result.targets.values()))[0] if result.targets else math.inf for result in results]
-    return statistics.fmean(rounds), sign * statistics.fmean(scores)
+    return statistics.fmean(rounds), _sign(results) * statistics.fmean(scores)
+
+
+def _sign(results: Sequence[Result]) -> int:
+    return 1 if lower_is_better(results[0].metric or "") else -1
 
 
 def _choice(table: Table, found: Sequence[Candidate]) -> dict[str, Any]:
@@ -148,11 +153,11 @@ def _choice(table: Table, found: Sequence[Candidate]) -> dict[str, Any]:
                 "row": row,
                 "setting": setting,
                 **rival.values,
-                "validation": abs(score),
+                "validation": _sign(results[id(rival)]) * score,
                 "rounds_to_target": rounds,
             }
             line |= {"diverged": any(result.diverged for result in results[id(rival)]), "chosen": rival is best}
-            grid.append({name: value for name, value in line.items() if value not in (math.inf,)})
+            grid.append({name: value for name, value in line.items() if value not in (math.inf, -math.inf)})
     facts = [result.facts for each in results.values() for result in each]
     cost: dict[str, float] = {"runs": len(facts), "rounds": sum(fact.rounds for fact in facts)}
     cost |= {"seconds": sum(fact.seconds for fact in facts), "bytes": sum(fact.total_bytes for fact in facts)}
