@@ -185,12 +185,7 @@ def check_data(
 
 
 def make_runtime(
-    settings: Settings,
-    methods: Sequence[Method],
-    client: ClientModel,
-    data: HostedData,
-    processes: Processes,
-    notes: Notes,
+    settings: Settings, methods: Sequence[Method], client: ClientModel, data: HostedData, processes: Processes, notes: Notes
 ) -> ClientRuntime:
     """Make the runtime of the clients, with the executor that trains them.
 
@@ -204,27 +199,17 @@ def make_runtime(
     """
     function, optimizer, federation = client.function, client.optimizer, data.federation
     reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
-    batching = _batching(settings, data)
-    _check_accumulation(batching, methods, reader)
-    cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
-    if (selection := selection_of(methods)) is not None:
-        cohort = selection.expected(cohort, federation.num_clients)
+    batching = _batching(settings, methods, data, reader)
     job = Job(
-        model=function,
-        optimizer=optimizer,
-        methods=methods,
-        sample=reader.example,
+        client=client,
+        reader=reader,
         two_copies=Batch(*reader.two_copies),
         batch_size=batching.batch_size,
-        largest_client=int(federation.partition.sizes.max()),
-        clients=-(-cohort // processes.count),
+        clients=_clients_here(settings, methods, federation, processes),
         chunk_size=settings.chunk_size,
         memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
         compile=settings.compile,
-        reads_whole_batches=reader.whole_batches,
         unlike_batches=_unlike_batches(reader, batching.batch_size),
-        draws_here=reader.source is not None and reader.source.draws_here,
-        hooks=client.hooks,
     )
     return ClientRuntime(
         methods=methods,
@@ -236,27 +221,32 @@ def make_runtime(
         reader=reader,
         executor=choose_executor(job, settings.executor, notes, processes),
         seed=settings.seed,
-        evaluator=Evaluator(
-            function,
-            reader,
-            data.eval_batch_size,
-            processes,
-            settings.limits,
-            client.hooks.of_evaluations,
-            settings.inference_mode,
-        ),
+        evaluator=_evaluator(settings, client, data, reader, processes),
         loop=Sequential(one_client(Learner(function, optimizer), client.hooks)),
     )
 
 
-def _batching(settings: Settings, data: HostedData) -> Batching:
+def _evaluator(settings: Settings, client: ClientModel, data: HostedData, reader: Reader, processes: Processes) -> Evaluator:
+    hooks = client.hooks.of_evaluations
+    return Evaluator(client.function, reader, data.eval_batch_size, processes, settings.limits, hooks, settings.inference_mode)
+
+
+def _clients_here(settings: Settings, methods: Sequence[Method], federation: Federation, processes: Processes) -> int:
+    """The number of clients that this process trains in a round, as expected before it."""
+    cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
+    if (selection := selection_of(methods)) is not None:
+        cohort = selection.expected(cohort, federation.num_clients)
+    return -(-cohort // processes.count)
+
+
+def _batching(settings: Settings, methods: Sequence[Method], data: HostedData, reader: Reader) -> Batching:
     """Decide how samples become steps. If a method has merged clients, the work of a round stays the same."""
     federation = data.federation
     asked = settings.cohort_size(federation.split.num_clients)
     clients = settings.cohort_size(federation.split.num_clients, federation.num_clients)
     steps, epochs = settings.local_steps, settings.local_epochs
     share = (asked / federation.split.num_clients) / (clients / federation.num_clients)
-    return Batching(
+    batching = Batching(
         data.batch_size,
         None if steps is None else steps * asked // clients,
         None if epochs is None else epochs * share,
@@ -264,6 +254,8 @@ def _batching(settings: Settings, data: HostedData) -> Batching:
         settings.accumulate_grad_batches,
         shuffle=not settings.overfit_batches,
     )
+    _check_accumulation(batching, methods, reader)
+    return batching
 
 
 def _check_accumulation(batching: Batching, methods: Sequence[Method], reader: Reader) -> None:

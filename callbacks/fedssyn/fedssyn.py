@@ -128,17 +128,26 @@ class Fedssyn(DataExchange):
             return Exchange(federation)
         seed = rng.initial_seed()
         shuffle = np.random.default_rng(fold(seed, "shuffle"))
-        sizes = federation.partition.sizes
         if self.share == "real":
-            count = self._count(sizes)
-            fractions = count / (sizes + count) if self.p is None else np.full(len(sizes), self.p)
-            kept, got = mix_real(federation.partition, fractions, shuffle)
-            clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
-            changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
-            size = num_bytes(changed.train, len(got.indices))
-            return SampleExchange(
-                changed, (size, size), digest_of(kept, got), before=federation.partition, own=kept, received=got, sent=got.sizes
-            )
+            return self._exchange_real(federation, shuffle)
+        return self._exchange_synthetic(federation, seed, shuffle, workspace)
+
+    def _exchange_real(self, federation: Federation, shuffle: np.random.Generator) -> SampleExchange:
+        sizes = federation.partition.sizes
+        count = self._count(sizes)
+        fractions = count / (sizes + count) if self.p is None else np.full(len(sizes), self.p)
+        kept, got = mix_real(federation.partition, fractions, shuffle)
+        clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
+        changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
+        size = num_bytes(changed.train, len(got.indices))
+        return SampleExchange(
+            changed, (size, size), digest_of(kept, got), before=federation.partition, own=kept, received=got, sent=got.sizes
+        )
+
+    def _exchange_synthetic(
+        self, federation: Federation, seed: int, shuffle: np.random.Generator, workspace: Path | None
+    ) -> SampleExchange:
+        sizes = federation.partition.sizes
         synthesis = self._synthesis(self._count(sizes), seed)
         check_generator(synthesis.generator, Form.of(federation.train).images)
         sets, folder = synthetic_sets(synthesis, federation, self._root(workspace))

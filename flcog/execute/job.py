@@ -1,18 +1,16 @@
 """The job of an executor: the facts that its choice depends on, and the obstacles to some choices."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from flcog.client.local_hooks import LocalHooks
-from flcog.core.trees import Tree
+from flcog.client.model import ClientModel
 from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.own_steps import Traces, traces
-from flcog.method import Method
 from flcog.model_function import ModelFunction
+from flcog.reading import Reader
 from flcog.settings import Compile
 
 
@@ -21,43 +19,35 @@ class Job:
     """The facts that the choice of an executor depends on.
 
     Args:
-        model: the client's model, with its parameters on the device that trains.
-        optimizer: the module's own optimiser.
-        methods: the run's methods.
-        sample: one input, [1, ...].
+        client: the client's model, on the device that trains, and its optimiser.
+        reader: reads the clients' batches.
         two_copies: a batch with two copies of a sample.
         batch_size: of a local step.
-        largest_client: the most samples that a client has.
         clients: the number of clients that one process trains in a round.
         chunk_size: the number of clients at a time, if the user has set it.
         memory: the bytes that a batched program may take, if the user has not set it.
         compile: whether to compile local steps, or to capture them as CUDA graphs.
-        reads_whole_batches: whether each batch is read separately, so that batches may differ in shape.
         unlike_batches: a difference between the first clients' batches, in words, if there is any.
-        draws_here: whether reading samples draws from the random streams of this process.
-        hooks: the hooks of Lightning's that fire while a client trains.
     """
 
-    model: ModelFunction
-    optimizer: torch.optim.Optimizer
-    methods: Sequence[Method]
-    sample: Tree
+    client: ClientModel
+    reader: Reader
     two_copies: Batch
     batch_size: int
-    largest_client: int
     clients: int
     chunk_size: int | None
     memory: int
     compile: Compile = False
-    reads_whole_batches: bool = False
     unlike_batches: str = ""
-    draws_here: bool = False
-    hooks: LocalHooks | None = None
+
+    @property
+    def model(self) -> ModelFunction:
+        return self.client.function
 
     @property
     def faithful(self) -> str:
         """The reason why clients are trained by the faithful step, one at a time; empty for the pure step."""
-        return self.hooks.reason if self.hooks else ""
+        return self.client.hooks.reason
 
     @property
     def on_cpu(self) -> bool:
@@ -70,7 +60,12 @@ class Job:
     @property
     def rows(self) -> int:
         """The number of rows in a batch, unless it is the last of an epoch."""
-        return min(self.batch_size, self.largest_client)
+        return min(self.batch_size, int(self.reader.federation.partition.sizes.max()))
+
+    @property
+    def draws_here(self) -> bool:
+        """Whether reading samples draws from the random streams of this process."""
+        return self.reader.source is not None and self.reader.source.draws_here
 
     @property
     def num_params(self) -> int:
@@ -88,8 +83,8 @@ def obstacles_to_vmap(job: Job) -> str:
         return f"one client at a time: {job.faithful}"
     own_step = job.own_step.between_clients() if job.model.trains_itself else ""
     obstacles = [own_step] if own_step else []
-    if type(job.optimizer) not in ELEMENTWISE:
-        obstacles.append(f"{type(job.optimizer).__name__} is no elementwise optimiser")
+    if type(job.client.optimizer) not in ELEMENTWISE:
+        obstacles.append(f"{type(job.client.optimizer).__name__} is no elementwise optimiser")
     if job.unlike_batches:
         obstacles.append(job.unlike_batches)
     return "; ".join(obstacles)
@@ -98,7 +93,7 @@ def obstacles_to_vmap(job: Job) -> str:
 def obstacles_to_compiling(job: Job) -> str:
     """The reasons why a local step cannot be compiled, or an empty string."""
     obstacles = list(filter(None, [obstacles_to_vmap(job)]))
-    if job.reads_whole_batches:
+    if job.reader.whole_batches:
         obstacles.append("a collate_fn may give clients' batches different shapes")
     if not job.model.trains_itself and (reason := _draws(job)):
         obstacles.append(reason)
@@ -119,7 +114,7 @@ def obstacle_to_threads(job: Job) -> str:
 def _draws(job: Job) -> str:
     """A sentence that the model draws from torch's global stream, or an empty string."""
     try:
-        draws = job.model.draws(job.sample)
+        draws = job.model.draws(job.reader.example)
     except Exception:  # The error comes again, with its client and step, when a client trains.
         return "its forward pass fails on two copies of a training sample"
     return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""

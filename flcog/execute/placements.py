@@ -29,11 +29,13 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
     """
     name, at_once, compiled = choice
     if name != "loop":
-        learner = Learner(job.model, job.optimizer, batched_layers(job.model, name == "vmap-patches"), logs=_logs(job, choice))
+        learner = Learner(
+            job.model, job.client.optimizer, batched_layers(job.model, name == "vmap-patches"), logs=_logs(job, choice)
+        )
         programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
         steps: Steps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
         return Batched(StackedClients(learner, steps), at_once, name)
-    learner = Learner(job.model, job.optimizer, logs=_logs(job, choice))
+    learner = Learner(job.model, job.client.optimizer, logs=_logs(job, choice))
     if compiled == "graphs":
         lanes = CompiledSteps(learner, Graphs(notes, compiles=False), 1, job.rows, at_once)
         return Streams(StackedClients(learner, lanes), lanes, at_once)
@@ -41,7 +43,7 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
 
     def make(learner: Learner) -> ClientTrainer:
         if not compiled:
-            return one_client(learner, job.hooks)
+            return one_client(learner, job.client.hooks)
         return StackedClients(learner, CompiledSteps(learner, programs, 1, job.rows))
 
     if at_once == 1:

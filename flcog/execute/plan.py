@@ -58,7 +58,7 @@ def plan_for(job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "
         if wanted != "auto":
             warnings.warn(f"executor={wanted} falls back to loop: {obstacles}", stacklevel=3)
         return loop_plan(job, obstacles)
-    if wanted == "auto" and job.reads_whole_batches:
+    if wanted == "auto" and job.reader.whole_batches:
         return loop_plan(job, "a collate_fn may give clients' batches different shapes")
     constants = sum(constant.numel() for constant in job.model.constants.values())
     work = (job.num_params + constants) * job.rows
@@ -147,7 +147,7 @@ def _chunk(job: Job, patches: bool) -> int:
     """The number of clients in a batched program: the user's, or as many as fit into memory."""
     if job.chunk_size is not None:
         return job.chunk_size
-    bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.sample) * job.batch_size
+    bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.reader.example) * job.batch_size
     if not job.on_cpu:
         bytes_per_client += activation_bytes(job, patches)
     return max(1, min(256, job.memory // max(1, bytes_per_client)))

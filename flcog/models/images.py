@@ -3,6 +3,7 @@
 import logging
 import textwrap
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -227,12 +228,8 @@ class ResNet18(FeatureModel):
             del layers["maxpool"]
         del layers["avgpool"]  # a mean, which features() takes: torch's own layer would take it client by client under vmap
         head = layers.pop("fc")
-        self.in_channels = in_channels
-        self.body = nn.Sequential()
-        for name, layer in layers.items():
-            self.body.add_module(name, layer)
-        self.num_features = 512
-        self.head = head
+        self.in_channels, self.num_features = in_channels, 512
+        self.body, self.head = nn.Sequential(OrderedDict(layers)), head
         if weights is not None:
             self._load(weights)
 

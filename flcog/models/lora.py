@@ -126,11 +126,16 @@ def _lora(
         parameter.requires_grad_(_is_named(name, trained))
     for name in chosen:
         _replace(model, name, Adapter(model.get_submodule(name), rank, alpha))
+    _keep_statistics(model)
+    return model
+
+
+def _keep_statistics(model: nn.Module) -> None:
+    """Keep frozen BatchNorm layers in evaluation mode."""
     norms = [name for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     for name in norms:
         if not any(parameter.requires_grad for parameter in model.get_submodule(name).parameters()):
             _replace(model, name, Still(model.get_submodule(name)))
-    return model
 
 
 def _chosen(model: nn.Module, targets: Sequence[str] | None, trained: Sequence[str]) -> list[str]:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from flcog.client.model import ClientModel
 from flcog.core.arguments import by_name, constructor_arguments, digest, plain
 from flcog.core.masking import masked
 from flcog.core.trees import leaves
@@ -27,8 +27,7 @@ HOW_IT_RUNS = (
 def describe(
     settings: Settings,
     methods: Iterable[Method],
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    client: ClientModel,
     data: FederatedDataModule,
     config: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -36,7 +35,10 @@ def describe(
 
     On the command line the arguments of model and data are in ``config``; in Python they are read from the objects' attributes.
     """
-    federation = data.federation  # before methods exchange anything
+    federation, (module, optimizer) = (
+        data.federation,
+        (client.function.module, client.optimizer),
+    )  # before methods exchange anything
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
     return {

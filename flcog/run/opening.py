@@ -27,20 +27,18 @@ def open_run(request: Request, plan: Plan) -> Session:
     lightning = next(observer for observer in request.observers if isinstance(observer, LightningCallbacks))
     callbacks = lightning.gather(request.model)
     client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, callbacks)
-    module, optimizer = client.function.module, client.optimizer
-    described = experiment.describe(settings, request.methods, module, optimizer, request.datamodule, request.config)
+    described = experiment.describe(settings, request.methods, client, request.datamodule, request.config)
 
     notes = [] if saved is None else plan.check(request, saved, client, described)
     if saved is None and plan.trains:
         client.check_values()
-
     directory = plan.directory(request, saved, processes)
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()
     assembly = Assembly(settings, request.methods, client, request.datamodule, processes)
-    if request.clients is None:
-        engine, server = assembly.with_clients_here(Path(request.root) if plan.keep_files else None)
-    else:
+    if request.clients is not None:
         engine, server = assembly.with_clients_elsewhere(request.clients)
+    else:
+        engine, server = assembly.with_clients_here(Path(request.root) if plan.keep_files else None)
     engine.notes.add(*notes)
     checkpoints = directory / "checkpoints" if directory else saved.path.resolve().parent if saved else None
     run = Session(
@@ -53,7 +51,6 @@ def open_run(request: Request, plan: Plan) -> Session:
         clients=None if checkpoints is None else checkpoints / "clients",
         trackers=trackers,
     )
-
     plan.restore(request, run, saved)
     lightning.attach(run, client.hooks)
     return run

@@ -36,13 +36,9 @@ def partition_figure(federation: Federation, max_clients: int = 200, max_classes
     counts = table[clients][:, classes].toarray()
     names = [federation.class_names[c] if federation.class_names else str(c) for c in classes]
 
-    # All lengths are inches, so that the key's circles have the size of the chart's. Many clients make columns narrow: where a
-    # row is sparse, its circles may be wider than a column, so that the fullest row would fill up by 60 %.
-    column = min(0.36, 9 / len(clients))
-    row = min(0.36, max(column, 2.4 / len(classes)), 7 / len(classes))
+    # All lengths are inches, so that the key's circles have the size of the chart's.
+    column, row, diameter = _lengths(counts)
     width, height = column * len(clients), row * len(classes)
-    fullest = np.sqrt(counts / max(1, counts.max())).sum(axis=0).max()
-    diameter = 0.94 * min(row, max(column, 0.6 * width / max(1, fullest)))
     left, bottom, right, top = 0.5 + 0.068 * max(map(len, names)), 0.5, 1.45, 0.55
     page = np.array([left + width + right, bottom + max(height, 0.9) + top])
     figure = Figure(figsize=(float(page[0]), float(page[1])))
@@ -53,14 +49,31 @@ def partition_figure(federation: Federation, max_clients: int = 200, max_classes
     chart = axes_at(left, bottom, width, height)
     _draw_circles(chart, counts, diameter / column, diameter / row)
     _name_ticks(chart, clients, names, column, row)
-    num_clients, num_classes = table.shape
-    label = "Bin of the target" if federation.task == "regression" else "Class"
-    chart.set_xlabel("Client" if len(clients) == num_clients else f"Client ({len(clients)} of {num_clients:,})")
-    chart.set_ylabel(label if len(classes) == num_classes else f"{label} ({len(classes)} most frequent of {num_classes:,})")
+    _name_axes(chart, counts, table.shape, "Bin of the target" if federation.task == "regression" else "Class")
     _draw_bars(axes_at(left, bottom + height + 0.06, width, 0.36), federation.partition.sizes[clients], upright=True)
     _draw_bars(axes_at(left + width + 0.06, bottom, 0.36, height), per_class[classes], upright=False)
     _draw_key(figure, max(1, int(counts.max())), diameter, (left + width + 0.5) / page[0], (bottom + height) / page[1])
     return figure
+
+
+def _lengths(counts: np.ndarray) -> tuple[float, float, float]:
+    """The width of a column, the height of a row and the diameter of the largest circle.
+
+    Many clients make columns narrow: where a row is sparse, its circles may be wider than a column, so that the fullest row would fill
+    up by 60 %.
+    """
+    clients, classes = counts.shape
+    column = min(0.36, 9 / clients)
+    row = min(0.36, max(column, 2.4 / classes), 7 / classes)
+    fullest = np.sqrt(counts / max(1, counts.max())).sum(axis=0).max()
+    return column, row, 0.94 * min(row, max(column, 0.6 * column * clients / max(1, fullest)))
+
+
+def _name_axes(chart: Axes, shown: np.ndarray, table: tuple[int, ...], label: str) -> None:
+    """Name both axes. If the chart shows only a part of the table, the names say so."""
+    clients, classes = shown.shape
+    chart.set_xlabel("Client" if clients == table[0] else f"Client ({clients} of {table[0]:,})")
+    chart.set_ylabel(label if classes == table[1] else f"{label} ({classes} most frequent of {table[1]:,})")
 
 
 def _draw_circles(chart: Axes, counts: np.ndarray, width: float, height: float) -> None:

@@ -40,6 +40,23 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
     if labels is not None:
         columns |= {"labels": labels.per_client, "KL": labels.kl}
 
+    numbers = _numbers(federation, parts, labels)
+    tables: list[RenderableType] = [_headline(federation, numbers)]
+    if federation.num_clients <= max_rows:
+        tables.append(_client_rows(federation, columns, labels))
+    tables.append(_quantile_rows(columns))
+    return Group(*tables), numbers
+
+
+def _numbers(federation: Federation, parts: dict[str, np.ndarray], labels: "_Labels | None") -> Numbers:
+    """The report's numbers.
+
+    Args:
+        federation: the data.
+        parts: the sizes of the clients' held-out parts.
+        labels: the labels of the partition; None without targets.
+    """
+    sizes = federation.partition.sizes
     numbers: Numbers = {
         "clients": federation.num_clients,
         "samples/train": int(sizes.sum()),
@@ -55,12 +72,7 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
         values = values[np.isfinite(values)]
         for statistic, function in (("min", np.min), ("median", np.median), ("max", np.max), ("mean", np.mean)):
             numbers[f"{name}/{statistic}"] = float(function(values)) if len(values) else float("nan")
-
-    tables: list[RenderableType] = [_headline(federation, numbers)]
-    if federation.num_clients <= max_rows:
-        tables.append(_client_rows(federation, columns, labels))
-    tables.append(_quantile_rows(columns))
-    return Group(*tables), numbers
+    return numbers
 
 
 class _Labels(NamedTuple):

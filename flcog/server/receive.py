@@ -44,18 +44,13 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
     clocked = clock_of(round.methods) is not None and round.timing is None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
-    keys = None
-    if any(isinstance(method, SealedSum) for method in round.methods):
-        keys = RoundKeys(processes.agree(secrets.token_hex(32)), list(round.plans))
-        asked = [(received._replace(keys=keys), tasks) for received, tasks in asked]
+    keys, asked = _with_keys(engine, round, asked)
     with closing(_train(engine, asked, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:
-            replies = list(replies)
-            round, somebody_idle = arrived(engine, server, round, tasks, replies)
+            round, replies, somebody_idle = arrived(engine, server, round, tasks, list(replies))
             mine = [task for task in mine if task.client in round.plans]
-            replies = [only(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
-        if engine.clients.here is None:  # executors in this process return clients in an order that is always the same
+        if engine.clients.here is None:  # executors in this process always return clients in the same order
             replies = in_order(replies, mine)
         aggregate, private = _aggregate(engine, round, keys, directions), private_sum_of(round.methods)
         encoders, sizes = encoders_of(round.methods), dict[int, int]()
@@ -65,10 +60,22 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             reply = decoded(reply, encoders, received, private)
             aggregate.add(reply if round.counts else without_values(reply), received.buffers, received.round)
     if clocked and not may_be_lost:
-        sizes = {client: size for part in processes.gather(sizes) for client, size in part.items()}
-        round = replace(round, timing=timing(engine, server, round, tasks, sizes))
+        round = replace(round, timing=timing(engine, server, round, tasks, _gathered(engine, sizes)))
     aggregate.reduce(processes, somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
+
+
+def _with_keys(engine: Engine, round: Round, asked: Asked) -> tuple[RoundKeys | None, Asked]:
+    """The keys of a round's sealed uploads, the same in all processes, and the broadcasts with them."""
+    if not any(isinstance(method, SealedSum) for method in round.methods):
+        return None, asked
+    keys = RoundKeys(engine.processes.agree(secrets.token_hex(32)), list(round.plans))
+    return keys, [(received._replace(keys=keys), tasks) for received, tasks in asked]
+
+
+def _gathered(engine: Engine, sizes: Mapping[int, int]) -> dict[int, int]:
+    """The bytes that the clients of all processes have sent."""
+    return {client: size for part in engine.processes.gather(sizes) for client, size in part.items()}
 
 
 def _aggregate(engine: Engine, round: Round, keys: RoundKeys | None, directions: bool) -> Aggregate:
@@ -91,7 +98,7 @@ def _train(engine: Engine, asked: Asked, mine: Sequence[ClientTask]) -> Generato
 
 def arrived(
     engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], replies: Sequence[ClientReply]
-) -> tuple[Round, bool]:
+) -> tuple[Round, list[ClientReply], bool]:
     """Plan a round again without lost and late clients, once all replies of this process have arrived.
 
     Args:
@@ -101,7 +108,7 @@ def arrived(
         replies: of this process's clients.
 
     Returns:
-        The round with its time, and whether some process has no client whose reply counts.
+        The round with its time, the replies that count, and whether some process has none of them.
     """
     parts = engine.processes.gather({client: size for reply in replies for client, size in uploaded(reply).items()})
     sizes = {client: size for part in parts for client, size in part.items()}
@@ -109,7 +116,8 @@ def arrived(
     counting = set(sizes if time is None else time.clients)
     lost = [client for client in round.plans if client not in counting]
     round = replace(round.without(engine, server, lost) if lost else round, timing=time)
-    return round, not all(counting & part.keys() for part in parts)
+    replies = [only(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
+    return round, replies, not all(counting & part.keys() for part in parts)
 
 
 def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:

@@ -1,6 +1,7 @@
 """DDPM: a denoising diffusion model as a generator of labelled images, with diffusers' network and noise schedule."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -93,22 +94,11 @@ class DDPM(DataGenerator):
             data[:, :, shape[1] :] = -1
             data[:, :, :, shape[2] :] = -1
         network, scheduler = self.network(shape[0], max(data.shape[2:]), num_classes).to(device), self.scheduler()
-        alpha_bar = scheduler.alphas_cumprod.to(device)
-
-        def loss(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-            if self.flip:
-                images = torch.where(torch.rand(len(images), 1, 1, 1).to(device) < 0.5, images.flip(3), images)
-            steps = torch.randint(self.diffusion_steps, (len(images),)).to(device)
-            noise = torch.randn(images.shape).to(device)
-            signal = alpha_bar[steps].view(-1, 1, 1, 1)
-            predicted = module(signal.sqrt() * images + (1 - signal).sqrt() * noise, steps, class_labels=labels).sample
-            return (predicted - noise).square().flatten(1).mean(1)
-
         average = require("diffusers", "DDPM").training_utils.EMAModel(network.parameters(), decay=self.ema, foreach=True)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr)
         Training(
             network,
-            loss,
+            partial(self._loss, scheduler.alphas_cumprod.to(device)),
             optimizer,
             data,
             labels,
@@ -129,6 +119,17 @@ class DDPM(DataGenerator):
             return ((images + 1) / 2)[:, :, : shape[1], : shape[2]]
 
         return sample
+
+    def _loss(self, alpha_bar: Tensor, module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """The squared error of the predicted noise, for each image, at a random step of the diffusion."""
+        device = images.device
+        if self.flip:
+            images = torch.where(torch.rand(len(images), 1, 1, 1).to(device) < 0.5, images.flip(3), images)
+        steps = torch.randint(self.diffusion_steps, (len(images),)).to(device)
+        noise = torch.randn(images.shape).to(device)
+        signal = alpha_bar[steps].view(-1, 1, 1, 1)
+        predicted = module(signal.sqrt() * images + (1 - signal).sqrt() * noise, steps, class_labels=labels).sample
+        return (predicted - noise).square().flatten(1).mean(1)
 
     def network(self, channels: int, side: int, num_classes: int) -> nn.Module:
         """The noise predictor: ``network(images, steps, class_labels=labels).sample``."""

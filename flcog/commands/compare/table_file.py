@@ -19,6 +19,13 @@ FURTHER: Mapping[str, Mapping[str, str]] = {
 }
 """Further entries of rows and columns, with their meanings."""
 
+PLAIN = (
+    *("metric", "last", "confidence", "summary", "over_rounds", "average", "worst"),
+    *("trunks", "reason", "trials", "hypothesis"),
+)
+LISTS = ("exploratory", "reproduces", "deviations", "unstated")
+"""Keys whose values, and keys whose lists, are the table's as they are."""
+
 
 def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     """Read a table's YAML file.
@@ -81,11 +88,35 @@ class _TableFile:
         if not isinstance(value["rows"], str):
             self._check_columns(rows, columns)
         columns = _with_metrics(columns, value["metrics"])
+        self._check_values(value, columns)
+        named = [*columns, *(value[name] for name in ("average", "worst") if value[name])]
+        seeds, margin = tuple(dict.fromkeys(value["seeds"])), value["margin"]
+        lists: dict[str, Any] = {name: tuple(value[name]) for name in LISTS}
+        return Table(
+            str(value["title"] or self.path.stem),
+            self.path.stem,
+            self._part({key: value[key] for key in ("configs", "arguments")}, "the table"),
+            rows,
+            columns,
+            seeds=seeds,
+            published=read_published(value["published"], rows, named, self.path),
+            against=self._against(rows),
+            varies_split=SPLIT in value["vary"],
+            margins=margin if isinstance(margin, dict) else {"score": margin} if margin else {},
+            planned=seeds,
+            tuning_seeds=tuple(value["tuning_seeds"]) or (max(seeds) + 1,),
+            all_rows=frozenset([*rows, *flcog.callbacks.BOUNDS]),
+            all_settings=frozenset(name if part.setting is None else part.setting for name, part in columns.items()),
+            **{name: value[name] for name in PLAIN},
+            **lists,
+        )
+
+    def _check_values(self, value: Mapping[str, Any], columns: Mapping[str, Part]) -> None:
+        """Refuse keys that contradict each other, and keys without the ones that explain them."""
         if value["metrics"] and value["metric"]:
             raise ValueError(f"{self.path} has both metric and metrics: keep one")
-        further = [name for name in ("average", "worst") if value[name]]
-        for name in further:
-            if value[name] in columns or (name == "worst" and value[name] == value["average"]):
+        for name in ("average", "worst"):
+            if value[name] and (value[name] in columns or (name == "worst" and value[name] == value["average"])):
                 raise ValueError(
                     f"{name} in {self.path} must be the name of a further column; {value[name]!r} is a column already"
                 )
@@ -93,34 +124,6 @@ class _TableFile:
             raise ValueError(f"{self.path} has margin {value['margin']}: give the reason for it under reason")
         if value["reproduces"] and "deviations" not in self.content:
             raise ValueError(f"{self.path} has reproduces: list the contradictions to the paper under deviations, [] for none")
-        named = [*columns, *(value[name] for name in further)]
-        plain = ("metric", "last", "confidence", "summary", "over_rounds", "average", "worst", "trunks")
-        return Table(
-            str(value["title"] or self.path.stem),
-            self.path.stem,
-            self._part({key: value[key] for key in ("configs", "arguments")}, "the table"),
-            rows,
-            columns,
-            seeds=tuple(dict.fromkeys(value["seeds"])),
-            published=read_published(value["published"], rows, named, self.path),
-            against=self._against(rows),
-            varies_split=SPLIT in value["vary"],
-            margins=value["margin"]
-            if isinstance(value["margin"], dict)
-            else {"score": value["margin"]}
-            if value["margin"]
-            else {},
-            planned=tuple(dict.fromkeys(value["seeds"])),
-            exploratory=tuple(value["exploratory"]),
-            tuning_seeds=tuple(value["tuning_seeds"]) or (max(value["seeds"]) + 1,),
-            **{name: value[name] for name in ("reason", "trials", "hypothesis")},
-            reproduces=tuple(value["reproduces"]),
-            deviations=tuple(value["deviations"]),
-            unstated=tuple(value["unstated"]),
-            all_rows=frozenset([*rows, *flcog.callbacks.BOUNDS]),
-            all_settings=frozenset(name if part.setting is None else part.setting for name, part in columns.items()),
-            **{name: value[name] for name in plain},
-        )
 
     def parts(self, key: Literal["rows", "columns"]) -> Mapping[str, Part]:
         """The rows or columns by name, from this file or from the table that it names."""
