@@ -180,6 +180,15 @@ def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, sh
     return f"{name}. {text}.".removeprefix(". ") + ("" if shared else " The panels' vertical axes differ.")
 
 
+def bars_caption(counts: Sequence[int], confidence: float, mean: str) -> str:
+    """The meaning of points and bars, for the numbers of seeds in the means."""
+    low, high = min(counts), max(counts)
+    if high == 1:
+        return "One seed."
+    text = f"Means over {low if low == high else f'{low} to {high}'} seeds"
+    return text + (f"; bars: {percent(confidence)} intervals of the {mean} (Student's t)." if high > 2 else ".")
+
+
 def over_seeds(seeds: Series, confidence: float) -> Curve:
     """The mean over seeds at each round that any of them evaluated, with its interval from three seeds on."""
     values: dict[float, list[float]] = {}
@@ -230,9 +239,14 @@ def evaluations(table: Table, results: Sequence[Result]) -> tuple[Evaluations, d
         panels[column] = {
             row: _evaluations([histories.get((row, seed), ()) for seed in table.seeds], metric, scale) for row in table.rows
         }
-        words = f"test {metric.removeprefix('test/')}" if metric and metric.startswith("test/") else metric or ""
-        labels[column] = words[:1].upper() + words[1:] + (" (%)" if scale == 100 else "")
+        labels[column] = metric_label(metric, scale == 100)
     return panels, labels
+
+
+def metric_label(metric: str | None, percent: bool) -> str:
+    """The text of a vertical axis, such as "Test accuracy (%)"."""
+    words = f"test {metric.removeprefix('test/')}" if metric and metric.startswith("test/") else metric or ""
+    return words[:1].upper() + words[1:] + (" (%)" if percent else "")
 
 
 def _is_share(metric: str, measured: Sequence[float]) -> bool:

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flcog.commands.compare.curves import COLOURS, STYLES, Series, evaluations, over_seeds, write_both
-from flcog.commands.compare.findings import percent
+from flcog.commands.compare.curves import COLOURS, STYLES, Series, bars_caption, evaluations, over_seeds, write_both
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import Result
 
@@ -43,7 +42,8 @@ def draw_megabytes(table: Table, results: Sequence[Result], out: Path) -> list[P
         for axes, (column, (amounts, label)) in zip(places, drawn.items(), strict=True):
             _draw(axes, panels[column], amounts, table.confidence)
             axes.set(title=column, xlabel=label, ylabel=labels[column])
-        made.supxlabel(_caption(panels, table.confidence), fontsize=8, color="#555555")
+        counts = [len(series) for arms in panels.values() for series in arms.values() if series]
+        made.supxlabel(bars_caption(counts, table.confidence, "last mean"), fontsize=8, color="#555555")
         return made
 
     return write_both(figure, out, "megabytes")
@@ -82,11 +82,3 @@ def _draw(axes: Axes, arms: Mapping[str, Series], amounts: Amounts, confidence: 
     axes.spines[["top", "right"]].set_visible(False)
     lines = [line for _, line in sorted(ends, key=lambda end: -end[0])]
     axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)
-
-
-def _caption(panels: Mapping[str, Mapping[str, Series]], confidence: float) -> str:
-    counts = sorted({len(series) for arms in panels.values() for series in arms.values() if series})
-    if counts[-1] == 1:
-        return "One seed."
-    text = f"Means over {counts[0] if counts[0] == counts[-1] else f'{counts[0]} to {counts[-1]}'} seeds"
-    return text + (f"; bars: {percent(confidence)} intervals of the last mean (Student's t)." if counts[-1] > 2 else ".")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flcog import SavedRun
+from flcog.commands.compare.axis import Axis
 from flcog.commands.compare.folder import CellFolder
 from flcog.commands.compare.published import Published
 
@@ -59,6 +60,7 @@ class Table:
         planned: the seeds of its file, which are fixed before the runs.
         exploratory: seeds that had been seen before the margins were fixed.
         hypothesis: the hypothesis that was stated before the runs, or empty.
+        figure: the number that rows or columns vary, for a figure of the scores.
         against: for each row, the row that it is compared with. A row is not compared with itself.
         varies_split: whether each seed draws its own split; else all seeds share one.
         confidence: of the intervals, such as 0.95 for 95 %.
@@ -97,6 +99,7 @@ class Table:
     planned: tuple[int, ...] = ()
     exploratory: tuple[int, ...] = ()
     hypothesis: str = ""
+    figure: Axis | None = None
     tuning_seeds: tuple[int, ...] = ()
     tuned: tuple[str, ...] = ()
     """A sentence on the search for hyper-parameters, if there was one."""

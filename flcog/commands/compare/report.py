@@ -12,8 +12,10 @@ from flcog.commands.compare.megabytes import draw_megabytes
 from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import Result
+from flcog.commands.compare.score_figure import draw_scores
 from flcog.commands.compare.table import Spread, in_setting, summarise
 from flcog.commands.compare.table_csv import write_csv
+from flcog.commands.compare.targets_figure import draw_targets
 from flcog.core.files import replacing
 from flcog.core.text import markdown
 
@@ -55,4 +57,10 @@ def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -
         with replacing(path, "w", OUT_REMEDY) as file:
             file.write(content)
     write_csv(filled, paths[-1])
-    print(", ".join(map(str, [*paths, *draw_curves(table, results, out), *draw_megabytes(table, results, out)])))
+    figures = [
+        *draw_curves(table, results, out),
+        *draw_megabytes(table, results, out),
+        *draw_scores(filled, out),
+        *draw_targets(filled, out),
+    ]
+    print(", ".join(map(str, [*paths, *figures])))

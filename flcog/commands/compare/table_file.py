@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
+from flcog.commands.compare.axis import read_axis
 from flcog.commands.compare.plan import Part, Table
 from flcog.commands.compare.published import is_number, read_published
 from flcog.commands.compare.table_keys import KEYS, SPLIT, are_texts
@@ -101,6 +102,7 @@ class _TableFile:
             seeds=seeds,
             published=read_published(value["published"], rows, named, self.path),
             against=self._against(rows),
+            figure=read_axis(value["figure"], rows, columns, self.path),
             varies_split=SPLIT in value["vary"],
             margins=margin if isinstance(margin, dict) else {"score": margin} if margin else {},
             planned=seeds,

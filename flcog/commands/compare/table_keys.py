@@ -137,6 +137,10 @@ KEYS = {
     "trials": Key("the paper's number of trials, by whose square root its ± is divided; 1 if the paper does not say", 1, COUNT),
     "exploratory": Key("seeds that had been seen before the margin was fixed; verdicts on them are marked", [], SEEDS),
     "hypothesis": Key("the hypothesis that was stated before the runs, shown below the title", "", TEXT),
+    "figure": Key(
+        "the number that rows or columns vary, for a figure of the scores: {label: TEXT, rows: {ROW: number}}, or {label: TEXT, "
+        "columns: {PANEL: {COLUMN: number}}} for a line of each row"
+    ),
     "reproduces": Key('["PAPER, Table 1"], the tables and figures of papers that it reproduces', [], TEXTS),
     "deviations": Key("a sentence for each contradiction to the paper; [] for none", [], TEXTS),
     "unstated": Key("a sentence for each setting on which the paper is silent: the authors' code, or our choice", [], TEXTS),
