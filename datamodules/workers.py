@@ -23,6 +23,7 @@ from flcog.core import child_processes, signals
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold_each
 from flcog.core.trees import form
+from flcog.core.users_hooks import place_in_users_code
 
 Target = str | int | Callable[[Any], Any] | None
 """The place of a target in an item of a data set."""
@@ -215,7 +216,8 @@ def _require_finite(part: Items, item: Any) -> None:
 
 def _failure(what: str, error: Exception) -> Failure:
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    return Failure(f"{what}: {kind}{' '.join(str(error).split())}", traceback.format_exc())
+    place = f" ({place})" if (place := place_in_users_code(error)) else ""
+    return Failure(f"{what}: {kind}{' '.join(str(error).split())}{place}", traceback.format_exc())
 
 
 def _listed(indices: np.ndarray) -> str:

@@ -20,7 +20,7 @@ from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
 from flcog.model_function import ModelFunction, forward
-from flcog.own_steps import Means, among_rounds, call_step, reset_metrics
+from flcog.own_steps import Means, among_rounds, reset_metrics
 from flcog.reading import Reader
 
 
@@ -167,7 +167,7 @@ class Evaluator:
                 with means.of(module, min(self.batch_size, len(rows) - index * self.batch_size)):
                     self.hooks.of_callbacks(module, f"on_{kind}_batch_start", given(*batch), index)
                     call(f"on_{kind}_batch_start", given(*batch), index)
-                    result = self.model.frozen(params, buffers, call_step, f"{kind}_step", given(*batch), index)
+                    result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), index)
                     if isinstance(result, Tensor) and result.numel() == 1:
                         module.log("loss", result)
                     self.hooks.of_callbacks(module, f"on_{kind}_batch_end", result, given(*batch), index)

@@ -9,8 +9,9 @@ import torch
 from flcog.batch_hooks import BatchHooks
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.core.types import Params
-from flcog.core.users_hooks import call_hook
+from flcog.core.users_hooks import call_hook, name_hook
 from flcog.model_function import ModelFunction
+from flcog.own_steps import call_step
 
 OF_A_MODULE = (
     *("on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_epoch_start", "on_validation_batch_start"),
@@ -66,6 +67,21 @@ class EvaluationHooks:
         for callback, hooks in self._callbacks:
             if hook in hooks:
                 call_hook(callback, hook, self.run or module._trainer, module, *arguments, where=self._where)
+
+    def step(self, model: ModelFunction, params: Params, buffers: Params, name: str, *arguments: Any) -> Any:
+        """The result of the module's own step, such as ``validation_step``.
+
+        Args:
+            model: the client's model.
+            params, buffers: the evaluated model's.
+            name: of the step.
+            arguments: the batch and its number.
+        """
+        try:
+            return model.frozen(params, buffers, call_step, name, *arguments)
+        except Exception as error:
+            name_hook(error, model.module, name, self._where)
+            raise
 
     def of_module(self, model: ModelFunction, params: Params, buffers: Params, hook: str, *arguments: Any) -> None:
         """Call a hook of the module, which has the evaluated weights and may not change them.

@@ -1,23 +1,16 @@
 """Distinguish errors that the user can correct, which are shown in one line, from faults in code, which keep their traceback."""
 
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from types import FrameType
 
-import flcog.callbacks
-import flcog.datamodules
 from flcog.commands.complaint import complain
-from flcog.core.files import short
-from flcog.core.users_hooks import raised_in_hook
+from flcog.core.users_hooks import INSTALLED, has_named_hook, hook_in_users_code, is_ours, is_users, place_in_users_code
 
-FOLDERS = (Path(__file__).parents[1], *flcog.callbacks.__path__, *flcog.datamodules.__path__)
-OURS = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
-
-INSTALLED = ("<", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
-"""The folders of Python and of other packages. "<" begins the names of modules that are compiled into Python."""
+TRACEBACK = "FLCOG_TRACEBACK"
+"""Set in the environment, this variable keeps the traceback of all errors."""
 
 
 @contextmanager
@@ -26,7 +19,7 @@ def mistakes_in_one_line() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = refusal(error)
+        reason = None if os.environ.get(TRACEBACK) else refusal(error)
         if reason is None:
             raise
         complain(reason)
@@ -39,46 +32,42 @@ def refusal(error: BaseException | None) -> str | None:
     The parser wraps errors of constructors, so their causes count too.
     """
     while isinstance(error, Exception):
-        if reason := _of_our_code(error) or _of_a_hook(error) or _of_users_code(error) or _of_a_constructor(error):
+        if reason := _of_our_code(error) or _of_users_code(error) or _of_a_constructor(error):
             return reason
         error = error.__cause__
     return None
 
 
 def _of_our_code(error: Exception) -> str | None:
-    frames = traceback.extract_tb(error.__traceback__)
-    while isinstance(error, OSError) and len(frames) > 1 and _is_pythons(frames[-1].filename):
+    frames = _frames(error)
+    while isinstance(error, OSError) and len(frames) > 1 and _is_pythons(frames[-1].f_code.co_filename):
         frames.pop()  # Python's own file functions, called by our code
-    if isinstance(error, ValueError | OSError) and frames[-1].filename.startswith(OURS):
+    if isinstance(error, ValueError | OSError) and is_ours(frames[-1]):
         return " ".join([str(error), *getattr(error, "__notes__", [])])
     return None
 
 
-def _of_a_hook(error: Exception) -> str | None:
-    """Describe any error in a hook of a user's callback or module, with its place."""
-    users = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    if not users or not raised_in_hook(error):
-        return None
-    said, place = f"{type(error).__name__}: {_flat(error)}", f"{short(Path(users[-1].filename))}, line {users[-1].lineno}"
-    return f"{said} ({place}), {', '.join(error.__notes__)}"
-
-
 def _of_users_code(error: Exception) -> str | None:
-    """A ``raise ValueError`` addresses the user of the class.
+    """Describe an error in a hook or another function of the user's, which flcog calls, with its place.
 
-    A ValueError without ``raise``, as from ``int("x")``, is a fault.
+    An error in a constructor is a fault, which keeps its traceback, unless it addresses the user of the class: ``raise ValueError``, and
+    not a ValueError as from ``int("x")``.
     """
-    place = _raised_in(error)
-    if not _is_users(place.filename):
+    hook, place, last = hook_in_users_code(error), place_in_users_code(error), traceback.extract_tb(error.__traceback__)[-1]
+    refused = is_users(_frames(error)[-1]) and (
+        isinstance(error, OSError) or (isinstance(error, ValueError) and "raise" in (last.line or ""))
+    )
+    if not (hook or refused or has_named_hook(error)):
         return None
-    if isinstance(error, OSError) or (isinstance(error, ValueError) and "raise" in (place.line or "")):
-        return f"{_flat(error)} ({short(Path(place.filename))}, line {place.lineno})"
-    return None
+    said = _flat(error) if refused else f"{type(error).__name__}: {_flat(error)}"
+    named = [f"in {hook}"] if hook and not has_named_hook(error) else []
+    said = ", ".join([f"{said} ({place})" if place else said, *named, *getattr(error, "__notes__", [])])
+    return said if refused else f"{said} ({TRACEBACK}=1 shows the traceback)"
 
 
 def _of_a_constructor(error: Exception) -> str | None:
     """Describe any error in the constructor of another package's class that a config names."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = _frames(error)
     parsers = [i for i, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
     made = frames[parsers[-1] + 1 :] if parsers else []
     if not made or not made[0].f_code.co_filename.startswith(INSTALLED):
@@ -87,16 +76,12 @@ def _of_a_constructor(error: Exception) -> str | None:
     return f"{type(parts[0]).__name__} cannot be made: {_flat(error)}" if parts else None
 
 
-def _raised_in(error: Exception) -> traceback.FrameSummary:
-    return traceback.extract_tb(error.__traceback__)[-1]
+def _frames(error: Exception) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _is_pythons(file: str) -> bool:
     return file.startswith(INSTALLED[:2]) and not file.startswith(INSTALLED[2:])
-
-
-def _is_users(file: str) -> bool:
-    return not file.startswith((*OURS, *INSTALLED))
 
 
 def _flat(error: Exception) -> str:

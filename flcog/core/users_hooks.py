@@ -1,6 +1,17 @@
-"""Name the user's hook in an error, so that the command line reports it in one line."""
+"""Find the user's code in an error, and name the hook, so that the command line reports it in one line."""
 
+import itertools
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
 from typing import Any
+
+from flcog.core.files import short
+
+INSTALLED = ("<", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
+"""The folders of Python and of other packages. "<" begins the names of modules that are compiled into Python."""
 
 
 def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
@@ -21,11 +32,42 @@ def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
 
 def name_hook(error: Exception, owner: Any, hook: str, where: str = "") -> None:
     """Add a note with the hook to an error of a user's class. flcog's own errors name their cause."""
-    if not raised_in_hook(error) and not type(owner).__module__.startswith("flcog."):
+    if not has_named_hook(error) and not type(owner).__module__.startswith("flcog."):
         error.add_note(f"in {type(owner).__name__}.{hook}{where}")
         error.in_hook = True  # type: ignore[attr-defined]
 
 
-def raised_in_hook(error: BaseException) -> bool:
-    """Whether a hook raised the error."""
+def has_named_hook(error: BaseException) -> bool:
+    """Whether a note of the error names the hook that raised it."""
     return getattr(error, "in_hook", False)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether the code of a frame is flcog's."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "flcog"
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether the code of a frame is neither flcog's nor of an installed package."""
+    return not is_ours(frame) and not frame.f_code.co_filename.startswith(INSTALLED)
+
+
+def place_in_users_code(error: BaseException) -> str:
+    """The file and line of the user's code where the error arose, such as ``my_model.py, line 12``; empty if it arose elsewhere."""
+    lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
+    return f"{short(Path(lines[-1][0].f_code.co_filename))}, line {lines[-1][1]}" if lines else ""
+
+
+def hook_in_users_code(error: BaseException) -> str:
+    """The user's function that flcog called and that raised the error, such as ``MyModel.training_step``.
+
+    It is empty if the error arose in flcog itself, or in a constructor that the parser of the command line called.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    made = [number for number, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
+    frames = [frame for frame in frames[made[-1] + 1 if made else 0 :] if is_ours(frame) or is_users(frame)]
+    called = next((frame for before, frame in itertools.pairwise(frames) if is_ours(before) and is_users(frame)), None)
+    if called is None or is_ours(frames[-1]):
+        return ""
+    name = called.f_code.co_qualname.rpartition("<locals>.")[2]
+    return f"{type(called.f_locals['self']).__name__}.{called.f_code.co_name}" if "self" in called.f_locals else name

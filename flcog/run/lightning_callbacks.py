@@ -111,7 +111,8 @@ class LightningCallbacks(Callback):
         needed = self._active or self._hooks or hooks.reason
         self.trainer = LightningTrainer(run, self._active, hooks.datamodule, self._fast_dev_run)
         run.model.eval_module.trainer = self.trainer  # type: ignore[assignment]  # for the module's steps in evaluations
-        self._trainer = hooks.run = hooks.of_evaluations.run = self.trainer if needed else None
+        self._trainer = hooks.run = self.trainer if needed else None
+        hooks.of_evaluations.run = self.trainer
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
         if self._of_data:
             hooks.datamodule.load_state_dict(self._of_data)

@@ -15,7 +15,7 @@ from flcog.core.lightning_packages import overrides
 from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.data import Federation, Samples
-from flcog.own_steps import among_rounds, call_step
+from flcog.own_steps import among_rounds
 from flcog.run.session import Session
 from flcog.server.personal import only_personal
 
@@ -64,7 +64,7 @@ def _by_own_step(run: Session, samples: Samples) -> list[Any]:
             evaluator.each_batch(samples, evaluator.number_predicted(samples), "predicting", run.round)
         ):
             call("on_predict_batch_start", batch, index)
-            result = run.model.frozen(params, run.buffers, call_step, "predict_step", batch, index)
+            result = evaluator.hooks.step(run.model, params, run.buffers, "predict_step", batch, index)
             call("on_predict_batch_end", result, batch, index)
             found.append(pytree.tree_map_only(Tensor, Tensor.cpu, result))
         for when in ("epoch_end", "end"):

@@ -45,7 +45,7 @@ REFUSALS = {
     # The user's own classes.
     "--data own_data.Mine --data.what refuses": "what must not be this; got refuses (own_data.py, line 9)",
     "--data own_data.Mine --data.what opens": "[Errno 2] No such file or directory: 'no_such_file.csv' (own_data.py, line 11)",
-    "--data own_data.Late": "no samples here (own_data.py, line 19)",
+    "--data own_data.Late": "no samples here (own_data.py, line 19), in Late.load",
     # Those of other packages, by whatever kind of error.
     "--model.model torch.nn.Conv2d --model.model.in_channels 3 --model.model.out_channels 4 --model.model.kernel_size 3 "
     "--model.model.groups 2": "Conv2d cannot be made: in_channels must be divisible by groups",

@@ -134,6 +134,9 @@ class Ours(flcog.Callback):
 """
 
 
+TRACED = r"\(FLCOG_TRACEBACK=1 shows the traceback\)"
+
+
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
@@ -154,7 +157,7 @@ def test_an_error_in_a_hook_is_shown_in_one_line(
     with pytest.raises(SystemExit) as exit:
         main(["fit", "-c", QUICKSTART, *options.split(), f"--trainer.callbacks+=my_hooks.{callback}"])
     lines = capsys.readouterr().err.strip().splitlines()
-    assert exit.value.code == 2 and any(re.fullmatch(f"flcog: error: {message}", line) for line in lines), lines
+    assert exit.value.code == 2 and any(re.fullmatch(f"flcog: error: {message} {TRACED}", line) for line in lines), lines
     assert not any("Traceback" in line for line in lines)
 
 

@@ -95,7 +95,9 @@ def test_an_error_in_one_process_or_all_is_all_that_is_said(tmp_path: Path, who:
     assert code == 2
     print(*errors(lines), sep="\n@@")
     (line,) = errors(lines)
-    assert line.startswith("flcog: error: KeyError: 'a fault of its own' (") and line.endswith("in Fails.on_round_start, round 2")
+    assert (
+        line.startswith("flcog: error: KeyError: 'a fault of its own' (") and "in Fails.on_round_start, round 2 (FLCOG_" in line
+    )
 
 
 SCRIPT = """

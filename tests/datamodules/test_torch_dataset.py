@@ -617,7 +617,8 @@ class Fragile(Items):
 
 def test_workers_that_fail() -> None:
     samples = TorchDataset(Fragile(), targets=LABELS, num_workers=1, **COMMON).federation.train
-    with pytest.raises(ValueError, match=r"^the train set: item 58 cannot be read: KeyError: 'pixels'$") as caught:
+    message = r"^the train set: item 58 cannot be read: KeyError: 'pixels' \(.*test_torch_dataset.py, line \d+\)$"
+    with pytest.raises(ValueError, match=message) as caught:
         samples.gather(torch.tensor([56, 58]))
     assert "__getitem__" in str(caught.value.__cause__)
     with one_line(ValueError, "a process that reads the data set died .* set num_workers lower"):

@@ -1,0 +1,95 @@
+"""An error in the user's code names the hook, its file and line, the client and the round in one line of the command line."""
+
+import re
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset
+from torch.utils.data import Dataset
+
+import flcog
+from flcog.commands.refusals import mistakes_in_one_line, refusal
+
+
+class Model(BoringModel):
+    pass
+
+
+class Data(BoringDataModule):
+    pass
+
+
+class Watcher(L.Callback):
+    pass
+
+
+class Rows(RandomDataset):
+    pass
+
+
+def broken(base: type, hook: str, *arguments: Any) -> Any:
+    """An object of the class whose hook looks up a missing key."""
+
+    def fail(self: Any, *arguments: Any, **options: Any) -> None:
+        {}["x"]
+
+    method = FunctionType(fail.__code__.replace(co_name=hook, co_qualname=hook), globals())
+    return type(base.__name__, (base,), {hook: method, "__module__": __name__})(*arguments)
+
+
+def fails(tmp_path: Path, part: Any) -> Exception:
+    """The error of a run with this module, data or callback."""
+    model = part if isinstance(part, L.LightningModule) else BoringModel()
+    data = part if isinstance(part, L.LightningDataModule | Dataset) else BoringDataModule()
+    trainer = flcog.FederatedTrainer(
+        rounds=1,
+        local_steps=2,
+        logger=False,
+        accelerator="cpu",
+        default_root_dir=str(tmp_path),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[part] if isinstance(part, L.Callback) else None,
+    )
+    with pytest.raises(Exception) as caught:
+        trainer.fit(model, data)
+    return caught.value
+
+
+IN_A_CLIENT = r", in client \d, round 1, local step 1 of 2"
+HOOKS: dict[tuple[type, str], str] = {
+    **dict.fromkeys(((Model, "training_step"), (Model, "backward"), (Model, "optimizer_step")), IN_A_CLIENT),
+    **dict.fromkeys(((Model, "forward"), (Data, "on_after_batch_transfer")), IN_A_CLIENT),
+    **dict.fromkeys(((Model, "configure_optimizers"), (Model, "setup"), (Data, "setup"), (Data, "train_dataloader")), ""),
+    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), ", round 1"),
+    (Watcher, "on_train_batch_end"): IN_A_CLIENT,
+}
+
+
+@pytest.mark.parametrize(("base", "hook"), HOOKS, ids=lambda part: getattr(part, "__name__", part))
+def test_the_hook_its_line_the_client_and_the_round_are_named(tmp_path: Path, base: type, hook: str) -> None:
+    error = fails(tmp_path, broken(base, hook))
+    place = rf"\(\S*test_errors_in_hooks.py, line \d+\), in {base.__name__}.{hook}{HOOKS[base, hook]}"
+    line = refusal(error)
+    assert line and re.fullmatch(rf"KeyError: 'x' {place} \(FLCOG_TRACEBACK=1 shows the traceback\)", line), line
+
+
+def test_an_item_that_cannot_be_read(tmp_path: Path) -> None:
+    line = refusal(fails(tmp_path, broken(Rows, "__getitem__", 32, 64)))
+    assert line and re.fullmatch(r"the train set: item \d+ cannot be read: KeyError: 'x' \(\S*hooks.py, line \d+\)", line), line
+
+
+def test_a_fault_of_flcog_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the user's code called flcog, and so does every error if the environment asks for it."""
+    monkeypatch.setattr(flcog.Classifier, "per_example_loss", None)
+    model = broken(Model, "training_step")
+    error = fails(tmp_path, model)
+    with pytest.raises(SystemExit), mistakes_in_one_line():
+        raise error
+    monkeypatch.setenv("FLCOG_TRACEBACK", "1")
+    with pytest.raises(KeyError) as caught, mistakes_in_one_line():
+        raise error
+    assert any("in client" in note for note in caught.value.__notes__)
