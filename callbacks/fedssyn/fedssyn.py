@@ -102,6 +102,11 @@ class Fedssyn(DataExchange):
         return self.share not in ("real", "none")
 
     @property
+    def public_noise(self) -> str:
+        privacy: PrivateTraining | None = getattr(self.generator, "privacy", None)
+        return "" if privacy is None or privacy.secret else "set generator.privacy.secret to true"
+
+    @property
     def exchanges_data(self) -> bool:
         return self.share != "none"
 

@@ -114,6 +114,10 @@ class DPFedAvg(PrivateSum):
     def secret(self) -> bool:
         return not self.repeatable
 
+    @property
+    def public_noise(self) -> str:
+        return "set repeatable to false" if self.repeatable else ""
+
     # The guarantee ----------------------------------------------------------------------------------------------------------------
 
     def check(self, training: Training) -> None:

@@ -85,6 +85,10 @@ class DPSGD(Withholding):
                 )
         return model
 
+    @property
+    def public_noise(self) -> str:
+        return "set repeatable to false" if self.repeatable else ""
+
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"key": draw_key(rng) if self.repeatable else torch.tensor(secrets.randbits(62))}
 
@@ -123,7 +127,7 @@ class DPSGD(Withholding):
         return is_withheld(column, OF_SAMPLES)
 
     def on_fit_start(self, run: Run) -> None:
-        check_delta(self.delta, int(run.federation.partition.sizes.max()))
+        check_delta(self.delta, int(run.federation.sizes.max()))
 
     def on_round_metrics(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if self.noise_multiplier:

@@ -63,8 +63,13 @@ class Federation(Described):
         return self.task in ("classification", "multilabel")
 
     @property
+    def sizes(self) -> np.ndarray:
+        """The number of training samples of each client, int64."""
+        return self.partition.sizes
+
+    @property
     def num_clients(self) -> int:
-        return self.partition.num_clients
+        return len(self.sizes)
 
     @property
     def sets(self) -> dict[str, Samples]:
@@ -171,11 +176,19 @@ class CentralSets(Federation):
     """The data of a server whose clients are in other processes: the central sets alone."""
 
     is_complete = False
+    _sizes: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The numbers of samples that the clients have told the server."""
+        return self._sizes
 
     @classmethod
-    def of(cls, federation: Federation) -> "CentralSets":
-        """The central sets of a federation."""
-        return cls(**{field.name: getattr(federation, field.name) for field in fields(federation)})
+    def of(cls, federation: Federation, sizes: np.ndarray) -> "CentralSets":
+        """The central sets of a federation, beside the sizes of the clients' data."""
+        made = cls(**{field.name: getattr(federation, field.name) for field in fields(federation)})
+        object.__setattr__(made, "_sizes", sizes)
+        return made
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("train", "partition", "client_val", "client_test", "whole"):

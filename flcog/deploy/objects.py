@@ -65,6 +65,10 @@ def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: S
             raise ValueError(reason) from None
         raise
     for method in objects.trainer.methods:
+        if method.public_noise:
+            raise ValueError(
+                f"{method.name}: everybody who knows the run's seed could remove this noise, and the server does: {method.public_noise}"
+            )
         if isinstance(method, SealedSum):
             raise ValueError(
                 f"{method.name} cannot be deployed: it simulates the exchange of keys between clients, and the server would know all "

@@ -126,6 +126,13 @@ class Method(Callback):
         """Whether ``prepare_data`` reads the data of all clients, which refuses the method if clients run in other processes."""
         return self.overrides("prepare_data")
 
+    @property
+    def public_noise(self) -> str:
+        """The change of options that draws private noise from the system's entropy, if it follows the run's seed; empty otherwise.
+
+        Between institutions everybody knows the seed, so that deployments refuse such noise."""
+        return ""
+
     def active(self, round: int) -> bool:
         return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
 

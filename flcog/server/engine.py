@@ -97,7 +97,7 @@ class Engine:
     def federation(self) -> Federation:
         """The data of all clients, for observers and commands that study a simulation. The server never reads it."""
         if self.clients.here is None:
-            return CentralSets.of(self.reader.federation)
+            return CentralSets.of(self.reader.federation, self._sizes)
         federation: Federation = self.clients.here.federation
         return federation
 
