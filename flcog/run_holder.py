@@ -15,10 +15,10 @@ from flcog.client.lightning_hooks import check_hooks
 from flcog.client.messages import ClientsElsewhere
 from flcog.core import lost_processes
 from flcog.core.allocations import keep_allocations
-from flcog.core.described import Described
 from flcog.core.fabric import launch
 from flcog.core.files import short
 from flcog.core.lightning_packages import lightning_base
+from flcog.core.topic_list import TopicList
 from flcog.data import FederatedDataModule
 from flcog.lightning_attributes import LightningAttributes
 from flcog.run.description import describe_method, local_work
@@ -36,7 +36,7 @@ Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-class RunHolder(TrainerArguments, LightningAttributes, Described):
+class RunHolder(TrainerArguments, LightningAttributes, TopicList):
     """Opens a trainer's runs, and shows the last one: its model, history, directory and trackers."""
 
     config: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class RunHolder(TrainerArguments, LightningAttributes, Described):
     """The model and the data of the last run."""
     _launched = False
 
-    def _described(self) -> Iterator[tuple[str, str]]:
+    def _topics(self) -> Iterator[tuple[str, str]]:
         settings, done = self.settings, 0 if self._session is None else self._session.round
         yield "rounds", f"{settings.rounds:,}" + (f", {done:,} of them done" if done else "")
         yield (

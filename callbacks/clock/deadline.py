@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flcog.core.checks import positive_and_finite
-from flcog.method import Closed, Cutoff
+from flcog.method import Cutoff, RoundEnd
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Deadline(Cutoff):
 
     Example:
         >>> Deadline(seconds=10).close({3: 4.0, 5: 12.0}, count=2)
-        Closed(clients=[3], seconds=10)
+        RoundEnd(clients=[3], seconds=10)
     """
 
     seconds: float = 60.0
@@ -35,5 +35,5 @@ class Deadline(Cutoff):
         super().__post_init__()
         positive_and_finite(self, "seconds")
 
-    def close(self, finishes: Mapping[int, float], count: int) -> Closed:
-        return Closed([k for k, time in finishes.items() if time <= self.seconds], min(self.seconds, max(finishes.values())))
+    def close(self, finishes: Mapping[int, float], count: int) -> RoundEnd:
+        return RoundEnd([k for k, time in finishes.items() if time <= self.seconds], min(self.seconds, max(finishes.values())))

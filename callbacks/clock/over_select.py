@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from flcog.core.checks import at_least
-from flcog.method import Closed, Cutoff
+from flcog.method import Cutoff, RoundEnd
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class OverSelect(Cutoff):
 
     Example:
         >>> OverSelect(factor=1.5).close({2: 7.0, 3: 4.0, 5: 12.0}, count=2)
-        Closed(clients=[3, 2], seconds=7.0)
+        RoundEnd(clients=[3, 2], seconds=7.0)
     """
 
     factor: float = 1.3
@@ -38,6 +38,6 @@ class OverSelect(Cutoff):
     def asked(self, count: int) -> int:
         return ceil(round(self.factor * count, 9))
 
-    def close(self, finishes: Mapping[int, float], count: int) -> Closed:
+    def close(self, finishes: Mapping[int, float], count: int) -> RoundEnd:
         first = sorted(finishes, key=finishes.__getitem__)[:count]
-        return Closed(first, finishes[first[-1]])
+        return RoundEnd(first, finishes[first[-1]])

@@ -8,7 +8,7 @@ import torch
 
 from flcog.core.checks import at_least, within
 from flcog.core.types import Slot
-from flcog.method import ClientPool, RoundRecord, Selected, Selection
+from flcog.method import ClientPool, Participants, RoundRecord, Selection
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Oort(Selection):
         loss, seconds = torch.zeros(num_clients), torch.zeros(num_clients)
         return {"loss": loss, "last": torch.full((num_clients,), -1, dtype=torch.int32), "seconds": seconds}
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         everybody = np.arange(population.num_clients)
         present = everybody[population.available(everybody)]
         last = state["last"].cpu().numpy()[present]
@@ -73,7 +73,7 @@ class Oort(Selection):
         exploited = min(len(known), max(count - int(count * share), count - len(new)))
         explored = new[torch.randperm(len(new), generator=rng)[: count - exploited].numpy()]
         if not exploited:
-            return Selected(sorted(explored.tolist()))
+            return Participants(sorted(explored.tolist()))
         utility = population.sizes.numpy()[known] * state["loss"].cpu().numpy()[known]
         score = scores(utility, last[last >= 0] + 1, population.round + 1)
         score *= speed_factors(state["seconds"].cpu().numpy()[known], self.preferred, self.penalty)
@@ -81,7 +81,7 @@ class Oort(Selection):
         draws = torch.rand(len(known), generator=rng, dtype=torch.float64).numpy()
         # The smallest of exponential variables with these rates belongs to a client with a probability proportional to its score.
         order = np.argsort(np.where(score >= least, -np.log1p(-draws) / np.maximum(score, 1e-4), np.inf))
-        return Selected(sorted([*explored.tolist(), *known[order[:exploited]].tolist()]))
+        return Participants(sorted([*explored.tolist(), *known[order[:exploited]].tolist()]))
 
     def update(self, state: Slot, record: RoundRecord) -> Slot:
         loss, last, seconds = (state[name].clone() for name in ("loss", "last", "seconds"))

@@ -8,7 +8,7 @@ import torch
 
 from flcog.core.checks import at_least, within
 from flcog.core.types import Slot
-from flcog.method import ClientPool, SamplingLaw, Selected, Selection, Unbiased
+from flcog.method import ClientPool, Participants, SamplingLaw, Selection, Unbiased
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PoissonSampling(Selection):
         within(self, "(0, 1]", "rate")
         at_least(self, 1, "at_most")
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         num_clients = population.num_clients
         rate = self._rate(count, num_clients)
         drawn = bernoulli(num_clients, rate, rng)

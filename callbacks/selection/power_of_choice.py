@@ -6,7 +6,7 @@ import torch
 
 from flcog.core.checks import at_least
 from flcog.core.types import Slot
-from flcog.method import ClientPool, Selected, Selection
+from flcog.method import ClientPool, Participants, Selection
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PowerOfChoice(Selection):
         super().__post_init__()
         at_least(self, 1, "candidates")
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         candidates = min(2 * count, population.num_clients) if self.candidates is None else self.candidates
         if not count <= candidates <= population.num_clients:
             everybody = population.num_clients
@@ -45,4 +45,4 @@ class PowerOfChoice(Selection):
             )
         drawn = population.draw_by_size(candidates)
         losses = dict(zip(drawn, population.losses(drawn), strict=True))
-        return Selected(sorted(sorted(drawn, key=lambda client: -losses[client])[:count]))
+        return Participants(sorted(sorted(drawn, key=lambda client: -losses[client])[:count]))

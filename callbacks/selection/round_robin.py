@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from flcog.core.types import Slot
-from flcog.method import ClientPool, RoundRecord, Selected, Selection
+from flcog.method import ClientPool, Participants, RoundRecord, Selection
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class RoundRobin(Selection):
     def init_selection(self, num_clients: int) -> Slot:
         return {"next": torch.tensor(0)}
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         first, number, clients, searched = int(state["next"]), population.num_clients, list[int](), 0
         while len(clients) < count and searched < number:
             turns = (first + searched + np.arange(min(2 * count, number - searched))) % number
             clients += turns[population.available(turns)].tolist()
             searched += len(turns)
-        return Selected(clients[:count])
+        return Participants(clients[:count])
 
     def update(self, state: Slot, record: RoundRecord) -> Slot:
         return {"next": torch.tensor(record.selected[-1] + 1)} if record.selected else state

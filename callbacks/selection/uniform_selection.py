@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.types import Slot
-from flcog.method import ClientPool, SamplingLaw, Selected, Selection, Unbiased
+from flcog.method import ClientPool, Participants, SamplingLaw, Selection, Unbiased
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UniformSelection(Selection):
 
     unbiased: Unbiased = False
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         # How many clients are available is not known: nobody asks all of them.
         probability = min(1.0, count / population.num_clients) if population.availability is None else None
         return population.weighted(self.unbiased, population.draw(count), probability)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from flcog.core.types import Slot
-from flcog.method import ClientPool, Selected, Selection, Unbiased
+from flcog.method import ClientPool, Participants, Selection, Unbiased
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class WeightedSelection(Selection):
 
     unbiased: Unbiased = False
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         if population.availability is not None or population.sample_ends is None:
             return population.weighted(self.unbiased, population.draw_by_size(count), None)
         start = float(torch.rand((), generator=rng, dtype=torch.float64))

@@ -19,7 +19,7 @@ Split = Literal["val", "test"]
 
 
 @message
-class Received(NamedTuple):
+class Download(NamedTuple):
     """The broadcast of a round, which all of its clients share.
 
     Args:
@@ -148,10 +148,10 @@ class Clients(Protocol):
     def stateful(self) -> bool:
         """Whether a method keeps state of each client, so that a client must stay where its state is."""
 
-    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
+    def contact(self, received: Download, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         """The first-contact messages of new clients, by method. ``received.server`` is empty."""
 
-    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+    def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         """Send the broadcast once, and a task to each client. Their new states are provisional until :meth:`commit`."""
 
     def commit(self, clients: Sequence[int]) -> None:
@@ -167,15 +167,15 @@ class Clients(Protocol):
             classes: the model's scores on the classes of a test set. Each client weights them by its label counts.
         """
 
-    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
+    def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
         """The mean loss of the broadcast model on each client's training data. ``received.server`` is empty."""
 
     def personal_scores(
-        self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
+        self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
         """The scores of clients' own models on their data. Clients without a state start from ``first``, the global parameters."""
 
-    def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
+    def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
         """A client's own parameters and buffers."""
 
     def snapshot(self) -> dict[int, dict[str, Slot]]:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from flcog.apply import OwnForward
 from flcog.client.executor import Assignment, Placement
-from flcog.client.messages import ClientTask, Received
+from flcog.client.messages import ClientTask, Download
 from flcog.client.program import ClientTensors, Program
 from flcog.client.work import ClientWork, make_work
 from flcog.core.randomness import fold
@@ -44,12 +44,12 @@ class PersonalModels(NamedTuple):
     evaluator: Evaluator
     loop: Placement
 
-    def work(self, received: Received, client: int, steps: int = 1) -> ClientWork:
+    def work(self, received: Download, client: int, steps: int = 1) -> ClientWork:
         """The work of a client, with samples in a different order than training reads them."""
         seed = fold(received.seed, "personal")
         return make_work(self.federation, self.batching, [ClientTask(client, steps, 1.0)], seed, received.round)[0]
 
-    def make(self, received: Received, method: Method, work: ClientWork) -> PersonalModel:
+    def make(self, received: Download, method: Method, work: ClientWork) -> PersonalModel:
         """Make one client's own model, with the fine-tuning that the method asks for.
 
         Args:
@@ -73,6 +73,6 @@ class PersonalModels(NamedTuple):
             buffers = self.evaluator.statistics(own, buffers, work.own)
         return PersonalModel(own, buffers, forward)
 
-    def _program(self, received: Received, methods: list[Method], params: Params) -> Program:
+    def _program(self, received: Download, methods: list[Method], params: Params) -> Program:
         broadcasts = [received.server[method.name] for method in methods]
         return Program(self.model, methods, broadcasts, GlobalModel(params, received.buffers), received.optimisation)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flcog.client.executor import Choice
-from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split
+from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores, Split
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.core.types import Params, Slot
 from flcog.wire.population import Population
@@ -104,7 +104,7 @@ class RemoteClients:
     def stateful(self) -> bool:
         return any(self._all("stateful"))
 
-    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
+    def contact(self, received: Download, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         found: dict[str, dict[int, Any]] = {}
         everybody = {client for clients in newcomers.values() for client in clients}
 
@@ -116,7 +116,7 @@ class RemoteClients:
                 found.setdefault(name, {}).update(messages)
         return found
 
-    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+    def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         by_client = {task.client: task for task in tasks}
         arguments = lambda mine: (received, [by_client[client] for client in mine])  # noqa: E731
         for _, part in self._each("train", by_client, arguments, optional=True):
@@ -139,15 +139,15 @@ class RemoteClients:
         scores = torch.stack([part.clients for part in parts.values()]).nanmean(0)
         return Scores(scores, {name: total / sum(sizes.values()) for name, total in totals.items()})
 
-    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
+    def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
         return self._numbers("losses", clients, lambda mine: (received, mine))
 
     def personal_scores(
-        self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
+        self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
         return self._numbers("personal_scores", clients, lambda mine: (received, method, mine, first, split), optional=True)
 
-    def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
+    def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
         host = self.hosts[self._home[client]]
         host.send("personal_model", received, method, client, first)
         model: tuple[Params, Params] = host.answer()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
-from flcog.client.messages import ClientReply, ClientTask, Received, RollCall, Scores, Split, unsent_by
+from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores, Split, unsent_by
 from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
 from flcog.client.residuals import filled, residual_stages
@@ -109,7 +109,7 @@ class ClientRuntime:
         for name, value in constants.items():
             self.model.constants[name].copy_(value)
 
-    def contact(self, received: Received, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
+    def contact(self, received: Download, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         messages: dict[str, dict[int, Any]] = {}
         self._initial = {}
         for method in self.methods:
@@ -120,7 +120,7 @@ class ClientRuntime:
                 messages.setdefault(method.name, {})[client] = message
         return messages
 
-    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+    def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         for task in tasks:  # only these, because a round may have several broadcasts
             self._provisional.pop(task.client, None)
         assignment = self.assign(received, tasks)
@@ -137,7 +137,7 @@ class ClientRuntime:
                 self.store.put(client, self.store.get(client) | new)
         self._provisional = {}
 
-    def personal_model(self, received: Received, method: str, client: int, first: Params) -> tuple[Params, Params]:
+    def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
         params, buffers, forward = self._personal_model(received, method, client, first)
         if forward is not None:
             raise ValueError(
@@ -146,7 +146,7 @@ class ClientRuntime:
             )
         return params, buffers
 
-    def _personal_model(self, received: Received, method: str, client: int, first: Params) -> PersonalModel:
+    def _personal_model(self, received: Download, method: str, client: int, first: Params) -> PersonalModel:
         """A client's own model.
 
         Args:
@@ -162,11 +162,11 @@ class ClientRuntime:
         return models.make(received, chosen, work)
 
     def personal_scores(
-        self, received: Received, method: str, clients: Sequence[int], first: Params, split: Split
+        self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
         return [self._personal_score(received, method, client, first, split) for client in clients]
 
-    def _personal_score(self, received: Received, method: str, client: int, first: Params, split: Split) -> float:
+    def _personal_score(self, received: Download, method: str, client: int, first: Params, split: Split) -> float:
         """The score of a client's own model on its held-out part, or on the test set with its classes weighted by the client's."""
         params, buffers, forward = self._personal_model(received, method, client, first)
         parts = self.federation.client_val if split == "val" else self.federation.client_test
@@ -188,7 +188,7 @@ class ClientRuntime:
             return Scores(nobody, self.evaluator.on_set(params, buffers, federation.train, parts.indices, split))
         return Scores(self.evaluator.on_clients(params, buffers, parts))
 
-    def losses(self, received: Received, clients: Sequence[int]) -> list[float]:
+    def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
         return self.evaluator.losses(received.params, received.buffers, clients)
 
     def snapshot(self) -> dict[int, dict[str, Slot]]:
@@ -203,7 +203,7 @@ class ClientRuntime:
         """The state that a method would make for a client at first contact."""
         return first_contact(method, *received, self.view(client, round)).state
 
-    def assign(self, received: Received, tasks: Sequence[ClientTask]) -> Assignment:
+    def assign(self, received: Download, tasks: Sequence[ClientTask]) -> Assignment:
         """Combine the tasks with the clients' data, states and random numbers, for an executor."""
         methods = [method for method in self.methods if method.name in received.server]
         works = make_work(self.federation, self.batching, tasks, received.seed, received.round)

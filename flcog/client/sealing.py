@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import ClientReply, Received
+from flcog.client.messages import ClientReply, Download
 from flcog.core.types import Params
 from flcog.method.sealed_sum import REFUSED, SealedSum
 from flcog.wire.envelope import Envelope, Field, Manifest
@@ -18,7 +18,7 @@ UNWEIGHTED = ("totals", "norm")
 """Sums whose terms are not multiplied by weights."""
 
 
-def sealed(reply: ClientReply, rule: SealedSum, received: Received, weights: Sequence[float]) -> ClientReply:
+def sealed(reply: ClientReply, rule: SealedSum, received: Download, weights: Sequence[float]) -> ClientReply:
     """The reply with words in the place of the clients' values. Its manifest describes the values.
 
     Args:

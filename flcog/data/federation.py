@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from flcog.core.copies import sent
-from flcog.core.described import Described
 from flcog.core.source import Source
+from flcog.core.topic_list import TopicList
 from flcog.core.trees import Tree, map_leaves
 from flcog.data.partition import Partition
 from flcog.data.samples import Augment, Samples, Task
 
 
 @dataclass(frozen=True, repr=False)
-class Federation(Described):
+class Federation(TopicList):
     """The data of a run. A method's ``prepare_data`` may return a changed copy (``dataclasses.replace``).
 
     ``client_val`` and ``client_test`` hold out parts of the clients' own samples: partitions of ``train`` too, disjoint from
@@ -47,7 +47,7 @@ class Federation(Described):
     is_complete: ClassVar[bool] = True
     """Whether it contains the data of all clients, and not the server's sets alone."""
 
-    def _described(self) -> Iterator[tuple[str, str]]:
+    def _topics(self) -> Iterator[tuple[str, str]]:
         sizes = self.partition.sizes
         yield "task", f"{self.task}, {self.num_classes:,} classes" if self.has_classes else self.task
         yield "clients", f"{self.num_clients:,}, with {sizes.min():,} to {sizes.max():,} samples"

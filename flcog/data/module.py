@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flcog.core import checks
-from flcog.core.described import Described
 from flcog.core.labels import require_targets
+from flcog.core.topic_list import TopicList
 from flcog.core.trees import Tree, rows
 from flcog.data.federation import Federation
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
@@ -20,7 +20,7 @@ from flcog.data.preprocess import Preprocess
 from flcog.data.samples import Augment, Samples, Splits, Task, require_finite_inputs
 
 
-class FederatedDataModule(Described, L.LightningDataModule):
+class FederatedDataModule(TopicList, L.LightningDataModule):
     """A data set, its split over clients, and how batches are made of it.
 
     A data set's own file implements :meth:`load` (and :meth:`prepare_data` where it downloads or decodes) and names its ``task``,
@@ -144,13 +144,13 @@ class FederatedDataModule(Described, L.LightningDataModule):
             raise ValueError(f"{option} the classes of a test set; {type(self).__name__} has {lack}: {fix}")
         return test
 
-    def _described(self) -> Iterator[tuple[str, str]]:
+    def _topics(self) -> Iterator[tuple[str, str]]:
         yield "split", f"{self.num_clients:,} clients by {self.partitioner or IID()}, seed {self.partition_seed}"
         yield "batches", f"of {self.batch_size:,}"
         if self._federation is None:
             yield "data", "not read yet"
         else:
-            yield from self._federation._described()
+            yield from self._federation._topics()
 
     def only(self, clients: Sequence[int]) -> "FederatedDataModule":
         """A copy with the data of some clients alone, as their own machine has them. The clients keep their numbers."""

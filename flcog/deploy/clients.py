@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
-from flcog.client.messages import ClientReply, ClientTask, Received, RollCall
+from flcog.client.messages import ClientReply, ClientTask, Download, RollCall
 from flcog.client.remote import NoAnswer, RemoteClients
 from flcog.deploy.arrays import from_record
 from flcog.deploy.message_types import ANSWER, ERROR, TYPES
@@ -197,7 +197,7 @@ class DeployedClients(RemoteClients):
         self._home = {client: k for k, node in enumerate(self.nodes) for client in node.clients}
         return self.roll_call()
 
-    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+    def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         self._progress.round, replied = received.round, 0
         for reply in super().train(received, tasks):
             replied += len(reply.clients)

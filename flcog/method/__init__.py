@@ -8,7 +8,7 @@ from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
 from flcog.method.client_view import ClientView
-from flcog.method.clock import Clock, Closed, Cutoff, StepClock, Work, clock_of, expected_cohort
+from flcog.method.clock import Clock, Cutoff, RoundEnd, StepClock, Work, clock_of, expected_cohort
 from flcog.method.cohort import ClientUpload, Cohort, Messages, Uploads
 from flcog.method.context import (
     ClientData,
@@ -30,7 +30,7 @@ from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNo
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
-from flcog.method.selection import ClientPool, RoundRecord, SamplingLaw, Selected, Selection, Unbiased, selection_of
+from flcog.method.selection import ClientPool, Participants, RoundRecord, SamplingLaw, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
 from flcog.method.withholding import Withholding
 from flcog.wire.envelope import Envelope
@@ -57,7 +57,6 @@ __all__ = [
     "ClientUpload",
     "ClientView",
     "Clock",
-    "Closed",
     "Cohort",
     "Context",
     "Cutoff",
@@ -81,17 +80,18 @@ __all__ = [
     "Optimisation",
     "ParameterMask",
     "Params",
+    "Participants",
     "Personal",
     "Plan",
     "Population",
     "PrivateSum",
+    "RoundEnd",
     "RoundKeys",
     "RoundRecord",
     "Run",
     "SamplingLaw",
     "SealedSum",
     "SealedUploads",
-    "Selected",
     "Selection",
     "SentBroadcast",
     "Slot",

@@ -44,7 +44,7 @@ class Clock(Method, protocol=True):
         raise NotImplementedError
 
 
-class Closed(NamedTuple):
+class RoundEnd(NamedTuple):
     """The end of a round.
 
     Args:
@@ -70,7 +70,7 @@ class Cutoff(Method, protocol=True):
         """The number of clients to select for a round that needs ``count`` clients. *Chain; plain Python.*"""
         return count
 
-    def close(self, finishes: Mapping[int, float], count: int) -> Closed:
+    def close(self, finishes: Mapping[int, float], count: int) -> RoundEnd:
         """The end of the round, if this cutoff were the only one. *Plain Python.*
 
         Args:

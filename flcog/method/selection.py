@@ -16,7 +16,7 @@ Unbiased = bool | Literal["clients"]
 """Whether weights are unbiased: no; for the mean over all samples (true); or for the mean over all clients, which count the same."""
 
 
-class Selected(NamedTuple):
+class Participants(NamedTuple):
     """The clients of a round, in the order of their tasks. There may be none.
 
     Args:
@@ -158,7 +158,7 @@ class ClientPool:
             found |= dict.fromkeys(rest[order][: count - len(found)].tolist())
         return sorted(found)
 
-    def weighted(self, unbiased: Unbiased, clients: Sequence[int], probabilities: Tensor | float | None) -> Selected:
+    def weighted(self, unbiased: Unbiased, clients: Sequence[int], probabilities: Tensor | float | None) -> Participants:
         """Clients with their inclusion probabilities, and with Horvitz-Thompson weights if they are to be unbiased.
 
         The weights are w_k = (n_k / n) / pi_k for the mean over all samples, and (1 / N) / pi_k for the mean over all clients. Their
@@ -175,13 +175,13 @@ class ClientPool:
                     f"unbiased={unbiased} needs inclusion probabilities, which depend on the number of available clients and are unknown: "
                     "set unbiased to false, or remove the availability model"
                 )
-            return Selected(clients)
+            return Participants(clients)
         known = torch.as_tensor(probabilities, dtype=torch.float64).expand(len(clients))
         if not unbiased:
-            return Selected(clients, known)
+            return Participants(clients, known)
         chosen = torch.tensor(clients, dtype=torch.int64)
         shares = self.sizes[chosen].double() / self.num_samples if unbiased is True else 1 / self.num_clients
-        return Selected(clients, known, shares / known)
+        return Participants(clients, known, shares / known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class Selection(Method, protocol=True):
         """The state before the first round, in tensors and primitives."""
         return {}
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         """The clients of a round. *Exclusive; plain Python.* It must not change the state.
 
         Args:

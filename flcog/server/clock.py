@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from flcog.client.messages import ClientReply, ClientTask
-from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Selected, Work, clock_of
+from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Participants, Work, clock_of
 from flcog.server.download import plain_sizes
 from flcog.server.engine import Engine
 from flcog.server.round_plan import Round, Timing
@@ -75,7 +75,7 @@ def durations(
     return _seconds(clock, engine, [task.client for task in tasks], [task.num_steps for task in tasks], downloads, up)
 
 
-def asking_seconds(engine: Engine, server: ServerState, methods: Sequence[Method], selected: Selected) -> float:
+def asking_seconds(engine: Engine, server: ServerState, methods: Sequence[Method], selected: Participants) -> float:
     """The time until all clients that the selection asks have received the model and reported their losses."""
     clock, clients = clock_of(methods), selected.asked
     if clock is None or not clients:

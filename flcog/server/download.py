@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import ClientTask, Received
+from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.method import Broadcast, BroadcastStage, Method
 from flcog.server.engine import Engine
@@ -15,7 +15,7 @@ from flcog.wire.ledger import model_bytes, unsent_bytes
 
 def send_down(
     engine: Engine, server: ServerState, methods: Sequence[Method], clients: Sequence[int]
-) -> tuple[Received, Mapping[str, int] | None]:
+) -> tuple[Download, Mapping[str, int] | None]:
     """The model and the methods' states as these clients receive them, and the encoded bytes by sender if a stage encodes them.
 
     Args:
@@ -34,11 +34,11 @@ def send_down(
         if not stage.server_keeps_its_model:
             server.params, server.buffers = broadcast.params, broadcast.buffers
     number = server.round
-    return Received(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), sizes
+    return Download(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), sizes
 
 
 def plain_sizes(
-    server: ServerState, methods: Sequence[Method], received: Received, asked: Sequence[ClientTask]
+    server: ServerState, methods: Sequence[Method], received: Download, asked: Sequence[ClientTask]
 ) -> dict[str, int]:
     """The bytes that these clients download together without encoding, by sender.
 

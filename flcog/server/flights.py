@@ -5,8 +5,8 @@ from contextlib import closing
 from dataclasses import replace
 from math import ceil
 
-from flcog.client.messages import ClientTask, Received
-from flcog.method import AsynchronousRounds, Selected, StepClock, clock_of
+from flcog.client.messages import ClientTask, Download
+from flcog.method import AsynchronousRounds, Participants, StepClock, clock_of
 from flcog.server.clock import asking_seconds, durations
 from flcog.server.engine import Engine
 from flcog.server.round_plan import Round, Timing
@@ -61,13 +61,13 @@ def _depart(engine: Engine, server: ServerState, round: Round, moment: float) ->
 
 def _start_at_a_rate(
     engine: Engine, server: ServerState, method: AsynchronousRounds, rate: float, round: Round
-) -> tuple[Selected, list[ClientTask], list[Flight]]:
+) -> tuple[Participants, list[ClientTask], list[Flight]]:
     """Start one client after another at a constant rate, if a place is free, until enough clients have arrived.
 
     A client is selected once in a round, also if it drops out. If no client is available and none trains, the round has fewer arrivals.
     """
     most, count = (of(engine.cohort_size) for of in (method.concurrent, method.arrivals))
-    flights, tasks, chosen = list(server.traffic.flights), list[ClientTask](), Selected([])
+    flights, tasks, chosen = list(server.traffic.flights), list[ClientTask](), Participants([])
     number = first_start(server.seconds, rate)
     while True:
         moment, ends = number / rate, sorted(flight.until for flight in flights)
@@ -114,7 +114,7 @@ def _upload_bytes(engine: Engine, server: ServerState, round: Round, tasks: Sequ
     return [total - masked_bytes(task.masks, params) for task in tasks]
 
 
-def _size_of_an_upload(engine: Engine, received: Received, tasks: Sequence[ClientTask]) -> UploadSize:
+def _size_of_an_upload(engine: Engine, received: Download, tasks: Sequence[ClientTask]) -> UploadSize:
     """Let a client train for one step, and measure its upload. All uploads of a run have the same size before masks."""
     for task in tasks:
         mine = [task._replace(num_steps=1)] if engine.processes.is_first else []

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import Received, Split
+from flcog.client.messages import Download, Split
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
@@ -72,11 +72,11 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
     return {name: total / engine.num_clients for name, total in totals.items()}
 
 
-def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Received:
+def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Download:
     """The broadcast of the evaluated model, with the local optimiser of the last round."""
     last = max(0, server.round - 1)
     broadcasts = {method.name: method.broadcast(server.servers[method.name])}
-    return Received(server.round, engine.seed, params, server.buffers, broadcasts, engine.rates(last), engine.optimisation(last))
+    return Download(server.round, engine.seed, params, server.buffers, broadcasts, engine.rates(last), engine.optimisation(last))
 
 
 def _is_mine(engine: Engine, client: int) -> bool:

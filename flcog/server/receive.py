@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.client.messages import ClientReply, ClientTask, Download
 from flcog.method import GlobalModel, Method, PrivateSum, RoundKeys, SealedSum, Stage, clock_of, private_sum_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
@@ -19,7 +19,7 @@ from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
 
-Asked = Sequence[tuple[Received, Sequence[ClientTask]]]
+Asked = Sequence[tuple[Download, Sequence[ClientTask]]]
 """Broadcasts, each with the tasks of the clients that start from it."""
 
 
@@ -181,7 +181,7 @@ def encoders_of(methods: Sequence[Method]) -> list[Stage]:
     return [method for method in reversed(methods) if isinstance(method, Stage) and method.kind == "encode"]
 
 
-def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Received, private: PrivateSum | None = None) -> ClientReply:
+def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Download, private: PrivateSum | None = None) -> ClientReply:
     """Undo the encoding of a reply, and bound it again, because decoded values may be longer than the client's bound.
 
     Args:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from flcog.client.messages import ClientTask, Received
+from flcog.client.messages import ClientTask, Download
 from flcog.core.types import Params, Slot
 from flcog.method import (
     OBSERVER_HOOKS,
     AsynchronousRounds,
     Messages,
-    Selected,
+    Participants,
     Stage,
     UploadAggregator,
     UploadChange,
@@ -89,7 +89,7 @@ def or_stand_in(engine: Engine, server: ServerState, round: Round) -> Round:
     return replace(round, plans=plans, cohort=cohort, counts=False)
 
 
-def plan(engine: Engine, server: ServerState, selection: Selected) -> Round:
+def plan(engine: Engine, server: ServerState, selection: Participants) -> Round:
     """Plan each client's number of steps and weight, after new clients have sent their first-contact messages."""
     number, methods = server.round, engine.active(server.round)
     plans = planned_steps(engine, methods, number, selection.clients)
@@ -114,7 +114,7 @@ def _with_arrivals(engine: Engine, server: ServerState, method: AsynchronousRoun
     flights, metrics = fly(engine, server, method, round), round.cohort.metrics
     plans = {flight.client: flight.steps for flight in flights.arrivals}
     staleness = torch.tensor([round.number - flight.round for flight in flights.arrivals], dtype=torch.float64)
-    selection = Selected(list(plans), weights=method.discounts(staleness) / method.arrivals(engine.cohort_size))
+    selection = Participants(list(plans), weights=method.discounts(staleness) / method.arrivals(engine.cohort_size))
     metrics["clients/in_flight"] = len(server.traffic.flights)
     if plans:
         metrics |= {"staleness/mean": float(staleness.mean()), "staleness/max": float(staleness.max())}
@@ -122,7 +122,7 @@ def _with_arrivals(engine: Engine, server: ServerState, method: AsynchronousRoun
     return replace(round, selection=selection, plans=plans, cohort=cohort, asking=0.0, timing=time, flights=flights)
 
 
-def ask(server: ServerState, round: Round) -> list[tuple[Received, list[ClientTask]]]:
+def ask(server: ServerState, round: Round) -> list[tuple[Download, list[ClientTask]]]:
     """The broadcasts of the round, each with the tasks of the clients that start from it."""
     flights = round.flights
     # A client's training is a function of the facts at its start, when its staleness is unknown.

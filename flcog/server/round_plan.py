@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from flcog.apply import apply_of
-from flcog.client.messages import Received
-from flcog.method import Cohort, Method, Selected, private_sum_of
+from flcog.client.messages import Download
+from flcog.method import Cohort, Method, Participants, private_sum_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.server.traffic import Flights
@@ -77,10 +77,10 @@ class Round:
 
     number: int
     methods: Sequence[Method]
-    selection: Selected
+    selection: Participants
     plans: Mapping[int, int]
     cohort: Cohort
-    received: Received
+    received: Download
     down: Mapping[str, int] | None = None
     asking: float = 0.0
     timing: Timing | None = None
@@ -103,7 +103,7 @@ def weigh(
     server: ServerState,
     methods: Sequence[Method],
     plans: Mapping[int, int],
-    selection: Selected,
+    selection: Participants,
     metrics: dict[str, float],
 ) -> Cohort:
     """Compute the cohort's aggregation weights: the selection's own, or shares of samples, which methods may change."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flcog.client.messages import Received
+from flcog.client.messages import Download
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.randomness import fold, make_rng
@@ -14,8 +14,8 @@ from flcog.method import (
     AsynchronousRounds,
     AvailabilityModel,
     ClientPool,
+    Participants,
     RoundRecord,
-    Selected,
     Selection,
     asynchronous_of,
     clock_of,
@@ -44,7 +44,7 @@ class Start(NamedTuple):
     busy: Sequence[int]
 
 
-def select(engine: Engine, server: ServerState, start: Start | None = None) -> Selected:
+def select(engine: Engine, server: ServerState, start: Start | None = None) -> Participants:
     """Select the clients of the coming round. In asynchronous rounds these are the clients that start with it.
 
     Args:
@@ -62,7 +62,7 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> S
     asynchronous, busy = asynchronous_of(methods), list[int]()
     if asynchronous is not None:
         if asynchronous.rate is not None and start is None:
-            return Selected([])
+            return Participants([])
         busy = [flight.client for flight in server.traffic.flights] if start is None else list(start.busy)
         count = 1 if start else asynchronous.concurrent(engine.cohort_size) - len(busy)
     keys = () if start is None else (start.number,)
@@ -76,7 +76,7 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> S
         ask=ask,
     )
     if method is None:
-        return Selected(population.draw(count))
+        return Participants(population.draw(count))
     rng = make_rng(seed, server.round, "selection", method.name, *keys)
     selected = method.select(server.servers[method.name], population, count, rng)
     _check(method, selected, engine.num_clients)
@@ -103,7 +103,7 @@ def _availability(
     return lambda clients: present.available(clients, moment, engine.seed) & ~np.isin(clients, busy)
 
 
-def charge(engine: Engine, server: ServerState, selected: Selected, trains: Collection[int]) -> None:
+def charge(engine: Engine, server: ServerState, selected: Participants, trains: Collection[int]) -> None:
     """Count the bytes of the clients that reported their losses for the selection. Clients that train download the model once.
 
     Args:
@@ -122,7 +122,7 @@ def charge(engine: Engine, server: ServerState, selected: Selected, trains: Coll
 def remember(
     engine: Engine,
     server: ServerState,
-    selected: Selected,
+    selected: Participants,
     trained: Sequence[int],
     losses: Mapping[int, float],
     timing: Timing | None = None,
@@ -149,7 +149,7 @@ def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list
         kind = type(engine.model.module).__name__
         raise ValueError(f"a selection by loss needs a flcog.ClientModule, which has per_example_loss; got {kind}")
     round, processes = server.round, engine.processes
-    received = Received(round, engine.seed, server.params, server.buffers, {}, engine.rates(round), engine.optimisation(round))
+    received = Download(round, engine.seed, server.params, server.buffers, {}, engine.rates(round), engine.optimisation(round))
     found = torch.zeros(len(clients), dtype=torch.float64)
     mine = slice(processes.rank, None, processes.count)
     found[mine] = torch.tensor(engine.clients.losses(received, clients[mine]), dtype=torch.float64)
@@ -157,7 +157,7 @@ def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list
     return losses
 
 
-def _check_start(asynchronous: AsynchronousRounds, method: Selection, selected: Selected, count: int) -> None:
+def _check_start(asynchronous: AsynchronousRounds, method: Selection, selected: Participants, count: int) -> None:
     """Refuse selections that do not fit the free places, or weigh clients."""
     if len(selected.clients) > count:
         raise ValueError(
@@ -170,7 +170,7 @@ def _check_start(asynchronous: AsynchronousRounds, method: Selection, selected: 
         )
 
 
-def _check(method: Selection, selected: Selected, num_clients: int) -> None:
+def _check(method: Selection, selected: Participants, num_clients: int) -> None:
     """Refuse selections of users' own methods that are not clients with probabilities and weights."""
     clients = selected.clients
     wrong = next((client for client in clients if not 0 <= client < num_clients), None)

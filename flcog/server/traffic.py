@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flcog.client.messages import ClientTask, Received
-from flcog.method import Optimisation, Selected
+from flcog.client.messages import ClientTask, Download
+from flcog.method import Optimisation, Participants
 
 
 class Flight(NamedTuple):
@@ -36,13 +36,13 @@ class Flights(NamedTuple):
         weight: of each client as far as it is known at a start.
     """
 
-    selected: Selected
+    selected: Participants
     tasks: Sequence[ClientTask]
     arrivals: Sequence[Flight]
-    broadcasts: Mapping[int, Received]
+    broadcasts: Mapping[int, Download]
     weight: float
 
-    def asked(self, tasks: Sequence[ClientTask]) -> list[tuple[Received, list[ClientTask]]]:
+    def asked(self, tasks: Sequence[ClientTask]) -> list[tuple[Download, list[ClientTask]]]:
         """The broadcasts of some of the arrivals with their tasks, oldest first."""
         rounds = {flight.client: flight.round for flight in self.arrivals}
         parts: dict[int, list[ClientTask]] = {}
@@ -69,7 +69,7 @@ class Traffic:
     """
 
     flights: Sequence[Flight] = ()
-    broadcasts: Mapping[int, Received] = field(default_factory=dict)
+    broadcasts: Mapping[int, Download] = field(default_factory=dict)
     upload: UploadSize | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Traffic:
     def from_state(cls, state: Mapping[str, Any], seed: int) -> "Traffic":
         """The inverse of :meth:`state_dict`, in a run with this seed."""
         broadcasts = {
-            round: Received(round, seed, **(saved | {"optimisation": Optimisation(*saved["optimisation"])}))
+            round: Download(round, seed, **(saved | {"optimisation": Optimisation(*saved["optimisation"])}))
             for round, saved in state["broadcasts"].items()
         }
         upload = state["upload"]

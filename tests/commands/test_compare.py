@@ -13,9 +13,9 @@ import yaml
 from harness import ROOT
 
 from flcog.commands.cli import main
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Cell, Table, cells
 from flcog.commands.compare.published import Figure
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table import figure_text, summarise
 from flcog.commands.compare.table_file import read_table
@@ -48,8 +48,8 @@ def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0, finished: b
     return run
 
 
-def filled(plan: Table, runs: list[Cell]) -> Filled:
-    return Filled(plan, results_of(plan, runs, None))
+def filled(plan: Table, runs: list[Cell]) -> ResultTable:
+    return ResultTable(plan, results_of(plan, runs, None))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

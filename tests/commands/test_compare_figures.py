@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from commands.test_compare import plan_file
-from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.score_figure import draw_scores
 from flcog.commands.compare.table_file import read_table
@@ -19,14 +19,14 @@ from flcog.commands.compare.targets_figure import draw_targets
 COLUMNS = {"none": {}, "flip 10": {}, "flip 30": {}}
 
 
-def drawn(draw: Any, filled: Filled, where: str) -> list[Figure]:
+def drawn(draw: Any, filled: ResultTable, where: str) -> list[Figure]:
     figures: list[Figure] = []
     with mock.patch(f"flcog.commands.compare.{where}.write_both", lambda make, out, name: figures.append(make()) or []):
         draw(filled, Path())
     return figures
 
 
-def filled(folder: Path, scores: dict[str, dict[str, list[float]]], **content: Any) -> Filled:
+def filled(folder: Path, scores: dict[str, dict[str, list[float]]], **content: Any) -> ResultTable:
     """A table whose arms have these scores by row, column and seed."""
     rows, columns = dict.fromkeys(scores), dict.fromkeys(next(iter(scores.values())))
     table = read_table(plan_file(folder, rows=rows, columns=columns, seeds=[0, 1, 2], **content))
@@ -36,7 +36,7 @@ def filled(folder: Path, scores: dict[str, dict[str, list[float]]], **content: A
         for column, values in cells.items()
         for seed, value in enumerate(values)
     ]
-    return Filled(table, results)
+    return ResultTable(table, results)
 
 
 def test_rows_are_points_over_their_numbers(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_rounds_and_simulated_seconds_to_a_target(tmp_path: Path) -> None:
         Result("B", "", 0, True, 9, targets={name: (5, 1)}, simulated={name: 10.0}, metric=None, scores={}),
         Result("B", "", 1, True, 9, metric=None, scores={}),
     ]
-    (figure,) = drawn(draw_targets, Filled(table, results), "targets_figure")
+    (figure,) = drawn(draw_targets, ResultTable(table, results), "targets_figure")
     rounds, seconds = figure.axes
     assert [list(line.get_xdata()) for line in rounds.lines] == [[4, 6], [5, 5], [5]]  # A's points, A's mean, B's point
     assert list(seconds.lines[0].get_xdata()) == [40, 90]

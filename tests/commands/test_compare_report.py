@@ -20,7 +20,6 @@ from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
 from flcog.commands.compare.curves import curves_figure, draw_curves, over_seeds
 from flcog.commands.compare.facts import Facts
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.latex import escape, latex
 from flcog.commands.compare.megabytes import draw_megabytes
@@ -29,6 +28,7 @@ from flcog.commands.compare.paired import estimate
 from flcog.commands.compare.plan import Summary, Table, cells
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.report import text
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table import summarise
@@ -39,10 +39,10 @@ from flcog.commands.compare.verdicts import judge, verdicts
 A, B, C = [0.50, 0.60, 0.70], [0.52, 0.63, 0.71], [0.40, 0.40, 0.40]
 
 
-def fill(folder: Path, scores: dict[str, list[float]], **content: Any) -> Filled:
+def fill(folder: Path, scores: dict[str, list[float]], **content: Any) -> ResultTable:
     """A table with a row for each name and its seeds' scores; None for a seed that has not finished."""
     plan = read_table(plan_file(folder, rows=dict.fromkeys(scores), **{"seeds": [0, 1, 2]} | content))
-    return Filled(
+    return ResultTable(
         plan,
         [
             Result(row, column, seed, not math.isnan(score), 9, "test/accuracy", {} if math.isnan(score) else {"best": score})
@@ -258,7 +258,7 @@ def test_rounds_to_a_target_are_compared_as_ratios(
         Result("A", "", seed, True, 100, "test/accuracy", {"best": 0.5}, targets={"accuracy_0.5": (value, 10)} if value else {})
         for seed, value in enumerate(rounds)
     ]
-    (line,) = lines(paper_table(Filled(plan, results)))[1:]
+    (line,) = lines(paper_table(ResultTable(plan, results)))[1:]
     assert (line[2], line[-1]) == (ours, mark)
 
 
@@ -287,7 +287,7 @@ def test_bytes_saved_on_the_way_to_a_target(
         )
 
     runs = [run(*one) for seed, rounds in enumerate(needed) for one in (("A", seed, rounds), ("B", seed, 4, 20))]
-    given = Filled(plan, runs)
+    given = ResultTable(plan, runs)
     (line,) = [row for row in lines(paper_table(given))[1:] if row[1] == "bytes saved"]
     assert (line[2], line[-1]) == (shown, mark)
     header, rows = summarise(given)
@@ -305,15 +305,15 @@ def test_bytes_saved_on_the_way_to_a_target(
 def test_what_does_not_get_there_saves_nothing(tmp_path: Path) -> None:
     rule = {"seeds": [0, 1], "margin": {"saved": 1}, **RULE}
     plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, published={"B": {"": {"saved": 90}}}, **rule))
-    assert verdicts(Filled(plan, []))[0].mark == "not run"
+    assert verdicts(ResultTable(plan, []))[0].mark == "not run"
     results = [
         Result(row, "", seed, True, 100, "test/accuracy", {"best": 0.5}, targets={"accuracy_0.5": (9, 90)} if row == "A" else {})
         for row in "AB"
         for seed in (0, 1)
     ]
-    (verdict,) = verdicts(Filled(plan, results))
+    (verdict,) = verdicts(ResultTable(plan, results))
     assert (verdict.text, verdict.mark) == ("target not reached (2 of 2 seeds)", "undecided")
-    assert "rounds and bytes saved" not in summarise(Filled(plan, results))[0]
+    assert "rounds and bytes saved" not in summarise(ResultTable(plan, results))[0]
 
 
 def test_bytes_and_seconds(tmp_path: Path) -> None:
@@ -323,18 +323,18 @@ def test_bytes_and_seconds(tmp_path: Path) -> None:
         Result(row, "", 0, True, 1, None, {}, facts=Facts(seconds=5, total_bytes=sent))
         for row, sent in (("A", 1009), ("B", 1011))
     ]
-    marks = [(verdict.row, verdict.quantity, verdict.mark) for verdict in verdicts(Filled(plan, results))]
+    marks = [(verdict.row, verdict.quantity, verdict.mark) for verdict in verdicts(ResultTable(plan, results))]
     judged = [("A", "bytes", "reproduced"), ("A", "seconds", "not judged")]
     judged += [("B", "bytes", "contradicted"), ("B", "seconds", "not judged")]
     assert marks == judged
-    assert "983 s ± 100 s" in paper_table(Filled(plan, results))
+    assert "983 s ± 100 s" in paper_table(ResultTable(plan, results))
 
 
 def test_an_average_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
     """The mean over settings varies less over seeds than each, where they vary the other way."""
     given = fill(tmp_path, {"A": A}, columns={"x": None, "y": None}, average="all", published={"A": {"all": [60, 0.5]}})
     results = [replace(result, scores={"best": 1.2 - result.scores["best"]}) for result in given.of("A", "y")]
-    given = Filled(given.table, [*given.of("A", "x"), *results[:2]])
+    given = ResultTable(given.table, [*given.of("A", "x"), *results[:2]])
     assert given.scores("A", "all", "best") == {0: pytest.approx(60), 1: pytest.approx(60)}
     (verdict,) = verdicts(given)
     assert verdict.ours is not None and verdict.ours.count == 2
@@ -345,11 +345,11 @@ def test_an_average_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
 def test_the_worst_case_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": A}, columns={"x": None, "y": None}, worst="worst case", published={"A": {"worst case": 55}})
     results = [replace(result, scores={"best": 1.2 - result.scores["best"]}) for result in given.of("A", "y")]
-    mixed = Filled(given.table, [*given.of("A", "x"), *results])
+    mixed = ResultTable(given.table, [*given.of("A", "x"), *results])
     x, y, worst = (mixed.scores("A", column, "best") for column in ("x", "y", "worst case"))
     assert worst == {seed: pytest.approx(min(x[seed], y[seed])) for seed in x} and worst not in (x, y)
     losses = [replace(result, metric="val/loss") for column in ("x", "y") for result in mixed.of("A", column)]
-    assert Filled(given.table, losses).of("A", "worst case")[0].scores["best"] == max(x[0], y[0]) / 100
+    assert ResultTable(given.table, losses).of("A", "worst case")[0].scores["best"] == max(x[0], y[0]) / 100
     header, (row,) = summarise(mixed)
     assert header[:4] == ["", "x", "y", "worst case"] and row[3].endswith("[55.00]")
 
@@ -397,7 +397,7 @@ def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": A, "B": B}, published={"A": {"": 60}, "B": {"": 62}}, margin=20, **RULE)
     assert not any("other settings" in note for note in notes(given, "std"))
     short = [replace(result, facts=Facts(other="trainer.rounds 5 instead of 9")) for result in given.of("A", "")]
-    trial = Filled(given.table, [*short, *given.of("B", "")])
+    trial = ResultTable(given.table, [*short, *given.of("B", "")])
     assert any(
         "Run with other settings than the table's, and not judged: trainer.rounds 5 instead of 9 (A · seed 0)" in n
         for n in notes(trial, "std")
@@ -414,9 +414,11 @@ def test_versions_of_the_code_are_named(tmp_path: Path) -> None:
     ]
     assert any(
         "The runs compare 2 versions of the code: flcog 0.1.0 at commit aaaaaaaaaa (2 runs)" in note
-        for note in notes(Filled(given.table, made), "std")
+        for note in notes(ResultTable(given.table, made), "std")
     )
-    assert "All runs that say so were made with flcog 0.1.0 at commit aaaaaaaaaa." in notes(Filled(given.table, made[:2]), "std")
+    assert "All runs that say so were made with flcog 0.1.0 at commit aaaaaaaaaa." in notes(
+        ResultTable(given.table, made[:2]), "std"
+    )
 
 
 def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
@@ -472,7 +474,7 @@ def test_latex_compiles(tmp_path: Path) -> None:
 def test_latex_ranks_no_bounds(tmp_path: Path) -> None:
     table = with_bounds(read_table(plan_file(tmp_path)))
     scores = {"A": 0.5, "B": 0.25, "Centralized": 0.75, "Local": 0.375}
-    given = Filled(table, [Result(row, "", 0, True, 9, "test/accuracy", {"best": score}) for row, score in scores.items()])
+    given = ResultTable(table, [Result(row, "", 0, True, 9, "test/accuracy", {"best": score}) for row, score in scores.items()])
     text = latex(given, "std")
     assert r"A & \textbf{50.00}" in text and r"B & \underline{25.00}" in text
     assert r"Centralized & 75.00 \\" in text and r"Local & 37.50 \\" in text
@@ -482,7 +484,7 @@ def test_latex_ranks_no_bounds(tmp_path: Path) -> None:
 def test_latex_ranks_what_is_a_number(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, rows=dict.fromkeys("ABCD")))
     scores = {"A": 0.5, "B": math.nan, "C": 0.75, "D": 0.25}
-    given = Filled(plan, [Result(row, "", 0, True, 9, "test/accuracy", {"best": score}) for row, score in scores.items()])
+    given = ResultTable(plan, [Result(row, "", 0, True, 9, "test/accuracy", {"best": score}) for row, score in scores.items()])
     text = latex(given, "std")
     assert (
         r"C & \textbf{75.00}" in text and r"A & \underline{50.00}" in text and r"B & nan \\" in text and r"D & 25.00 \\" in text
@@ -493,7 +495,7 @@ def test_latex_ranks_what_is_a_number(tmp_path: Path) -> None:
 def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path))
     results = [Result(row, "", 0, True, 9, "test/loss", {"best": score}) for row, score in (("A", 0.5), ("B", 0.25))]
-    assert r"B & \textbf{0.25}" in latex(Filled(plan, results), "std")
+    assert r"B & \textbf{0.25}" in latex(ResultTable(plan, results), "std")
 
 
 def test_latex_escapes_what_it_would_read_as_its_own() -> None:
@@ -593,7 +595,7 @@ def test_a_papers_figure_as_text(tmp_path: Path) -> None:
     assert row[header.index("published")] == "73.07 ± 0.08"
 
 
-def with_scores(table: Table) -> Filled:
+def with_scores(table: Table) -> ResultTable:
     """With scores that are the paper's on average over three seeds."""
     rng = np.random.default_rng(0)
     results = []
@@ -604,7 +606,7 @@ def with_scores(table: Table) -> Filled:
         results.append(
             Result(row, column, int(shift) + 1, True, 9, "test/accuracy", scores, averaged=5, facts=Facts(seconds=1.0))
         )
-    return Filled(table, results)
+    return ResultTable(table, results)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

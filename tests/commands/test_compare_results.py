@@ -15,11 +15,11 @@ from commands.test_compare import fake_run, plan_file
 from flcog.callbacks import FedCOG, FedProx
 from flcog.commands.cli import main
 from flcog.commands.compare.facts import facts_of
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.latex import latex
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.report import text
 from flcog.commands.compare.resolved import digest, resolved
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result, percent_scale, result_of
 from flcog.commands.compare.saved_results import read_results, results_of, write_results
 from flcog.commands.compare.settings_of_runs import check_settings, table_settings
@@ -144,7 +144,7 @@ def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
     write_results(tmp_path / "saved.csv", plan, runs)
     shutil.rmtree(tmp_path / "out")
     for found in (results, results_of(plan, runs, tmp_path / "saved.csv")):
-        said = text(Filled(plan, found), "std")
+        said = text(ResultTable(plan, found), "std")
         marked = [line[:3] for line in said.splitlines() if "†" in line and line.startswith("|")]
         assert marked == ["| B"] and "for a core: B · seed 0 (40 %)" in said
 
@@ -214,7 +214,7 @@ def test_saved_results_redraw_the_table(tmp_path: Path) -> None:
     results = results_of(table, runs, None)
     shutil.rmtree(tmp_path / "out")
     again = results_of(table, runs, saved)
-    assert text(Filled(table, again), "std") == text(Filled(table, results), "std")
+    assert text(ResultTable(table, again), "std") == text(ResultTable(table, results), "std")
     assert [result.scores for result in again] == [result.scores for result in results]
     assert [row["test/loss"] for row in again[0].history] == [1.5, 0.75]
     changed = cells(read_table(a_table(tmp_path, arguments={"trainer.rounds": 9})), tmp_path / "out", [])
@@ -260,7 +260,7 @@ def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:
     for cell in runs:
         bad = cell.row == "B" and cell.seed == 1
         fake_run(cell, [0.5, 0.25 if bad else 0.75], finished=True, test__loss=[1, float("nan") if bad else 1])
-    given = Filled(table, results_of(table, runs, None))
+    given = ResultTable(table, results_of(table, runs, None))
     assert given.scores("B", "", "best") == {0: 75, 1: 25} and given.comparisons("") == {}
     said = text(given, "std")
     assert "50.00 ± 35.36 (1 of 2 diverged)" in said and "Diverged, counted with the last score" in said

@@ -21,7 +21,7 @@ import flcog
 from flcog.callbacks import PoissonSampling, UniformSelection, WeightedSelection
 from flcog.core.randomness import fold, make_rng
 from flcog.data import Partition, Partitioner, Samples, Splits
-from flcog.method import ClientPool, Selected, Selection, Slot
+from flcog.method import ClientPool, Participants, Selection, Slot
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -79,9 +79,9 @@ class Given(Selection):
     probability: float | tuple[float, ...] | None = None
     unbiased: bool | str = True
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         if self.probability is None:
-            return Selected(self.clients)
+            return Participants(self.clients)
         probability = torch.tensor(self.probability, dtype=torch.float64)
         chosen = probability[list(self.clients)] if probability.ndim else probability
         return population.weighted(self.unbiased, self.clients, chosen)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from flcog.callbacks import (
 )
 from flcog.commands.cli import main
 from flcog.data import Exchange
-from flcog.method import FirstContact, Method, Plan, Selected, Upload
+from flcog.method import FirstContact, Method, Participants, Plan, Upload
 from flcog.schedules import Piecewise
 from flcog.server import round as rounds
 
@@ -223,7 +223,7 @@ def test_however_a_server_step_looks_at_the_change() -> None:
         steps, server = WatchedSteps(), trainer.run.server.copy(0)
         looking = [*methods, Looking(how=how)]
         server.servers = {method.name: method.init_server(server.params) for method in looking}
-        planned = replace(rounds.plan(engine, server, Selected([0, 1])), methods=looking)
+        planned = replace(rounds.plan(engine, server, Participants([0, 1])), methods=looking)
         rounds.step(engine, server, planned, aggregate, steps.take)
         assert steps.findings == [], how
 

@@ -12,7 +12,7 @@ from harness import RAGGED, RecordingTrainer, TinyData, assert_close, classifier
 from torch.utils import _pytree as pytree
 
 from flcog.callbacks import SCAFFOLD, FedDisco
-from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.client.messages import ClientReply, ClientTask, Download
 from flcog.method import ClientView, Method, Plan
 
 LOST = {0: (1, 6), 1: (3,), 2: (1, 4, 7)}
@@ -52,7 +52,7 @@ class Network:
     def here(self) -> Any:
         return None if self._elsewhere else self._clients.here
 
-    def train(self, received: Received, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
+    def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         replies = self._clients.train(received, tasks)
         for reply in reversed(list(replies)) if self._elsewhere else replies:
             yield from self._deliver(received.round, reply)

@@ -27,7 +27,7 @@ from two_processes import on_one_and_two_processes
 import flcog
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAdam, FedAvgM, FedDisco, FedDyn, PoissonSampling, RoundRobin
 from flcog.core.randomness import fold, sample_without_replacement
-from flcog.method import ClientPool, Method, Selected, Selection, Slot
+from flcog.method import ClientPool, Method, Participants, Selection, Slot
 from flcog.server import round as rounds
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -42,11 +42,13 @@ class Listed(Selection):
     given: tuple[int, ...] | None = None
     weights_of_all: tuple[float, ...] | None = None
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Selected:
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         clients = COHORTS[population.round] if self.given is None else self.given
         if self.weights_of_all is None:
-            return Selected(clients)
-        return Selected(clients, weights=torch.tensor([self.weights_of_all[client] for client in clients], dtype=torch.float64))
+            return Participants(clients)
+        return Participants(
+            clients, weights=torch.tensor([self.weights_of_all[client] for client in clients], dtype=torch.float64)
+        )
 
 
 METHODS: dict[str, Sequence[Method]] = {
@@ -130,9 +132,9 @@ def operators_of_a_round(*methods: Method) -> int:
 def test_without_a_selection_a_round_runs_no_further_operator(methods: Sequence[Method], monkeypatch: pytest.MonkeyPatch) -> None:
     count = operators_of_a_round(*methods)
 
-    def as_before(engine: Any, server: Any) -> Selected:
+    def as_before(engine: Any, server: Any) -> Participants:
         key = fold(engine.seed, server.round, "cohort")
-        return Selected(sample_without_replacement(engine.num_clients, engine.cohort_size, key))
+        return Participants(sample_without_replacement(engine.num_clients, engine.cohort_size, key))
 
     monkeypatch.setattr(rounds, "select", as_before)
     monkeypatch.setattr(rounds, "remember", lambda *args: None)
@@ -142,15 +144,15 @@ def test_without_a_selection_a_round_runs_no_further_operator(methods: Sequence[
 @pytest.mark.parametrize(
     ("selected", "complaint"),
     [
-        (Selected([0, 8]), "Listed.select must return each client once, from 0 to 7; got client 8"),
-        (Selected([2, 2]), "Listed.select must return each client once, from 0 to 7; got a client twice"),
-        (Selected([0], torch.tensor([1.5])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[1.5\]"),
-        (Selected([0], torch.tensor([0.0])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[0.0\]"),
-        (Selected([0, 1], None, torch.tensor([1.0])), r"Listed.select must return 2 weights above 0; got \[1.0\]"),
-        (Selected([0], None, torch.tensor([-1.0])), r"Listed.select must return 1 weights above 0; got \[-1.0\]"),
+        (Participants([0, 8]), "Listed.select must return each client once, from 0 to 7; got client 8"),
+        (Participants([2, 2]), "Listed.select must return each client once, from 0 to 7; got a client twice"),
+        (Participants([0], torch.tensor([1.5])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[1.5\]"),
+        (Participants([0], torch.tensor([0.0])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[0.0\]"),
+        (Participants([0, 1], None, torch.tensor([1.0])), r"Listed.select must return 2 weights above 0; got \[1.0\]"),
+        (Participants([0], None, torch.tensor([-1.0])), r"Listed.select must return 1 weights above 0; got \[-1.0\]"),
     ],
 )
-def test_wrong_selections_are_refused(selected: Selected, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_selections_are_refused(selected: Participants, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listed, "select", lambda self, *args: selected)
     with pytest.raises(ValueError, match=complaint) as caught:
         train(Listed(), rounds=1)

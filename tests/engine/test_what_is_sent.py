@@ -10,7 +10,7 @@ import torch
 from harness import BatchNormMLP, TinyData, classifier, fit, make_trainer, train
 
 from flcog.data import Partition, Partitioner, Samples
-from flcog.method import Method, ParameterMask, Selected, Upload
+from flcog.method import Method, ParameterMask, Participants, Upload
 from flcog.server.round import ask, plan
 from flcog.server.select import select
 from flcog.wire.packing import PREFIX, pack
@@ -85,7 +85,7 @@ def test_a_state_that_does_not_change_is_sent_to_every_client_of_every_round() -
     trainer = train(Constant(), rounds=3, clients_per_round=2)
     assert trainer.ledger.down["Constant"] == 3 * 2 * torch.arange(7).nbytes
     engine, server = trainer.run.engine, trainer.run.server
-    broadcast = pack(ask(server, plan(engine, server, Selected([0, 1])))[0][0])
+    broadcast = pack(ask(server, plan(engine, server, Participants([0, 1])))[0][0])
     values = len(broadcast) - PREFIX.size - PREFIX.unpack_from(broadcast)[2]
     assert trainer.ledger.total_down == 3 * 2 * values
 

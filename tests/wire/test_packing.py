@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import ClientReply, ClientTask, Received
+from flcog.client.messages import ClientReply, ClientTask, Download
 from flcog.method import Optimisation
 from flcog.wire.envelope import Envelope, Field, Manifest
 from flcog.wire.packing import FORMAT, PREFIX, TYPES, PackingError, pack, unpack
@@ -66,7 +66,7 @@ def test_what_comes_back_is_what_was_packed(seed: int) -> None:
 
 def test_messages_of_a_round_come_back() -> None:
     w = torch.randn(2, 3)
-    received = Received(3, 2**62, {"w": w}, {}, {"FedProx": {}}, [0.1], Optimisation(0.1, 0.9, 0.0))
+    received = Download(3, 2**62, {"w": w}, {}, {"FedProx": {}}, [0.1], Optimisation(0.1, 0.9, 0.0))
     task = ClientTask(4, 5, 0.25, {"w": torch.tensor([[True], [False]])})
     envelope = Envelope({"w": w}, {}, {}, {"SCAFFOLD": {"delta": w}})
     manifest = Manifest({"model": 24}, {"model": 24}, {}, {}, Envelope(Field((3,), torch.float32), {}))

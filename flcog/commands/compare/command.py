@@ -96,11 +96,11 @@ def _fill(
     table: Table, runs: Sequence[Cell], out: Path, options: argparse.Namespace, launcher: Callable[[Known], Launcher]
 ) -> list[Cell]:
     """Train the unfinished runs. Returns the failed cells."""
-    from flcog.commands.compare.filled import Filled
+    from flcog.commands.compare.result_table import ResultTable
     from flcog.commands.compare.table import summarise
 
     def filled() -> tuple[list[str], list[list[str]]]:
-        return summarise(Filled(table, results_of(table, runs, None)), options.spread)
+        return summarise(ResultTable(table, results_of(table, runs, None)), options.spread)
 
     return fill(apart(runs), launcher, out.resolve().parent, table.trunks and not options.no_trunks, filled)
 

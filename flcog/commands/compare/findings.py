@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from flcog.commands.compare.filled import Comparison, Filled
 from flcog.commands.compare.paired import Estimate
 from flcog.commands.compare.plan import Summary, Table
 from flcog.commands.compare.published import Figure, Quantity
+from flcog.commands.compare.result_table import Comparison, ResultTable
 from flcog.commands.compare.results import number
 from flcog.commands.compare.table import figure_text
 from flcog.commands.compare.verdicts import Verdict, verdicts
@@ -56,7 +56,7 @@ def p_text(p: float) -> str:
     return "" if p != p else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def difference_table(filled: Filled) -> str:
+def difference_table(filled: ResultTable) -> str:
     """A table of the differences between rows. Empty if nothing can be compared yet."""
     confidence = percent(filled.table.confidence)
     header = ["", "setting", "against", "seeds", "difference", f"{confidence} interval", "p", "p (Holm)"]
@@ -70,7 +70,7 @@ def _difference_row(comparison: Comparison) -> list[str | int]:
     return [comparison.against, found.count, *shown]
 
 
-def paper_table(filled: Filled) -> str:
+def paper_table(filled: ResultTable) -> str:
     """A table of our figures beside the paper's. Empty without published figures of rows that were run."""
     header = ["", "setting", "figure", "ours", "seeds", "published", "95 % interval of the difference", "width", "verdict"]
     return _table(header, [_paper_row(verdict) for verdict in verdicts(filled) if verdict.ours is None or verdict.ours.count])

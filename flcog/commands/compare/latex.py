@@ -6,9 +6,9 @@ import unicodedata
 from collections.abc import Sequence
 
 import flcog.callbacks
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import compared, percent
 from flcog.commands.compare.plan import Table
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import number
 from flcog.commands.compare.table import Spread, diverged_text, spread_of
 
@@ -46,7 +46,7 @@ NAMED = {name.lower() for name in CAPITALS} | {
 """Small Greek letters with a LaTeX command."""
 
 
-def latex(filled: Filled, spread: Spread) -> str:
+def latex(filled: ResultTable, spread: Spread) -> str:
     """The table environment. Its first line names the packages that it needs."""
     head = " & ".join(["", *(escape(column) or "Score" for column in filled.columns)])
     body = [
@@ -72,7 +72,7 @@ def latex(filled: Filled, spread: Spread) -> str:
     )
 
 
-def _cells(filled: Filled, spread: Spread) -> list[list[str]]:
+def _cells(filled: ResultTable, spread: Spread) -> list[list[str]]:
     """Each row's texts, column by column."""
     columns, bounds = [], _bounds(filled.table)
     for column in filled.columns:
@@ -91,13 +91,13 @@ def _bounds(table: Table) -> list[str]:
     return [row for row, part in table.rows.items() if any(path.stem in names for path in part.configs)]
 
 
-def _mean(filled: Filled, row: str, column: str) -> str:
+def _mean(filled: ResultTable, row: str, column: str) -> str:
     """The mean of finished runs. Scores of unfinished runs do not belong into a paper."""
     values = list(filled.scores(row, column, filled.table.summary_of(column), finished=True).values())
     return number(statistics.fmean(values)) if values else ""
 
 
-def _cell(filled: Filled, row: str, column: str, text: str, ranks: Sequence[float], spread: Spread) -> str:
+def _cell(filled: ResultTable, row: str, column: str, text: str, ranks: Sequence[float], spread: Spread) -> str:
     if not text:
         return "--"
     marked = text
@@ -108,7 +108,7 @@ def _cell(filled: Filled, row: str, column: str, text: str, ranks: Sequence[floa
     return marked if deviation != deviation else rf"{marked} {{\scriptsize $\pm$ {deviation:.2f}}}"
 
 
-def _explained(filled: Filled, spread: Spread) -> str:
+def _explained(filled: ResultTable, spread: Spread) -> str:
     """The meaning of the figures, for the caption."""
     over_rounds = filled.table.summary == "mean" and filled.table.over_rounds
     words = {"std": "standard deviation", "sem": "standard error", "interval": f"{percent(filled.table.confidence)} interval"}

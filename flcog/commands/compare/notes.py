@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import compared, paper_table, percent
 from flcog.commands.compare.plan import file_name
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread
 
 
-def notes(filled: Filled, spread: Spread) -> list[str]:
+def notes(filled: ResultTable, spread: Spread) -> list[str]:
     """One or two sentences on each topic that concerns the table."""
     found = (
         _on_scores(filled),
@@ -27,7 +27,7 @@ def notes(filled: Filled, spread: Spread) -> list[str]:
     return [*(note for topic in found for note in topic), *filled.table.tuned, *different]
 
 
-def _on_scores(filled: Filled) -> Iterator[str]:
+def _on_scores(filled: ResultTable) -> Iterator[str]:
     metrics = dict.fromkeys(result.metric for column in filled.columns for result in filled.in_column(column) if result.metric)
     if not metrics:
         return
@@ -40,7 +40,7 @@ def _on_scores(filled: Filled) -> Iterator[str]:
     yield text
 
 
-def _on_spread(filled: Filled, spread: Spread) -> Iterator[str]:
+def _on_spread(filled: ResultTable, spread: Spread) -> Iterator[str]:
     words = {
         "std": "the standard deviation over seeds",
         "sem": "the standard error of the mean over seeds",
@@ -52,7 +52,7 @@ def _on_spread(filled: Filled, spread: Spread) -> Iterator[str]:
         yield "The ± of the mean of the last evaluations is their standard deviation, averaged over seeds."
 
 
-def _on_comparisons(filled: Filled) -> Iterator[str]:
+def _on_comparisons(filled: ResultTable) -> Iterator[str]:
     score = compared(filled.table)
     if len(filled.columns) > 1:
         brackets = "; the paper's is in brackets" if filled.table.published else ""
@@ -67,13 +67,13 @@ def _on_comparisons(filled: Filled) -> Iterator[str]:
         )
 
 
-def _on_the_split(filled: Filled) -> Iterator[str]:
+def _on_the_split(filled: ResultTable) -> Iterator[str]:
     several = any(filled.estimate(result.row, result.column).count > 1 for result in filled.results)
     if several and not filled.table.varies_split:
         yield "All seeds share one split of the data, so the intervals tell nothing about other splits."
 
 
-def _on_the_paper(filled: Filled) -> Iterator[str]:
+def _on_the_paper(filled: ResultTable) -> Iterator[str]:
     table = filled.table
     if not paper_table(filled):
         return
@@ -91,7 +91,7 @@ def _on_the_paper(filled: Filled) -> Iterator[str]:
         yield f"Seeds {', '.join(map(str, table.exploratory))} had been seen before the margin was fixed: verdicts on them are exploratory."
 
 
-def _on_times(filled: Filled) -> Iterator[str]:
+def _on_times(filled: ResultTable) -> Iterator[str]:
     if any(result.facts.seconds > 0 for result in filled.results):
         yield (
             "Times are means over runs: the whole training, without evaluations and preparations before round 1, and a round with all of "
@@ -116,7 +116,7 @@ def _on_times(filled: Filled) -> Iterator[str]:
         )
 
 
-def _on_bytes(filled: Filled) -> Iterator[str]:
+def _on_bytes(filled: ResultTable) -> Iterator[str]:
     if any(result.facts.up_bytes > 0 or result.facts.total_bytes > 0 for result in filled.results):
         targets = "; bytes to a target count in both directions" if any(result.targets for result in filled.results) else ""
         yield (
@@ -125,7 +125,7 @@ def _on_bytes(filled: Filled) -> Iterator[str]:
         )
 
 
-def _on_runs(filled: Filled) -> Iterator[str]:
+def _on_runs(filled: ResultTable) -> Iterator[str]:
     """Runs that differ from the others, or that some figures leave out."""
     if unfinished := [f"{result.name} (round {result.rounds})" for result in filled.unfinished]:
         yield f"Not finished, and left out if another seed has finished: {'; '.join(unfinished)}."
@@ -144,7 +144,7 @@ def _on_runs(filled: Filled) -> Iterator[str]:
         yield f"Without a finite score at the end, and left out of intervals and differences: {'; '.join(infinite)}."
 
 
-def _on_the_code(filled: Filled) -> Iterator[str]:
+def _on_the_code(filled: ResultTable) -> Iterator[str]:
     """The versions of flcog that the runs were made with."""
     made: dict[str, int] = {}
     for facts in {(run.row, run.seed, run.facts.date): run.facts for run in filled.results}.values():

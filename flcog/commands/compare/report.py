@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flcog.commands.compare.curves import draw_curves
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.findings import difference_table, paper_table
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.latex import latex
 from flcog.commands.compare.megabytes import draw_megabytes
 from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Table
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.score_figure import draw_scores
 from flcog.commands.compare.table import Spread, in_setting, summarise
@@ -20,7 +20,7 @@ from flcog.core.files import replacing
 from flcog.core.text import markdown
 
 
-def text(filled: Filled, spread: Spread) -> str:
+def text(filled: ResultTable, spread: Spread) -> str:
     """The title, the table, the differences, the paper's figures, the notes, and a table for each of several settings."""
     found = {"Differences": difference_table(filled), "The paper": paper_table(filled)}
     settings = {column: markdown(*in_setting(filled, column, spread)) for column in filled.columns if _several(filled, column)}
@@ -40,14 +40,14 @@ def _titled(tables: Mapping[str, str]) -> list[str]:
     return [f"**{title}**\n\n{table}" for title, table in tables.items() if table]
 
 
-def _several(filled: Filled, column: str) -> bool:
+def _several(filled: ResultTable, column: str) -> bool:
     """Whether the setting needs its own table: it has runs, and there are other settings."""
     return len(filled.columns) > 1 and bool(filled.in_column(column))
 
 
 def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -> None:
     """Print the filled table. If there are results, write the table and its curves into the folder of the runs."""
-    filled = Filled(table, results)
+    filled = ResultTable(table, results)
     said = text(filled, spread)
     print(f"\n{said}\n", flush=True)
     if not results:

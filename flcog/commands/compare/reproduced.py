@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands import shipped_configs
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Table, cells
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table_file import read_mapping, read_table
@@ -99,7 +99,7 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
         whole |= {result.name: result for result in found if result.finished and not result.facts.other}
     settings = {part.setting if part.setting is not None else name for name, part in table.columns.items()}
     total = len(table.rows) * len(settings) * len(table.seeds)
-    return Filling(path, table, list(whole.values()), total, verdicts(Filled(table, list(whole.values()))))
+    return Filling(path, table, list(whole.values()), total, verdicts(ResultTable(table, list(whole.values()))))
 
 
 def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:

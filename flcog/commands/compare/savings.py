@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.paired import Estimate, estimate
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 
 
@@ -30,7 +30,7 @@ class Saving:
         return f"{more}{self.times.mean:.1f}x{percent}"
 
 
-def saving(filled: Filled, row: str, column: str) -> Saving | None:
+def saving(filled: ResultTable, row: str, column: str) -> Saving | None:
     """The savings of a row. None without a row to compare with, with several targets, or if the row itself missed the target."""
     targets = {target for result in filled.in_column(column) for target in result.targets}
     against = filled.table.against[row]

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from flcog.commands.compare.axis import Axis
 from flcog.commands.compare.curves import COLOURS, STYLES, bars_caption, metric_label, write_both
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.paired import Estimate
+from flcog.commands.compare.result_table import ResultTable
 
 LOGARITHMIC = 5.0
 """Numbers above 0 lie on a logarithmic axis if the largest is at least this many times the smallest."""
@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, Estimate]]
 """(number, score) in the order of the numbers."""
 
 
-def draw_scores(filled: Filled, out: Path) -> list[Path]:
+def draw_scores(filled: ResultTable, out: Path) -> list[Path]:
     """Draw ``scores.png`` and ``scores.pdf`` for a table with a ``figure``, as soon as one of its lines has two points."""
     axis = filled.table.figure
     if axis is None:
@@ -49,7 +49,7 @@ def draw_scores(filled: Filled, out: Path) -> list[Path]:
     return write_both(figure, out, "scores")
 
 
-def _panels(filled: Filled, axis: Axis) -> Mapping[str, Mapping[str, Points]]:
+def _panels(filled: ResultTable, axis: Axis) -> Mapping[str, Mapping[str, Points]]:
     """For each panel, its lines by name. A row without a number has its score at both ends of the axis."""
     if axis.columns:
         return {

@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.paired import estimate
 from flcog.commands.compare.plan import Summary
 from flcog.commands.compare.published import Figure
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result, number, standard_deviation
 from flcog.commands.compare.savings import saving
 from flcog.core.speed import comparable
@@ -24,19 +24,19 @@ Grid = tuple[list[str], list[list[str]]]
 """Header and rows."""
 
 
-def summarise(filled: Filled, spread: Spread = "std") -> Grid:
+def summarise(filled: ResultTable, spread: Spread = "std") -> Grid:
     """The main table: all scores of one setting, or the compared scores of several settings beside the paper's; then the cost."""
     several = len(filled.columns) > 1
     scores = _overview(filled, spread) if several else _one_setting(filled, filled.columns[0], spread)
     return _grid(filled, [*scores, *_cost_columns(filled, " (all)" if several else "")])
 
 
-def in_setting(filled: Filled, column: str, spread: Spread = "std") -> Grid:
+def in_setting(filled: ResultTable, column: str, spread: Spread = "std") -> Grid:
     """All scores of one setting, rounds to targets, and the paper's figures."""
     return _grid(filled, _one_setting(filled, column, spread))
 
 
-def _grid(filled: Filled, columns: Sequence[Column]) -> Grid:
+def _grid(filled: ResultTable, columns: Sequence[Column]) -> Grid:
     rows = [[text(row) for _, text in columns] for row in filled.table.rows]
     kept = [place for place, (name, _) in enumerate(columns) if name != IN_ALL or any(row[place] for row in rows)]
     return ["", *(columns[place][0] for place in kept)], [
@@ -44,7 +44,7 @@ def _grid(filled: Filled, columns: Sequence[Column]) -> Grid:
     ]
 
 
-def _overview(filled: Filled, spread: Spread) -> list[Column]:
+def _overview(filled: ResultTable, spread: Spread) -> list[Column]:
     """The compared score in each setting, with the paper's in brackets."""
 
     def text(column: str) -> Callable[[str], str]:
@@ -58,7 +58,7 @@ def _overview(filled: Filled, spread: Spread) -> list[Column]:
     return [(column, text(column)) for column in filled.columns]
 
 
-def _one_setting(filled: Filled, column: str, spread: Spread) -> list[Column]:
+def _one_setting(filled: ResultTable, column: str, spread: Spread) -> list[Column]:
     return [
         *_score_columns(filled, column, spread),
         *_target_columns(filled, column),
@@ -70,7 +70,7 @@ def _one_setting(filled: Filled, column: str, spread: Spread) -> list[Column]:
 IN_ALL = "sent in all"
 
 
-def _cost_columns(filled: Filled, settings: str) -> list[Column]:
+def _cost_columns(filled: ResultTable, settings: str) -> list[Column]:
     return [
         (
             f"total time{settings}",
@@ -85,7 +85,7 @@ def _cost_columns(filled: Filled, settings: str) -> list[Column]:
     ]
 
 
-def _score_columns(filled: Filled, column: str, spread: Spread) -> list[Column]:
+def _score_columns(filled: ResultTable, column: str, spread: Spread) -> list[Column]:
     results = filled.in_column(column)
     chosen = any("val" in result.scores for result in results)
     on_test = any((result.metric or "").startswith("test/") for result in results)
@@ -99,13 +99,13 @@ def _score_columns(filled: Filled, column: str, spread: Spread) -> list[Column]:
     return [(name, text(summary)) for name, summary in named]
 
 
-def _counted(filled: Filled, results: Sequence[Result]) -> str:
+def _counted(filled: ResultTable, results: Sequence[Result]) -> str:
     """The number of evaluations in the mean of the last ones: "5", or "2 to 5"."""
     counts = sorted({result.averaged for result in results if result.averaged}) or [filled.table.last]
     return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
-def score_text(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> str:
+def score_text(filled: ResultTable, row: str, column: str, summary: Summary, spread: Spread) -> str:
     """A score over seeds, with ± for several seeds, and with their number if seeds are missing."""
     values = list(filled.scores(row, column, summary).values())
     if not values:
@@ -116,13 +116,13 @@ def score_text(filled: Filled, row: str, column: str, summary: Summary, spread: 
     return text if len(values) == len(filled.table.seeds) else f"{text} (n = {len(values)})"
 
 
-def diverged_text(filled: Filled, row: str, column: str) -> str:
+def diverged_text(filled: ResultTable, row: str, column: str) -> str:
     """ " (1 of 3 diverged)"; empty if no seed has diverged."""
     count = filled.diverged(row, column)
     return f" ({count} of {len(filled.of(row, column))} diverged)" if count else ""
 
 
-def spread_of(filled: Filled, row: str, column: str, summary: Summary, spread: Spread) -> float:
+def spread_of(filled: ResultTable, row: str, column: str, summary: Summary, spread: Spread) -> float:
     """The figure after ±: over the last evaluations with ``over_rounds``, else over seeds. NaN for none."""
     if summary == "mean" and filled.table.over_rounds:
         return filled.deviation(row, column)
@@ -134,7 +134,7 @@ def spread_of(filled: Filled, row: str, column: str, summary: Summary, spread: S
     return standard_deviation(values) / (math.sqrt(len(values)) if spread == "sem" else 1)
 
 
-def _target_columns(filled: Filled, column: str) -> list[Column]:
+def _target_columns(filled: ResultTable, column: str) -> list[Column]:
     def text(target: str) -> Callable[[str], str]:
         return lambda row: _rounds_to(target, filled.of(row, column))
 
@@ -164,13 +164,13 @@ def _rounds(mean: float) -> str:
     return f"{mean:.1f}".removesuffix(".0")
 
 
-def _saving_columns(filled: Filled, column: str) -> list[Column]:
+def _saving_columns(filled: ResultTable, column: str) -> list[Column]:
     """The savings of rows until they reach the target, compared with other rows. Empty if there are none."""
     found = {row: one for row in filled.table.rows if (one := saving(filled, row, column)) is not None}
     return [("rounds and bytes saved", lambda row: found[row].text if row in found else "")] if found else []
 
 
-def _published_columns(filled: Filled, column: str) -> list[Column]:
+def _published_columns(filled: ResultTable, column: str) -> list[Column]:
     figures = {row: cells.get(column, {}) for row, cells in filled.table.published.items()}
     shown = [name for name in _PUBLISHED if any(name in quantities for quantities in figures.values())]
 
@@ -211,7 +211,7 @@ def figure_text(figure: Figure, quantity: str) -> str:
     return ("> " if figure.beyond else "") + write(figure.value) + spread
 
 
-def _runs(filled: Filled, row: str) -> list[Result]:
+def _runs(filled: ResultTable, row: str) -> list[Result]:
     return [result for column in filled.table.columns for result in filled.of(row, column)]
 
 
@@ -222,7 +222,7 @@ DISTURBED = " †"
 """The mark of a time that is too long, because other programs used the same cores."""
 
 
-def _time(filled: Filled, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
+def _time(filled: ResultTable, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
     """The mean over runs, and its ratio to the first row's in common settings and seeds."""
     runs, others = (
         {(run.column, run.seed): run for run in _runs(filled, name) if of(run) > 0}

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.plan import Summary
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result, standard_deviation
 from flcog.commands.compare.savings import saving
 from flcog.commands.compare.verdicts import Verdict, verdicts
@@ -17,7 +17,7 @@ NAMES: Mapping[Summary, str] = {"best": "best", "val": "at_best_val", "last": "l
 Line = dict[str, str | float]
 
 
-def write_csv(filled: Filled, path: Path) -> None:
+def write_csv(filled: ResultTable, path: Path) -> None:
     """Write the file. ``*_std`` is the standard deviation over seeds, ``*_low`` and ``*_high`` are the ends of a confidence interval."""
     judged: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts(filled):
@@ -38,7 +38,7 @@ def write_csv(filled: Filled, path: Path) -> None:
     write_table(path, lines, _in_order(lines), OUT_REMEDY)
 
 
-def _scores(filled: Filled, row: str, column: str) -> Line:
+def _scores(filled: ResultTable, row: str, column: str) -> Line:
     results = filled.of(row, column)
     line: Line = {"row": row, "column": column, "seeds": len(results), "finished": sum(result.finished for result in results)}
     line["diverged"] = filled.diverged(row, column)
@@ -75,7 +75,7 @@ def _costs(results: list[Result]) -> Line:
     return line | {name: statistics.fmean(values) for name, values in known.items() if values}
 
 
-def _savings(filled: Filled, row: str, column: str) -> Line:
+def _savings(filled: ResultTable, row: str, column: str) -> Line:
     found = saving(filled, row, column)
     if found is None:
         return {}

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flcog.commands.compare.curves import COLOURS, write_both
-from flcog.commands.compare.filled import Filled
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 
 
-def draw_targets(filled: Filled, out: Path) -> list[Path]:
+def draw_targets(filled: ResultTable, out: Path) -> list[Path]:
     """Draw ``targets.png`` and ``targets.pdf``, a line of panels for each setting and target; no files without targets."""
     found = {
         (column, target): {

@@ -18,7 +18,7 @@ from flcog.commands.compare.resolved import Config, callbacks_of, class_of, with
 from flcog.method import Callback, Method, check_methods, methods_until
 
 
-class Listed(NamedTuple):
+class MethodEntry(NamedTuple):
     """A method and its entry in the configuration."""
 
     method: Method
@@ -39,9 +39,9 @@ class Arm:
 
     cell: Cell
     config: Config
-    methods: Sequence[Listed]
+    methods: Sequence[MethodEntry]
     rest: str
-    carried: list[Listed] = field(default_factory=list)
+    carried: list[MethodEntry] = field(default_factory=list)
 
     def until(self, round: int) -> tuple[str, Mapping[str, Any]]:
         """The methods that act before this round, as text, and the methods that only collect state meanwhile."""
@@ -49,11 +49,11 @@ class Arm:
         acting = {name: part for name, part in found.items() if not part["waits"]}
         return json.dumps(acting, default=str), {name: part for name, part in found.items() if part["waits"]}
 
-    def waiting(self, name: str) -> Listed:
+    def waiting(self, name: str) -> MethodEntry:
         """One of its methods, as another run carries it without ever using it."""
         method, part = next(listed for listed in (*self.methods, *self.carried) if listed.method.name == name)
         never = {"start_round": self.config["trainer"]["rounds"], "stop_round": None}
-        return Listed(replace(method, **never), {**part, "init_args": {**(part.get("init_args") or {}), **never}})
+        return MethodEntry(replace(method, **never), {**part, "init_args": {**(part.get("init_args") or {}), **never}})
 
 
 def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
@@ -93,9 +93,9 @@ def _arm(cell: Cell, config: Config) -> Arm | None:
         made, carried = _made(parts), _made(earlier)
     except Exception:  # constructors may raise anything
         return None
-    listed = [Listed(callback, part) for callback, part in zip(made, parts, strict=True) if isinstance(callback, Method)]
+    listed = [MethodEntry(callback, part) for callback, part in zip(made, parts, strict=True) if isinstance(callback, Method)]
     observers = [part for part, callback in zip(parts, made, strict=True) if not isinstance(callback, Method)]
-    before = [Listed(method, part) for method, part in zip(carried, earlier, strict=True) if isinstance(method, Method)]
+    before = [MethodEntry(method, part) for method, part in zip(carried, earlier, strict=True) if isinstance(method, Method)]
     return Arm(cell, config, listed, without_place(config, observers), before)
 
 
@@ -106,7 +106,7 @@ def _made(parts: Sequence[Config]) -> list[Callback]:
     return made
 
 
-def _until(listed: Sequence[Listed], round: int) -> dict[str, dict[str, Any]]:
+def _until(listed: Sequence[MethodEntry], round: int) -> dict[str, dict[str, Any]]:
     return methods_until([method for method, _ in listed], round)
 
 
@@ -122,7 +122,7 @@ def _share(arms: Sequence[Arm], round: int) -> None:
         waiting = [arm for arm in waiting if arm is not trunk and arm not in followers]
 
 
-def _followers(trunk: Arm, waiting: Sequence[Arm], round: int) -> tuple[list[Arm], list[Listed]]:
+def _followers(trunk: Arm, waiting: Sequence[Arm], round: int) -> tuple[list[Arm], list[MethodEntry]]:
     """The arms that can branch from this trunk, and the methods that the trunk must carry for them."""
     followers, carried = [], list(trunk.carried)
     if _can_be_trunk(trunk.cell, round):
@@ -137,7 +137,7 @@ def _followers(trunk: Arm, waiting: Sequence[Arm], round: int) -> tuple[list[Arm
     return followers, carried
 
 
-def _lacking(arm: Arm, listed: Sequence[Listed], round: int) -> list[Listed] | None:
+def _lacking(arm: Arm, listed: Sequence[MethodEntry], round: int) -> list[MethodEntry] | None:
     """The methods that a run with ``listed`` must carry for this arm; None if it cannot."""
     needs, has = arm.until(round)[1], _until(listed, round)
     more = [arm.waiting(name) for name in needs if has.get(name) != needs[name]]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.published import Figure, Quantity
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.savings import saving
 
@@ -32,7 +32,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Judged:
+class Gap:
     """Our figure minus the published one, with its intervals.
 
     Args:
@@ -81,7 +81,7 @@ class Verdict:
         return f"{self.mark} (exploratory)" if judged and self.exploratory else self.mark
 
 
-def judge(ours: Estimate, confidence: float, published: float, error: float = 0.0, over_splits: bool = False) -> Judged:
+def judge(ours: Estimate, confidence: float, published: float, error: float = 0.0, over_splits: bool = False) -> Gap:
     """Compare our mean with a published figure.
 
     Args:
@@ -98,10 +98,10 @@ def judge(ours: Estimate, confidence: float, published: float, error: float = 0.
     freedom = 1e9 if own == 0 else min(1e9, variance**2 / (own**2 / freedom))
     halves = [float(special.stdtrit(freedom, quantile)) * math.sqrt(variance) for quantile in (0.95, 0.975)]
     narrow, wide = ((difference - half, difference + half) for half in halves)
-    return Judged(narrow, wide)
+    return Gap(narrow, wide)
 
 
-def verdicts(filled: Filled) -> list[Verdict]:
+def verdicts(filled: ResultTable) -> list[Verdict]:
     """The verdicts on all published figures, gains first."""
     found = [
         _verdict(filled, row, column, quantity, figure)
@@ -113,7 +113,7 @@ def verdicts(filled: Filled) -> list[Verdict]:
     return sorted(found, key=lambda verdict: verdict.quantity != "gain")
 
 
-def _with_gain(filled: Filled, row: str, column: str) -> dict[Quantity, Figure]:
+def _with_gain(filled: ResultTable, row: str, column: str) -> dict[Quantity, Figure]:
     """The published figures of a cell, with the gain over the compared row if the paper has both scores."""
     published, against = filled.table.published, filled.table.against[row]
     figures = dict(published[row].get(column, {}))
@@ -126,7 +126,7 @@ def _with_gain(filled: Filled, row: str, column: str) -> dict[Quantity, Figure]:
     return figures
 
 
-def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: Figure) -> Verdict:
+def _verdict(filled: ResultTable, row: str, column: str, quantity: Quantity, figure: Figure) -> Verdict:
     table, runs = filled.table, [result for result in filled.of(row, column) if result.finished]
     concerned = runs + ([*filled.of(table.against[row], column)] if quantity in ("gain", "saved") else [])
     ours, text, judged = _compared(filled, row, column, quantity, figure)
@@ -149,7 +149,7 @@ def _verdict(filled: Filled, row: str, column: str, quantity: Quantity, figure: 
     return Verdict(row, column, quantity, figure, ours, text, interval, mark, seen)
 
 
-def _reason(filled: Filled, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> str:
+def _reason(filled: ResultTable, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> str:
     """The reason against a verdict; empty if there is none."""
     planned, arms = set(filled.table.planned), [row]
     if quantity in ("gain", "saved"):
@@ -171,7 +171,7 @@ def _reason(filled: Filled, row: str, column: str, quantity: Quantity, runs: Seq
     return ""
 
 
-def _margin(filled: Filled, quantity: Quantity, figure: Figure) -> float | None:
+def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | None:
     """The margin of a quantity; None if the table has none. It is a logarithm for rounds, and at most half of a published gain.
 
     A published range is itself the margin if 0 is its middle.
@@ -185,8 +185,8 @@ def _margin(filled: Filled, quantity: Quantity, figure: Figure) -> float | None:
 
 
 def _compared(
-    filled: Filled, row: str, column: str, quantity: Quantity, figure: Figure
-) -> tuple[Estimate | None, str, Judged | None]:
+    filled: ResultTable, row: str, column: str, quantity: Quantity, figure: Figure
+) -> tuple[Estimate | None, str, Gap | None]:
     """Our figure, its text if it is no number, and its difference from the published one."""
     table = filled.table
     runs = [run for run in filled.of(row, column) if run.finished and run.seed in table.planned]
@@ -215,7 +215,7 @@ def _compared(
     return ours, "", judge(ours, table.confidence, figure.value, (figure.spread or 0) / trials, splits)
 
 
-def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, Judged | None]:
+def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, Gap | None]:
     """Rounds to a target, compared as log ratios. A seed that missed the target counts with its last round, a lower bound."""
     targets = {target for run in runs for target in run.targets}
     if len(targets) > 1:
@@ -231,7 +231,7 @@ def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[
     return estimate(reached, confidence), "", judged
 
 
-def _with_bounds(mark: str, figure: Figure, judged: Judged | None, margin: float, reached: bool) -> str:
+def _with_bounds(mark: str, figure: Figure, judged: Gap | None, margin: float, reached: bool) -> str:
     """The verdict on rounds if ours or the paper's are only lower bounds."""
     if judged is None or (reached and not figure.beyond):
         return mark

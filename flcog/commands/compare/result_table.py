@@ -27,7 +27,7 @@ class Comparison:
     p_holm: float
 
 
-class Filled:
+class ResultTable:
     """A table with the results of its runs. Scores of a metric that is a share are in percent.
 
     Args:

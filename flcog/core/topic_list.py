@@ -4,15 +4,15 @@ import html
 from collections.abc import Iterable
 
 
-class Described:
-    """Shows the topics of ``_described`` as text, and as a table in a notebook."""
+class TopicList:
+    """Shows the topics of ``_topics`` as text, and as a table in a notebook."""
 
-    def _described(self) -> Iterable[tuple[str, str]]:
+    def _topics(self) -> Iterable[tuple[str, str]]:
         """Yield pairs of a topic and its text."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        rows = list(self._described())
+        rows = list(self._topics())
         width = max(len(topic) for topic, _ in rows)
         return "\n".join([type(self).__name__, *(f"  {topic:<{width}}  {text}" for topic, text in rows)])
 
@@ -22,6 +22,6 @@ class Described:
         cells = (
             f'<tr><th scope="row" style="text-align: left">{html.escape(topic)}</th>'
             f'<td style="text-align: left">{html.escape(text)}</td></tr>'
-            for topic, text in self._described()
+            for topic, text in self._topics()
         )
         return f"<table><caption>{html.escape(type(self).__name__)}</caption>{''.join(cells)}</table>"
