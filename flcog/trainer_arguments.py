@@ -1,5 +1,6 @@
 """The arguments of the federated trainer, made into settings, methods, observers and Lightning's Fabric."""
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal
@@ -100,7 +101,8 @@ class TrainerArguments:
         watching: list[Any] = [*self.methods, *self.observers]
         devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
-        self.given_logger, self.default_root_dir, self.resume_changed = logger, default_root_dir, resume_changed
+        self.given_logger, self.resume_changed = logger, resume_changed
+        self.default_root_dir = os.path.expanduser(default_root_dir)
         self.num_nodes, self.fast_dev_run, self.num_sanity_val_steps = num_nodes, fast_dev_run, num_sanity_val_steps
         self.debugging = Debugging(deterministic, detect_anomaly)
         self.profiler = make_profiler(profiler)

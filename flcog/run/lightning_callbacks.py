@@ -100,16 +100,17 @@ class LightningCallbacks(Callback):
             check_callback(callback)
         return self._active
 
-    def attach(self, run: Session, hooks: LocalHooks) -> None:
+    def attach(self, run: Session, hooks: LocalHooks, root: str) -> None:
         """Let modules and callbacks see the run as their trainer.
 
         Args:
             run: the run, opened.
             hooks: the hooks that fire while clients train.
+            root: the folder of the runs' directories.
         """
         self._hooks = [name for name in EPOCH_HOOKS if name in written_hooks(run.model.module)]
         needed = self._active or self._hooks or hooks.reason
-        self.trainer = LightningTrainer(run, self._active, hooks.datamodule, self._fast_dev_run)
+        self.trainer = LightningTrainer(run, self._active, hooks.datamodule, root, self._fast_dev_run)
         run.model.eval_module.trainer = self.trainer  # type: ignore[assignment]  # for the module's steps in evaluations
         self._trainer = hooks.run = self.trainer if needed else None
         hooks.of_evaluations.run = self.trainer

@@ -53,16 +53,22 @@ class LightningTrainer:
         run: the run.
         callbacks: Lightning's callbacks, in their order.
         datamodule: the user's data module.
-        fast_dev_run: the argument of the federated trainer.
+        default_root_dir, fast_dev_run: the arguments of the federated trainer.
     """
 
     predicting, testing, val_check_interval, max_steps = False, False, 1.0, -1
     num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
 
     def __init__(
-        self, run: Session, callbacks: Sequence[L.Callback], datamodule: L.LightningDataModule, fast_dev_run: bool | int = False
+        self,
+        run: Session,
+        callbacks: Sequence[L.Callback],
+        datamodule: L.LightningDataModule,
+        default_root_dir: str,
+        fast_dev_run: bool | int = False,
     ) -> None:
-        self._run, self.callbacks, self.datamodule, self.fast_dev_run = run, list(callbacks), datamodule, fast_dev_run
+        self._run, self.callbacks, self.datamodule = run, list(callbacks), datamodule
+        self.default_root_dir, self.fast_dev_run = default_root_dir, fast_dev_run
         self.strategy = Strategy(run.processes)
         self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
         self.metrics: dict[str, float] = {}
@@ -163,10 +169,9 @@ class LightningTrainer:
         return next(iter(self.loggers), None)
 
     @property
-    def default_root_dir(self) -> str:
-        return str(self._run.directory)
-
-    log_dir = default_root_dir
+    def log_dir(self) -> str:
+        """The run's directory. A run that writes nothing has none, and its files belong into ``default_root_dir``."""
+        return str(self._run.directory) if self._run.has_directory else self.default_root_dir
 
     @property
     def is_global_zero(self) -> bool:

@@ -52,7 +52,7 @@ def open_run(request: Request, plan: Plan) -> Session:
         trackers=trackers,
     )
     plan.restore(request, run, saved)
-    lightning.attach(run, client.hooks)
+    lightning.attach(run, client.hooks, request.root)
     return run
 
 

@@ -45,6 +45,15 @@ def test_a_module_sees_the_run_while_it_is_evaluated(tmp_path: Path) -> None:
     assert Asks.seen[0] == (True, False, data, True, RunningStage.TESTING, 2)
 
 
+class Places(Plain):
+    """Looks where files belong, as a module that writes files does."""
+
+    seen: list[str] = []
+
+    def on_fit_start(self) -> None:
+        self.seen[:] = self.trainer.default_root_dir, str(self.trainer.log_dir)
+
+
 def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
     checkpoints, data = ModelCheckpoint(monitor="train_loss"), Loaders()
     trainer: Any = make_trainer(tmp_path, checkpoints, rounds=2, clients_per_round=2, precision="32-true")
@@ -53,11 +62,12 @@ def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
     ):
         _ = trainer.callback_metrics
     assert not hasattr(trainer, "no_such_attribute")
-    trainer.fit(Plain(), data)
+    trainer.fit(Places(), data)
     for name in NAMES:
         getattr(trainer, name)
     assert trainer.current_epoch == trainer.global_step == trainer.max_epochs == 2 and trainer.world_size == 1
     assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(trainer.history[-1]["train/loss"])
+    assert trainer.default_root_dir == Places.seen[0] == str(tmp_path) and trainer.log_dir == Places.seen[1] == str(trainer.run_dir)
     assert trainer.checkpoint_callback is checkpoints and Path(checkpoints.best_model_path).is_file()
     assert trainer.datamodule is data and isinstance(trainer.train_dataloader, DataLoader) and trainer.val_dataloaders is None
     assert not trainer.interrupted and not trainer.training and trainer.fast_dev_run is False and trainer.logger is None
