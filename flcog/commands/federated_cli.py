@@ -20,11 +20,12 @@ from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, explain
 from flcog.commands.import_from import find_modules_here
 from flcog.commands.refusals import mistakes_in_one_line
+from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
 from flcog.core.lazy import load
 from flcog.core.lightning_packages import OtherDataModule
-from flcog.method import Callback, Run
+from flcog.method import Callback
 from flcog.trainer import FederatedTrainer
 
 NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round", "init_from")
@@ -105,9 +106,10 @@ class FederatedCLI(LightningCLI):
             path.
         datamodule_class: a LightningDataModule (flcog's data modules are some) or a map-style data set, or a function that
             returns one; None lets users choose.
-        save_config_callback: every run writes its ``config.yaml``. The ``save_config`` method of a subclass of Lightning's
-            ``SaveConfigCallback`` is also called when the run begins.
-        save_config_kwargs: options of that subclass.
+        save_config_callback: every run writes its ``config.yaml``, from which it resumes. The ``save_config`` method of a subclass of
+            Lightning's ``SaveConfigCallback`` is also called when the run begins.
+        save_config_kwargs: options of this class. ``config_filename`` is the name of a further file in the run's directory, of several
+            files with ``multifile``. A resumed run keeps a copy of the earlier file, unless ``overwrite`` is true.
         trainer_class: :class:`flcog.FederatedTrainer`, or a subclass.
         trainer_defaults: defaults of its options. Callbacks among them are appended to the user's.
         seed_everything_default: seeds the initial weights and the trainer; True draws a seed.
@@ -210,12 +212,16 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def _config_savers(self) -> list[Callback]:
-        """An observer that calls the user's ``SaveConfigCallback.save_config``, if that class has one."""
+        """An observer that does the work of the user's ``SaveConfigCallback``, if it does more than write ``config.yaml``."""
         kind = self.save_config_callback
-        if kind is None or kind.save_config is SaveConfigCallback.save_config:
+        if kind is None or (kind.save_config is SaveConfigCallback.save_config and not self.save_config_kwargs):
             return []
         config = self.config[self.subcommand] if self.subcommand else self.config
-        return [_SaveConfig(kind(self._parser(self.subcommand), config, **self.save_config_kwargs), self)]
+        try:
+            saver = kind(self._parser(self.subcommand), config, **self.save_config_kwargs)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"save_config_kwargs={self.save_config_kwargs}: {' '.join(str(error).split())}") from error
+        return [SavedConfig(saver, self)]
 
     def _run_subcommand(self, subcommand: str) -> None:
         self._call_if_defined(f"before_{subcommand}")
@@ -235,17 +241,6 @@ def _errors_said_once() -> Iterator[None]:
     """Show a user's mistake in one line, of one process."""
     with mistakes_in_one_line(), lost_processes.fails_for_all():
         yield
-
-
-class _SaveConfig(Callback):
-    """Calls the ``save_config`` method of a user's ``SaveConfigCallback`` once, in the main process, when the run begins."""
-
-    def __init__(self, saver: SaveConfigCallback, cli: FederatedCLI) -> None:
-        self._saver, self._cli = saver, cli
-
-    def on_fit_start(self, run: Run) -> None:
-        if run.processes.is_first:
-            self._saver.save_config(self._cli.trainer, self._cli.model, "fit")  # type: ignore[arg-type]
 
 
 def print_figures(figures: dict[str, float] | None) -> None:

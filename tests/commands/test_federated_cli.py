@@ -173,6 +173,39 @@ def test_a_config_saver_of_the_users(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "saved.yaml").read_text())["model"]["width"] == 3
 
 
+def test_a_config_file_of_the_users_name(tmp_path: Path) -> None:
+    """Lightning's options of the file, which a resumed run replaces."""
+    (tmp_path / "data.yaml").write_text("width: 3\n")
+    for overwrite in (False, True):
+        root, kept = tmp_path / str(overwrite), ["own-1.yaml"] * (not overwrite)
+        kwargs = {"config_filename": "own.yaml", "multifile": True, "overwrite": overwrite}
+        words = ["fit", *options(root), "--data", str(tmp_path / "data.yaml"), "--ckpt_path", "auto", "--trainer.rounds"]
+        flcog.FederatedCLI(Lit, Rows, save_config_kwargs=kwargs, args=[*words, "1"])
+        cli = flcog.FederatedCLI(Lit, Rows, save_config_kwargs=kwargs, args=[*words, "2"])
+        run: Any = cli.trainer.run_dir
+        saved = yaml.safe_load((run / "own.yaml").read_text())
+        assert saved["trainer"]["rounds"] == 2 and saved["data"] == "data.yaml" and (run / "data.yaml").is_file()
+        assert sorted(path.name for path in run.glob("own*")) == [*kept, "own.yaml"]
+        flcog.FederatedCLI(Lit, Rows, args=["fit", "--config", str(run / "own.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"multifile": True}, "multifile=True needs a config_filename other than config.yaml"),
+        ({"save_to_log_dir": False}, "only makes sense when subclassing SaveConfigCallback"),
+        ({"file": "x"}, "save_config_kwargs={'file': 'x'}: .*unexpected keyword argument 'file'"),
+    ],
+)
+def test_options_of_the_config_file_without_a_meaning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kwargs: Any, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        flcog.FederatedCLI(Lit, Rows, save_config_kwargs=kwargs, args=["fit", *options(tmp_path)])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, line), line
+
+
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--model.learning_rate", "1"], ["--trainer.local_steps", "0"]):
         with pytest.raises(SystemExit) as raised:

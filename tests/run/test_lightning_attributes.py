@@ -67,7 +67,9 @@ def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
         getattr(trainer, name)
     assert trainer.current_epoch == trainer.global_step == trainer.max_epochs == 2 and trainer.world_size == 1
     assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(trainer.history[-1]["train/loss"])
-    assert trainer.default_root_dir == Places.seen[0] == str(tmp_path) and trainer.log_dir == Places.seen[1] == str(trainer.run_dir)
+    assert trainer.default_root_dir == Places.seen[0] == str(tmp_path) and trainer.log_dir == Places.seen[1] == str(
+        trainer.run_dir
+    )
     assert trainer.checkpoint_callback is checkpoints and Path(checkpoints.best_model_path).is_file()
     assert trainer.datamodule is data and isinstance(trainer.train_dataloader, DataLoader) and trainer.val_dataloaders is None
     assert not trainer.interrupted and not trainer.training and trainer.fast_dev_run is False and trainer.logger is None
