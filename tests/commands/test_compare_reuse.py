@@ -212,3 +212,11 @@ def test_a_dry_run_names_the_run_of_another_table(
     assert "2 runs: 1 are reused, 1 are to be trained" in said and len(started) == 1
     with pytest.raises(SystemExit):
         compare("two", "--dry-run", "--show")
+
+
+def test_a_dry_run_lists_the_grid(compare: Callable[..., None], started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"FedAvg": {"arguments": {"model.optimizer.lr": 0.02}, "tune": {"model.optimizer.lr": [0.01, 0.02]}}}
+    compare("one", "--dry-run", rows=rows, seeds=[0])
+    *_, head, first, second = capsys.readouterr().out.strip().splitlines()
+    assert head == "2 runs of --tune on seed 1, before the others:" and not started
+    assert first.startswith("  FedAvg, lr=0.01 · seed 1: to be trained; ") and second.startswith("  FedAvg, lr=0.02 · seed 1: ")

@@ -1,5 +1,6 @@
 """``flcog compare --tune``: the grid, the choice by validation data on other seeds, and the faults of one line."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import yaml
 from harness import ROOT
 
 from commands.test_compare import fake_run
+from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Cell, Table, cells
+from flcog.commands.compare.report import text
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.tuning import FILE, tune, with_choice
 
@@ -26,9 +29,14 @@ def table(folder: Path, **content: Any) -> Table:
     return read_table(path)
 
 
+def option(cell: Cell, name: str) -> str:
+    """An option's value on a cell's command line; the last one counts."""
+    return cell.arguments[len(cell.arguments) - cell.arguments[::-1].index(f"--{name}")]
+
+
 def trained(cell: Cell) -> float:
-    """The learning rate of a cell; the last option counts."""
-    return float(cell.arguments[len(cell.arguments) - cell.arguments[::-1].index(f"--{LR}")])
+    """The learning rate of a cell."""
+    return float(option(cell, LR))
 
 
 def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_path: Path) -> None:
@@ -56,7 +64,66 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
     chosen = with_choice(given, tmp_path / "none", tmp_path / "out" / FILE)
     assert {(cell.setting, trained(cell)) for cell in cells(chosen, tmp_path, [])} == {("x", 1.0), ("y", 0.3)}
     assert "A · x: model.optimizer.lr 1.0 (at the edge of the grid). The search took 4 runs, 4 rounds" in chosen.tuned[0]
+    assert "| A | x | 1.0 (edge of the grid) | 0.7000 | yes |" in chosen.grid
+    assert "**The search for hyper-parameters**" in text(Filled(chosen, []), "std")
     assert with_choice(given, tmp_path / "none") == given
+
+
+def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> None:
+    """Eight rounds. Row A is judged after rounds 2 and 4; row B, whose method starts after round 4, after rounds 5 and 6."""
+    tuned: dict[str, Any] = {"arguments": {LR: 0.1}, "tune": {LR: [0.01, 0.1, 0.2]}}
+    late = {LR: 0.1, "trainer.callbacks.FedProx.start_round": 4}
+    rows = {"A": tuned, "B": {**tuned, "arguments": late, "configs": [str(ROOT / "configs/methods/fedprox.yaml")]}}
+    arguments = {"data.client_val": 0.2, "trainer.rounds": 8, "trainer.eval_every": 1}
+    given, seen = table(tmp_path, rows=rows, columns={"x": None}, arguments=arguments, halving=True), []
+    scores = {  # by round; 0.01 wins in row A in the end, but is the worst at first
+        ("A", 0.01): [0, 0.1, 0, 0, 0, 0, 0, 1.0],
+        ("A", 0.1): [0, 0.3, 0, 0.4, 0, 0, 0, 0],
+        ("A", 0.2): [0, 0.2, 0, 0.5, 0, 0, 0, 0.6],
+        ("B", 0.01): [],  # diverges in round 1
+        ("B", 0.1): [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
+        ("B", 0.2): [0, 0, 0, 0, 0.6, 0.6, 0.6, 0.6],
+    }
+
+    def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
+        for cell in runs:
+            cell.error = (
+                None if scores[cell.row[0], trained(cell)] else "the update of client 1 in round 1 is NaN or infinite: ..."
+            )
+            if not cell.finished and not cell.error:
+                rounds, begun = int(option(cell, "trainer.rounds")), cell.trunk.round if cell.trunk else 0
+                assert cell.trunk is None or (cell.trunk.run and len(cell.trunk.cell.history()) == begun)
+                seen.append((cell.row[0], trained(cell), begun, rounds))
+                series: dict[str, Any] = {"val__accuracy": scores[cell.row[0], trained(cell)], "comm__total_bytes": [1] * 8}
+                fake_run(cell, [0.0] * rounds, finished=True, **series)
+        return [cell for cell in runs if cell.error]
+
+    saved = yaml.safe_load(tune(given, tmp_path / "out", [], train).read_text())
+    rounds = {("A", 0.01): [0, 2], ("A", 0.1): [0, 2, 4], ("A", 0.2): [0, 2, 4, 8]}
+    rounds |= {("B", 0.1): [0, 5, 6], ("B", 0.2): [0, 5, 6, 8]}
+    assert sorted(seen) == [(*arm, *pair) for arm, ends in rounds.items() for pair in itertools.pairwise(ends)]
+    assert saved["chosen"] == {"A": {"x": {LR: 0.2}}, "B": {"x": {LR: 0.2}}}
+    stopped = {(line["row"], line[LR]): (line.get("stopped"), line.get("validation")) for line in saved["grid"]}
+    assert stopped == {
+        ("A", 0.01): (2, 0.1),
+        ("A", 0.1): (4, 0.4),
+        ("A", 0.2): (None, 0.6),
+        ("B", 0.01): (5, None),
+        ("B", 0.1): (6, 0.5),
+        ("B", 0.2): (None, 0.6),
+    }
+    assert saved["cost"]["rounds"] == 2 + 4 + 8 + 6 + 8
+    shown = with_choice(given, tmp_path / "out" / FILE).grid.splitlines()
+    assert shown[0] == f"| Row | Setting | {LR} | Validation | Stopped after round | Chosen |"
+    assert shown[2:6] == [
+        "| A | x | 0.01 | 0.1000 | 2 |  |",
+        "| A | x | 0.1 | 0.4000 | 4 |  |",
+        "| A | x | 0.2 (edge of the grid) | 0.6000 |  | yes |",
+        "| B | x | 0.01 | diverged | 5 |  |",
+    ]
+    seen.clear()
+    assert yaml.safe_load(tune(given, tmp_path / "out", [], train).read_text()) == saved
+    assert seen == [], "finished cells are reused"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +147,16 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
 def test_grids_that_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         tune(table(tmp_path, **content), tmp_path / "out", [], lambda _, runs: [])
+
+
+def test_a_search_in_which_everything_diverges_is_refused(tmp_path: Path) -> None:
+    def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
+        for cell in runs:
+            cell.error = "the model is NaN or infinite"
+        return list(runs)
+
+    with pytest.raises(ValueError, match=r"^every configuration of row A in x diverged: add smaller values to its tune$"):
+        tune(table(tmp_path), tmp_path / "out", [], train)
 
 
 def test_a_choice_of_another_table_or_a_damaged_one_is_refused(tmp_path: Path) -> None:

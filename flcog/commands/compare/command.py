@@ -11,13 +11,13 @@ from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import Known, Launcher, fill
 from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
-from flcog.commands.compare.results import check_metric
+from flcog.commands.compare.results import Result, check_metric
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import read_table, with_bounds
 from flcog.commands.compare.table_keys import KEYS
 from flcog.commands.compare.tuning import FILE as TUNED
-from flcog.commands.compare.tuning import tune, with_choice
+from flcog.commands.compare.tuning import checked_candidates, tune, with_choice
 from flcog.core import signals
 from flcog.core.commands import parser_of
 
@@ -69,6 +69,7 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help")
     (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
     table, launcher = _chosen(options, path, out), _launcher(options)
+    given = table
     if options.tune:
         tune(table, out, extra, lambda grid, runs: _fill(grid, runs, out, options, launcher))
     table = with_choice(table, out / TUNED, _saved_file(options, path).with_suffix(".tuned.yaml"))
@@ -79,6 +80,8 @@ def compare(arguments: list[str]) -> None:
     )
     if options.dry_run:
         _describe(table, runs, out, path, options)
+        if any(part.tune for part in given.rows.values()):
+            _describe_grid(given, out, extra, results_of(table, runs, _saved_file(options, path)))
         return
     failed = [] if options.show else _fill(table, runs, out, options, launcher)
     _report(table, runs, out, path, options)
@@ -90,6 +93,12 @@ def _describe(table: Table, runs: Sequence[Cell], out: Path, path: Path, options
 
     results = results_of(table, runs, _saved_file(options, path))
     print(describe(apart(runs), results, out.resolve().parent, table.trunks and not options.no_trunks))
+
+
+def _describe_grid(table: Table, out: Path, extra: Sequence[str], results: Sequence[Result]) -> None:
+    from flcog.commands.compare.dry_run import describe_grid
+
+    print(f"\n{describe_grid(table, checked_candidates(table, out, extra), results, out.resolve().parent)}")
 
 
 def _fill(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flcog.commands.compare.candidates import Candidate
 from flcog.commands.compare.filling import known_runs
-from flcog.commands.compare.plan import SPLIT_SEED, Cell
+from flcog.commands.compare.plan import SPLIT_SEED, Cell, Table
 from flcog.commands.compare.resolved import Config, Settings, settings_of
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.trunks import share_rounds
@@ -62,6 +63,19 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
     left = f", about {clock(sum(sure))} one after another" if sure else ""
     rest = f" ({len(times) - len(sure)} of them with unknown times not counted)" if sure and len(sure) < len(times) else ""
     return "\n".join([*lines, "", f"{len(runs)} runs: {reused} are reused, {len(times)} are to be trained{left}{rest}"])
+
+
+def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path) -> str:
+    """List the runs of ``--tune``. The arguments are those of ``describe``, and the table with its candidates."""
+    runs = [cell for candidate in found for cell in candidate.runs]
+    known, configs = known_runs(runs, root)
+    lines = [f"{len(runs)} runs of --tune on seed {', '.join(map(str, table.tuning_seeds))}, before the others:"]
+    for cell in runs:
+        source = _source(cell, known)
+        basis = "" if source else _estimate(cell, results, configs)[1]
+        lines.append(f"  {cell.name}: {source or _to_train(cell)}" + (f"; {basis}" if basis else ""))
+    early = ["  The worse half of each row is stopped early (halving)."] * table.halving
+    return "\n".join([*lines, *early])
 
 
 def _arms(runs: Sequence[Cell], configs: Mapping[str, Config]) -> dict[Place, Arm]:

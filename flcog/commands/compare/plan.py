@@ -101,8 +101,12 @@ class Table:
     hypothesis: str = ""
     figure: Axis | None = None
     tuning_seeds: tuple[int, ...] = ()
+    halving: bool = False
+    """Whether ``--tune`` stops the worse configurations early."""
     tuned: tuple[str, ...] = ()
     """A sentence on the search for hyper-parameters, if there was one."""
+    grid: str = ""
+    """All configurations of this search as a table in Markdown."""
     all_rows: frozenset[str] = frozenset()
     all_settings: frozenset[str] = frozenset()
     """Its rows and settings before a selection."""
@@ -188,9 +192,10 @@ class Trunk(NamedTuple):
 
     @property
     def run(self) -> Path | None:
-        """Its directory, once it has the checkpoint of that round."""
+        """Its directory, once it has the checkpoint of that round, which may be its last."""
         run = self.cell.run
-        return run.directory if run is not None and run.keeps(self.round) else None
+        ended = self.cell.finished and len(self.cell.history()) == self.round
+        return run.directory if run is not None and (ended or run.keeps(self.round)) else None
 
 
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:

@@ -32,6 +32,7 @@ def text(filled: ResultTable, spread: Spread) -> str:
         markdown(*summarise(filled, spread)),
         *_titled(found),
         *notes(filled, spread),
+        *_titled({"The search for hyper-parameters": table.grid}),
     ]
     return "\n\n".join([*parts, *_titled(settings)])
 

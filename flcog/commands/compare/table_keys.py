@@ -103,6 +103,12 @@ KEYS = {
     ),
     "seeds": Key("the seeds of every arm in every setting; [0] by default", [0], SEEDS),
     "tuning_seeds": Key("the seeds of --tune; by default the number after the largest seed", [], SEEDS),
+    "halving": Key(
+        "true to let --tune stop the worse half of a row's configurations after a quarter, and again after half, of the rounds in which "
+        "all of the row's methods act (successive halving)",
+        False,
+        FLAG,
+    ),
     "vary": Key(f"[seed, {SPLIT}] to draw the split of the data from each seed, too; [seed] by default", ["seed"], DRAWS),
     "metric": Key("the column of metrics.csv to compare; by default the task's main one", None, METRIC),
     "metrics": Key(

@@ -5,35 +5,20 @@ choice, the whole grid and the cost.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.compare.facts import facts_of
-from flcog.commands.compare.plan import Cell, Part, Table, apart, cells
+from flcog.commands.compare.candidates import Candidate, Values, candidates, diverged_at_once, in_places, sign, with_values
+from flcog.commands.compare.halving import stop_worse_halves
+from flcog.commands.compare.plan import Cell, Table, apart, cells
 from flcog.commands.compare.resolved import resolved, settings_of
-from flcog.commands.compare.results import Result, compared_metric, result_of
 from flcog.core.files import write_yaml
-from flcog.core.monitor import lower_is_better
-from flcog.core.text import clock, human
+from flcog.core.text import clock, figure, human, markdown
 from flcog.core.yaml_files import load_yaml
 
 FILE = "tuned.yaml"
-Values = Mapping[str, Any]
-"""Values by option."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A configuration of a row in a setting, with its runs."""
-
-    row: str
-    setting: str
-    values: Values
-    runs: Sequence[Cell]
 
 
 def tune(table: Table, out: Path, extra: Sequence[str], train: Callable[[Table, Sequence[Cell]], Sequence[Cell]]) -> Path:
@@ -45,36 +30,29 @@ def tune(table: Table, out: Path, extra: Sequence[str], train: Callable[[Table, 
         extra: the user's own arguments.
         train: trains cells and returns the failed ones.
     """
-    _check_sizes(table)
-    found = candidates(table, out / "tuning", extra)
-    _check_configurations(table, found, cells(table, out, extra))
-    runs = [cell for candidate in found for cell in candidate.runs]
-    if failed := train(table, apart(runs)):
-        raise ValueError(f"{len(failed)} of {len(runs)} runs of the grid failed, the first, {failed[0].name}: {failed[0].error}")
+    grid = out / "tuning"
+    found = checked_candidates(table, out, extra)
+
+    def finish(runs: Sequence[Cell]) -> None:
+        failed = [cell for cell in train(table, apart(runs)) if not diverged_at_once(cell)] if runs else []
+        if failed:
+            raise ValueError(
+                f"{len(failed)} of {len(runs)} runs of the grid failed, the first, {failed[0].name}: {failed[0].error}"
+            )
+
+    if table.halving:
+        stop_worse_halves(found, grid, extra, finish)
+    finish([cell for candidate in found if candidate.stopped is None for cell in candidate.runs])
     write_yaml(out / FILE, _choice(table, found))
     return out / FILE
 
 
-def candidates(table: Table, out: Path, extra: Sequence[str]) -> list[Candidate]:
-    """All configurations with their cells. An option that a row fixes in a column is not tuned there."""
-    found: list[Candidate] = []
-    for column, setting in table.columns.items():
-        place = column if setting.setting is None else setting.setting
-        if any(candidate.setting == place for candidate in found):
-            continue
-        for row, part in table.rows.items():
-            free = {option: values for option, values in part.tune.items() if option not in part.columns.get(place, {})}
-            for chosen in product(*free.values()):
-                values = dict(zip(free, chosen, strict=True))
-                name = ", ".join([row, *(f"{option.rpartition('.')[2]}={value}" for option, value in values.items())])
-                arm = _with_values(part, place, values)
-                one = replace(table, rows={name: arm}, columns={column: setting}, seeds=table.tuning_seeds)
-                found.append(Candidate(row, place, values, cells(one, out, extra)))
+def checked_candidates(table: Table, out: Path, extra: Sequence[str]) -> list[Candidate]:
+    """The candidates of a table; an unfair grid is an error."""
+    _check_sizes(table)
+    found = candidates(table, out / "tuning", extra)
+    _check_configurations(table, found, cells(table, out, extra))
     return found
-
-
-def _with_values(part: Part, setting: str, values: Values) -> Part:
-    return replace(part, columns={**part.columns, setting: {**part.columns.get(setting, {}), **values}})
 
 
 def _check_sizes(table: Table) -> None:
@@ -109,57 +87,30 @@ def _check_configurations(table: Table, found: Sequence[Candidate], own: Sequenc
             raise ValueError(f"tune of row {cell.row} lacks the row's own values of {options}: add them")
 
 
-def _validated(cell: Cell, table: Table) -> Result:
-    """The result of a cell by its validation metric."""
-    history, run = cell.history(), cell.run
-    metric = compared_metric(cell.metric, history)
-    twin = f"val/{(metric or '').removeprefix('test/')}"
-    # Columns of `RoundsToTarget` may be about the test set.
-    history = [{name: value for name, value in row.items() if not name.startswith("to_")} for row in history]
-    if run is None or not any(twin in row for row in history):
-        raise ValueError(f"{cell.name} logged no {twin}, by which --tune chooses: set data.client_val, or another metric")
-    return result_of(replace(cell, metric=twin), history, facts_of(cell, run), table.last, finished=True)
-
-
-def _rank(results: Sequence[Result], summary: str) -> tuple[float, float]:
-    """Smaller is better: rounds to the target if the column has one, then the summary. A diverged run is worst."""
-    if any(result.diverged for result in results):
-        return math.inf, math.inf
-    scores = [result.scores["best" if summary == "val" else summary] for result in results]  # type: ignore[index]
-    rounds = [next(iter(result.targets.values()))[0] if result.targets else math.inf for result in results]
-    return statistics.fmean(rounds), _sign(results) * statistics.fmean(scores)
-
-
-def _sign(results: Sequence[Result]) -> int:
-    return 1 if lower_is_better(results[0].metric or "") else -1
-
-
 def _choice(table: Table, found: Sequence[Candidate]) -> dict[str, Any]:
     """The content of ``tuned.yaml``."""
     grid: list[dict[str, Any]] = []
     chosen: dict[str, dict[str, Values]] = {}
     edges: list[list[str]] = []
-    results = {id(candidate): [_validated(cell, table) for cell in candidate.runs] for candidate in found}
-    for row, setting in dict.fromkeys((candidate.row, candidate.setting) for candidate in found):
-        rivals = [candidate for candidate in found if (candidate.row, candidate.setting) == (row, setting)]
-        ranks = {id(rival): _rank(results[id(rival)], table.summary_of(rival.runs[0].column)) for rival in rivals}
-        best = min(rivals, key=lambda rival: ranks[id(rival)])
+    results = {id(each): each.results(math.inf if each.stopped is None else each.stopped) for each in found}
+    for (row, setting), rivals in in_places(found).items():
+        ranks = {id(rival): rival.rank(results[id(rival)]) for rival in rivals}
+        best = min((rival for rival in rivals if rival.stopped is None), key=lambda rival: ranks[id(rival)])
+        if ranks[id(best)] == (math.inf, math.inf):
+            place = f"row {row}" + f" in {setting}" * bool(setting)
+            raise ValueError(f"every configuration of {place} diverged: add smaller values to its tune")
         chosen.setdefault(row, {})[setting] = dict(best.values)
         tried = table.rows[row].tune
         edges += [[row, setting, option] for option, value in best.values.items() if at_edge(value, tried[option])]
         for rival in rivals:
             rounds, score = ranks[id(rival)]
-            line: dict[str, Any] = {
-                "row": row,
-                "setting": setting,
-                **rival.values,
-                "validation": _sign(results[id(rival)]) * score,
-                "rounds_to_target": rounds,
-            }
+            line: dict[str, Any] = {"row": row, "setting": setting, **rival.values}
+            line |= {"validation": sign(results[id(rival)]) * score, "rounds_to_target": rounds}
             line |= {"diverged": any(result.diverged for result in results[id(rival)]), "chosen": rival is best}
+            line |= {} if rival.stopped is None else {"stopped": rival.stopped}
             grid.append({name: value for name, value in line.items() if value not in (math.inf, -math.inf)})
-    facts = [result.facts for each in results.values() for result in each]
-    cost: dict[str, float] = {"runs": len(facts), "rounds": sum(fact.rounds for fact in facts)}
+    facts = [result.facts for each in results.values() for result in each if result.rounds]
+    cost: dict[str, float] = {"runs": sum(map(len, results.values())), "rounds": sum(fact.rounds for fact in facts)}
     cost |= {"seconds": sum(fact.seconds for fact in facts), "bytes": sum(fact.total_bytes for fact in facts)}
     return {"table": table.name, "seeds": list(table.tuning_seeds), "chosen": chosen, "edges": edges, "cost": cost, "grid": grid}
 
@@ -185,8 +136,8 @@ def with_choice(table: Table, *files: Path) -> Table:
         for row, by_setting in content["chosen"].items():
             for setting, values in by_setting.items():
                 if row in rows:
-                    rows[row] = _with_values(rows[row], setting, values)
-        return replace(table, rows=rows, tuned=(_told(content),))
+                    rows[row] = with_values(rows[row], setting, values)
+        return replace(table, rows=rows, tuned=(_told(content),), grid=_grid(content))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and give --tune again") from None
 
@@ -204,3 +155,26 @@ def _told(content: Mapping[str, Any]) -> str:
     )
     spent = f"{cost['runs']} runs, {cost['rounds']:,} rounds, {clock(cost['seconds'])} and {human(cost['bytes'])}"
     return f"Tuned on seed {', '.join(map(str, content['seeds']))} by the clients' validation data: {chosen}. The search took {spent}."
+
+
+def _grid(content: Mapping[str, Any]) -> str:
+    """The whole grid as a table, with chosen values at its edge marked."""
+    lines, edges = content["grid"], {tuple(edge) for edge in content["edges"]}
+    facts = ("row", "setting", "validation", "rounds_to_target", "diverged", "chosen", "stopped")
+    options = [name for name in dict.fromkeys(name for line in lines for name in line) if name not in facts]
+    shown = {
+        "Row": [line["row"] for line in lines],
+        "Setting": [line["setting"] for line in lines],
+        **{name: [_value(line, name, edges) for line in lines] for name in options},
+        "Validation": ["diverged" if line["diverged"] else figure(line["validation"]) for line in lines],
+        "Rounds to the target": [f"{line['rounds_to_target']:.4g}" if "rounds_to_target" in line else "" for line in lines],
+        "Stopped after round": [line.get("stopped", "") for line in lines],
+        "Chosen": [line["chosen"] for line in lines],
+    }
+    filled = {name: values for name, values in shown.items() if any(value != "" for value in values)}
+    return markdown(list(filled), zip(*filled.values(), strict=True))
+
+
+def _value(line: Mapping[str, Any], option: str, edges: Collection[tuple[str, ...]]) -> str:
+    at_the_edge = line["chosen"] and (line["row"], line["setting"], option) in edges
+    return f"{line.get(option, '')}" + " (edge of the grid)" * at_the_edge
