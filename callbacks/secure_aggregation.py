@@ -82,6 +82,10 @@ class SecureAggregation(SealedSum):
     def _fraction_bits(self) -> int:
         return self.bits // 2 if self.fraction_bits is None else self.fraction_bits
 
+    @property
+    def step(self) -> float:
+        return 2.0**-self._fraction_bits
+
     def limit(self, num_clients: int) -> float:
         return 2.0 ** (self.bits - 2 - self._fraction_bits) / num_clients
 
@@ -96,4 +100,4 @@ class SecureAggregation(SealedSum):
             words -= stream(seed, len(words), self.bits)
         for (client, other), seed in revealed.pairs.items():
             words.sub_(stream(seed, len(words), self.bits), alpha=sign(client, other))
-        return words.double() * 2.0**-self._fraction_bits
+        return words.double() * self.step

@@ -37,6 +37,9 @@ class Sampling:
     - Fixed size: ``rate`` is the share of clients that take part, drawn without replacement. Only RDP applies (Wang et al., 2019,
       https://arxiv.org/abs/1808.00087), where data sets differ by the replacement of one client, which changes the sum by
       up to twice the bound of one client.
+    - Known: the server knows who takes part, so that sampling does not amplify privacy. Noise is a sum of discrete Gaussians, for which
+      RDP applies: its divergences are those of Gaussian noise plus a term below 10^-1000 (Kairouz, Liu and Steinke, 2021, proposition 14,
+      https://arxiv.org/abs/2102.06387).
     - A rate of 1: all clients take part in every round, and sampling does not amplify privacy. Both accountants apply.
 
     Args:
@@ -44,12 +47,14 @@ class Sampling:
         rate: in (0, 1].
         at_most: the largest number of clients in a round, >= 1; None for no bound.
         fixed_size: whether the number of clients is the same in every round.
+        known: whether the server knows who takes part, and reads sums with discrete noise.
     """
 
     num_clients: int
     rate: float
     at_most: int | None = None
     fixed_size: bool = False
+    known: bool = False
 
     def __post_init__(self) -> None:
         at_least(None, 1, num_clients=self.num_clients, at_most=self.at_most)
@@ -65,8 +70,10 @@ class Sampling:
             )
 
     @property
-    def kind(self) -> Literal["all", "Poisson", "truncated Poisson", "fixed size"]:
+    def kind(self) -> Literal["all", "Poisson", "truncated Poisson", "fixed size", "known"]:
         """The analysis that applies."""
+        if self.known:
+            return "known"
         if self.at_most is not None and self.at_most < self.num_clients:
             return "truncated Poisson"
         if self.rate == 1:
@@ -80,16 +87,18 @@ class Sampling:
         >>> Sampling(100, rate=0.1).accountants, Sampling(100, rate=0.1, fixed_size=True).accountants
         (('PLD', 'RDP'), ('RDP',))
         """
-        supported: dict[str, tuple[Accountant, ...]] = {"truncated Poisson": ("PLD",), "fixed size": ("RDP",)}
+        supported: dict[str, tuple[Accountant, ...]] = {"truncated Poisson": ("PLD",), "fixed size": ("RDP",), "known": ("RDP",)}
         return supported.get(self.kind, ("PLD", "RDP"))
 
     @property
     def adjacency(self) -> str:
         """The change between two data sets that the guarantee hides."""
-        return "one client is replaced" if self.kind == "fixed size" else "one client is added or removed"
+        changes = {"fixed size": "one client is replaced", "known": "one client has its data or none"}
+        return changes.get(self.kind, "one client is added or removed")
 
     def __str__(self) -> str:
         return {
+            "known": "cohorts that the server knows, without amplification",
             "all": "all clients in every round, without amplification",
             "Poisson": f"Poisson sampling at rate {self.rate:g}",
             "truncated Poisson": f"Poisson sampling at rate {self.rate:g}, truncated at {self.at_most} clients",
@@ -117,7 +126,7 @@ def epsilons(sampling: Sampling, noise_multiplier: float, rounds: int, delta: fl
         return {name: bounds[name](sampling, float(noise_multiplier), rounds, delta) for name in sampling.accountants}
 
 
-def epsilon(sampling: Sampling, noise_multiplier: float, rounds: int, delta: float) -> float:
+def epsilon(sampling: Sampling, noise_multiplier: float, rounds: float, delta: float) -> float:
     """Epsilon by the tighter accountant that supports the sampling; infinite without noise. See :func:`epsilons`."""
     _check(sampling, noise_multiplier, rounds, delta)
     if noise_multiplier == 0:
@@ -168,19 +177,19 @@ def check_delta(delta: float, num_clients: int) -> None:
         )
 
 
-def _check(sampling: Sampling, noise_multiplier: float, rounds: int, delta: float) -> None:
+def _check(sampling: Sampling, noise_multiplier: float, rounds: float, delta: float) -> None:
     check_delta(delta, sampling.num_clients)
     within(None, "[0, inf)", noise_multiplier=noise_multiplier)
     at_least(None, 0, rounds=rounds)
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(sampling: Sampling, noise: float, rounds: int, delta: float) -> float:
+def _pld_epsilon(sampling: Sampling, noise: float, rounds: float, delta: float) -> float:
     if rounds == 0:
         return 0.0
     if sampling.kind == "all":  # the noise of several rounds composes to one Gaussian mechanism with less noise
         return float(_one_round(sampling, noise / math.sqrt(rounds)).get_epsilon_for_delta(delta))
-    return float(_one_round(sampling, noise).self_compose(rounds).get_epsilon_for_delta(delta))
+    return float(_one_round(sampling, noise).self_compose(math.ceil(rounds)).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=8)
@@ -198,7 +207,7 @@ def _one_round(sampling: Sampling, noise: float) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _rdp_epsilon(sampling: Sampling, noise: float, rounds: int, delta: float) -> float:
+def _rdp_epsilon(sampling: Sampling, noise: float, rounds: float, delta: float) -> float:
     if rounds == 0:
         return 0.0
     orders, divergences = _divergences(sampling, noise)
@@ -212,7 +221,7 @@ def _divergences(sampling: Sampling, noise: float) -> tuple[Any, Any]:
     dp = require("dp_accounting", "the privacy accountant", "privacy")
     rdp = require("dp_accounting.rdp", "the privacy accountant", "privacy")
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    event = dp.PoissonSampledDpEvent(sampling.rate, dp.GaussianDpEvent(noise))
+    event = dp.PoissonSampledDpEvent(1.0 if sampling.known else sampling.rate, dp.GaussianDpEvent(noise))
     if sampling.kind == "fixed size":
         # Replacing a client moves the sum by up to twice the bound, which halves the noise in units of the sensitivity.
         relation, size = dp.NeighboringRelation.REPLACE_ONE, round(sampling.rate * sampling.num_clients)

@@ -16,6 +16,7 @@ from flcog.callbacks.privacy.accountant import check_delta, noise_for
 from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound, with_message, without_messages
 from flcog.callbacks.privacy.guarantee import NUMBERS, Guarantee, guarantee_of
 from flcog.callbacks.privacy.leaks import is_withheld, refusal
+from flcog.callbacks.privacy.whole_numbers import longest, noisy_whole_numbers, value_of_one
 from flcog.core.checks import at_least, one_of, positive, positive_and_finite, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
@@ -31,6 +32,7 @@ from flcog.method import (
     ParameterMask,
     PrivateSum,
     Training,
+    sealed_sum_of,
     selection_of,
 )
 
@@ -70,6 +72,7 @@ class DPFedAvg(PrivateSum):
         delta: in (0, 1 / clients); None takes clients^-1.1.
         full_weight: the number of samples from which on a client has the full weight, >= 1; None weighs all clients alike.
         noise_at: ``server``; or ``clients``, where each client adds its part of the noise, and the server the part of missing clients.
+            Beside ``SecureAggregation`` it must be ``clients``: the noise is discrete, and nobody adds that of missing clients.
         noise_cohort_size: adds noise as for cohorts of this size, to study large federations with small ones, >= 1. Epsilon is then that
             of a federation that is larger in the same ratio, and its column is ``privacy/epsilon_if_scaled``.
         repeatable: whether cohorts and noise come from the run's seed. This protects nothing.
@@ -129,6 +132,7 @@ class DPFedAvg(PrivateSum):
         if selection is not None and getattr(selection, "unbiased", False):
             raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")
         guarantee = self._guarantee(training)
+        self._check_sealed(training)
         encoder = next((m.name for m in training.methods if getattr(m, "kind", "") == "encode"), None)
         if self.noise_at == "clients" and encoder is not None:
             raise ValueError(
@@ -149,6 +153,20 @@ class DPFedAvg(PrivateSum):
             )
         check_delta(guarantee.delta, guarantee.sampling.num_clients)
 
+    def _check_sealed(self, training: Training) -> None:
+        sealer = sealed_sum_of(training.methods)
+        attack = next((method.name for method in training.methods if isinstance(method, Attack)), None)
+        if sealer is not None and self.noise_at == "server":
+            raise ValueError(
+                f"{self.name} and {sealer.name} cannot be combined: a server that adds the noise has read the sum without it. Set noise_at "
+                "to clients"
+            )
+        if sealer is not None and attack is not None:
+            raise ValueError(
+                f"{self.name} and {attack} cannot be combined beside {sealer.name}: epsilon counts the noise of all clients, and attackers "
+                "would add none. Remove one of them"
+            )
+
     def _guarantee(self, training: Training) -> Guarantee:
         return guarantee_of(self.name, training, self.noise_cohort_size, self.delta)
 
@@ -156,7 +174,8 @@ class DPFedAvg(PrivateSum):
 
     def init_server(self, params: Params) -> Slot:
         groups = len(layers(list(params), self.per_layer))
-        state = {name: torch.tensor(nan, dtype=torch.float64) for name in NUMBERS} | {"paid": torch.tensor(0)}
+        state = {name: torch.tensor(nan, dtype=torch.float64) for name in NUMBERS}
+        state |= {"paid": torch.tensor(0.0, dtype=torch.float64), "length": torch.tensor(-1)}
         return state | ({} if self.quantile is None else {"scale": torch.ones(groups, dtype=torch.float64)})
 
     def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
@@ -176,15 +195,21 @@ class DPFedAvg(PrivateSum):
         guarantee = replace(guarantee, noise=noise)
         state = state | guarantee.state()
         self._noise_of_sums(state)
+        if (sealer := sealed_sum_of(training.methods)) is not None:
+            length = longest(self.name, noise * self._shrink(state), guarantee.expected, sealer)
+            state = state | {"length": torch.tensor(length)}
         return state, guarantee.sentence(training.rounds, scaled=self.noise_cohort_size is not None)
 
-    def paid(self, state: Slot) -> int:
-        return int(state["paid"])
+    def paid(self, state: Slot) -> float:
+        return float(state["paid"])
 
-    def pay(self, state: Slot, rounds: int) -> Slot | None:
+    def pay(self, state: Slot, rounds: float) -> Slot | None:
         if self.target_epsilon is not None and Guarantee.read(state).epsilon(rounds) > self.target_epsilon:
             return None
-        return state | {"paid": torch.tensor(rounds)}
+        return state | {"paid": torch.tensor(rounds, dtype=torch.float64)}
+
+    def price(self, state: Slot, arrived: int) -> float:
+        return float(state["expected"]) / arrived  # divergences are inversely proportional to the variance
 
     def figures(self, state: Slot) -> dict[str, float]:
         column = "privacy/epsilon" if self.noise_cohort_size is None else "privacy/epsilon_if_scaled"
@@ -203,6 +228,8 @@ class DPFedAvg(PrivateSum):
         return counts / float(state["expected"])
 
     def broadcast(self, server: Slot) -> Slot:
+        if server["length"] >= 0:  # beside a sealed sum
+            return {"length": server["length"]}
         if self.noise_at == "clients":
             return {"noise": (server["noise"] * self._shrink(server) / server["largest"].sqrt()).to(number_dtype())}
         return {"scale": server["scale"].to(number_dtype())} if "scale" in server else {}
@@ -226,7 +253,7 @@ class DPFedAvg(PrivateSum):
         clipped, within_bound = self._clipped(envelope, ctx.server, ctx.received)
         if self.quantile is not None:
             clipped = with_message(clipped, self.name, {"within": within_bound - 0.5})
-        if self.noise_at == "clients":
+        if self.noise_at == "clients" and "length" not in ctx.server:
             std, place = ctx.server["noise"] * total_bound(clipped, self._bound), count()
 
             def with_noise(value: Tensor) -> Tensor:
@@ -237,6 +264,15 @@ class DPFedAvg(PrivateSum):
             )
             clipped = clipped._replace(measured=envelope.measured)
         return clipped, ctx.state
+
+    def unit(self, sent: Slot, like: Envelope) -> float:
+        size = sum(value.numel() for value in pytree.tree_leaves(like))
+        return value_of_one(self.name, total_bound(like, self._bound), int(sent["length"]), size)
+
+    def whole_numbers(self, envelope: Envelope, sent: Slot, key: bytes) -> Tensor:
+        values = torch.cat([value.flatten() for value in pytree.tree_leaves(envelope)])
+        bound, length = total_bound(envelope, self._bound), int(sent["length"])
+        return noisy_whole_numbers(values, bound, self.unit(sent, envelope), length, key)
 
     def bound(self, envelope: Envelope, sent: Slot, received: GlobalModel) -> Envelope:
         if self.noise_at == "clients":

@@ -7,9 +7,9 @@ import torch
 
 from flcog.callbacks.privacy.accountant import Sampling, epsilon
 from flcog.core.types import Slot
-from flcog.method import SamplingLaw, Training, selection_of
+from flcog.method import SamplingLaw, Training, sealed_sum_of, selection_of
 
-NUMBERS = ("noise", "delta", "rate", "num_clients", "at_most", "fixed_size", "expected", "largest")
+NUMBERS = ("noise", "delta", "rate", "num_clients", "at_most", "fixed_size", "expected", "largest", "known")
 """The names of these facts in the server's state, each a number."""
 
 
@@ -43,17 +43,17 @@ class Guarantee:
         sampling = self.sampling
         at_most = sampling.at_most or inf
         sizes = (sampling.rate, sampling.num_clients, at_most, sampling.fixed_size)
-        values = (self.noise, self.delta, *sizes, self.expected, self.largest)
+        values = (self.noise, self.delta, *sizes, self.expected, self.largest, sampling.known)
         return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in zip(NUMBERS, values, strict=True)}
 
     @classmethod
     def read(cls, state: Slot) -> "Guarantee":
         """The facts that the server's state records."""
-        noise, delta, rate, num_clients, at_most, fixed_size, expected, largest = (float(state[name]) for name in NUMBERS)
-        sampling = Sampling(int(num_clients), rate, None if at_most == inf else int(at_most), bool(fixed_size))
+        noise, delta, rate, num_clients, at_most, fixed_size, expected, largest, known = (float(state[name]) for name in NUMBERS)
+        sampling = Sampling(int(num_clients), rate, None if at_most == inf else int(at_most), bool(fixed_size), bool(known))
         return cls(sampling, delta, expected, largest, noise)
 
-    def epsilon(self, rounds: int) -> float:
+    def epsilon(self, rounds: float) -> float:
         """Epsilon after some rounds."""
         return epsilon(self.sampling, self.noise, rounds, self.delta)
 
@@ -85,7 +85,8 @@ def guarantee_of(name: str, training: Training, noise_cohort_size: int | None, d
     if delta is None:
         delta = num_clients**-1.1 if num_clients > 1 else 0.5
     largest = min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0))
-    return Guarantee(Sampling(num_clients, law.rate, at_most, law.fixed_size), delta, expected, largest)
+    known = sealed_sum_of(training.methods) is not None
+    return Guarantee(Sampling(num_clients, law.rate, at_most, law.fixed_size, known), delta, expected, largest)
 
 
 def _law(name: str, training: Training) -> SamplingLaw:

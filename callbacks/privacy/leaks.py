@@ -17,9 +17,8 @@ from flcog.method import (
 Test = Callable[[Method], bool]
 
 REFUSED: Mapping[str, Test] = {
-    "the server cannot bound uploads again that it cannot read": lambda method: isinstance(method, SealedSum),
     "its result is no sum, so that one client can change it by more than a client's bound": (
-        lambda method: isinstance(method, Aggregator | UploadChange)
+        lambda method: isinstance(method, Aggregator | UploadChange) and not isinstance(method, SealedSum)
     ),
     "it reads the uploads of single clients, which have no noise": lambda method: method.individual_uploads,
     "it weights clients by the other clients of the round or by their reports, so that one client changes every weight": (

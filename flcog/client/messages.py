@@ -18,6 +18,10 @@ Split = Literal["val", "test"]
 """A part of its samples that a client holds out."""
 
 
+PRIVATE = ("delta", "buffers", "means", "totals")
+"""The sums that clients of a private sealed sum send, the fields of an envelope. They send no weight, loss or length of their change."""
+
+
 @message
 class Download(NamedTuple):
     """The broadcast of a round, which all of its clients share.

@@ -25,7 +25,7 @@ from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
-from flcog.method import ClientView, GlobalModel, Method, SealedSum, first_contact
+from flcog.method import ClientView, GlobalModel, Method, first_contact, private_sum_of, sealed_sum_of
 from flcog.metrics import reweighted
 from flcog.model_function import ModelFunction
 from flcog.reading import Reader
@@ -125,11 +125,13 @@ class ClientRuntime:
             self._provisional.pop(task.client, None)
         assignment = self.assign(received, tasks)
         methods = [method.name for method in assignment.program.methods]
-        sealer = next((method for method in assignment.program.methods if isinstance(method, SealedSum)), None)
+        sealer, private = sealed_sum_of(assignment.program.methods), private_sum_of(assignment.program.methods)
         with closing(self.executor.run(assignment)) as results:
             for result in results:
                 reply = self._reply(result, methods)
-                yield reply if sealer is None else sealed(reply, sealer, received, [work.weight for work in result.works])
+                yield (
+                    reply if sealer is None else sealed(reply, sealer, received, [work.weight for work in result.works], private)
+                )
 
     def commit(self, clients: Sequence[int]) -> None:
         for client in clients:

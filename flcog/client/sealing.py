@@ -1,6 +1,7 @@
 """Sealed replies: each client multiplies its own upload by its weight and seals it, and the server reads only the sum."""
 
 import math
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import ClientReply, Download
+from flcog.client.messages import PRIVATE, ClientReply, Download
 from flcog.core.types import Params
+from flcog.method import PrivateSum
 from flcog.method.sealed_sum import REFUSED, SealedSum
 from flcog.wire.envelope import Envelope, Field, Manifest
 from flcog.wire.soundness import STATE_RANGE, is_sound
@@ -18,7 +20,9 @@ UNWEIGHTED = ("totals", "norm")
 """Sums whose terms are not multiplied by weights."""
 
 
-def sealed(reply: ClientReply, rule: SealedSum, received: Download, weights: Sequence[float]) -> ClientReply:
+def sealed(
+    reply: ClientReply, rule: SealedSum, received: Download, weights: Sequence[float], private: PrivateSum | None = None
+) -> ClientReply:
     """The reply with words in the place of the clients' values. Its manifest describes the values.
 
     Args:
@@ -26,15 +30,24 @@ def sealed(reply: ClientReply, rule: SealedSum, received: Download, weights: Seq
         rule: seals.
         received: the broadcast, with the keys of the round.
         weights: of the clients.
+        private: makes whole numbers with noise of the values.
     """
     keys = received.keys
     assert keys is not None
     # Masks are made on the CPU, which also has float64.
     envelope, buffers = pytree.tree_map(lambda value: value.cpu(), (reply.envelope, received.buffers))
     terms = _terms(envelope, buffers, torch.tensor(weights, dtype=torch.float64))
+    if private is not None:
+        buffers_moved = {name: value for name, value in terms["buffers"].items() if value.is_floating_point()}
+        terms = {name: terms[name] for name in PRIVATE} | {"buffers": buffers_moved}
     fields = pytree.tree_map(lambda value: Field(tuple(value.shape[1:]), value.dtype), terms)
     words, refused = [], []
     for k, client in enumerate(reply.clients):
+        if private is not None:
+            own = Envelope(*pytree.tree_map(lambda value, k=k: value[k].double(), [*terms.values()]))
+            words.append(rule.seal(rule.step * _private_numbers(own, private, received, client), client, keys))
+            refused.append(0.0)
+            continue
         values = torch.cat([_weighted(name, value[k], weights[k]) for name in terms for value in pytree.tree_leaves(terms[name])])
         ranges = {name: value for name, value in envelope.measured.items() if name.startswith(STATE_RANGE)}
         refused.append(_refused(values, rule.limit(len(keys.clients))) if is_sound(ranges, k) else math.nan)
@@ -45,6 +58,12 @@ def sealed(reply: ClientReply, rule: SealedSum, received: Download, weights: Seq
     sizes = _sizes(terms, rule, words[0].element_size())
     nothing = [0] * len(reply.clients)
     return ClientReply(reply.clients, envelope, Manifest(sizes, reply.manifest.plain_sizes, {}, {}, fields), nothing, nothing)
+
+
+def _private_numbers(envelope: Envelope, private: PrivateSum, received: Download, client: int) -> Tensor:
+    """The whole numbers of a client with its noise."""
+    key = secrets.token_bytes(32) if private.secret else repr((received.seed, received.round, client)).encode()
+    return private.whole_numbers(envelope, received.server[private.name], key).double()
 
 
 def _terms(envelope: Envelope, received_buffers: Params, weights: Tensor) -> dict[str, Any]:
@@ -81,5 +100,5 @@ def _sizes(terms: dict[str, Any], rule: SealedSum, word: int) -> dict[str, int]:
 
     senders = {**terms["means"], **terms["totals"]}
     sizes = {name: size(terms["means"].get(name, {}), terms["totals"].get(name, {})) for name in senders}
-    own = size(*(terms[name] for name in ("weight", "loss", "norm")))
+    own = size(*(terms[name] for name in ("weight", "loss", "norm") if name in terms))
     return {"model": size(terms["delta"], terms["buffers"])} | sizes | {rule.name: own + sizes.get(rule.name, 0)}

@@ -29,7 +29,7 @@ from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOK
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
-from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
+from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads, sealed_sum_of
 from flcog.method.selection import ClientPool, Participants, RoundRecord, SamplingLaw, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
 from flcog.method.withholding import Withholding
@@ -116,5 +116,6 @@ __all__ = [
     "first_contact",
     "methods_until",
     "private_sum_of",
+    "sealed_sum_of",
     "selection_of",
 ]

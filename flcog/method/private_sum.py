@@ -46,6 +46,9 @@ class PrivateSum(Withholding, Stage, protocol=True):
         shares          a_k, each computed from the client alone
         noisy           the sums with noise; without any client, noise alone
 
+    Beside a :class:`SealedSum`, clients send ``whole_numbers`` with noise of their own. The server reads their sum after it has paid the
+    ``price`` of the clients that have arrived, and adds no noise.
+
     The other methods' server steps follow. A run has at most one private sum, which acts in all rounds.
     """
 
@@ -64,11 +67,11 @@ class PrivateSum(Withholding, Stage, protocol=True):
         """The state before the next round, with the scale of the noise, and a sentence on the guarantee for the summary."""
         raise NotImplementedError
 
-    def paid(self, state: Slot) -> int:
-        """The number of rounds that are paid for."""
+    def paid(self, state: Slot) -> float:
+        """The number of rounds that are paid for, each by its price."""
         raise NotImplementedError
 
-    def pay(self, state: Slot, rounds: int) -> Slot | None:
+    def pay(self, state: Slot, rounds: float) -> Slot | None:
         """The state after this number of rounds was paid for in total; None if that exceeds the budget."""
         raise NotImplementedError
 
@@ -94,6 +97,24 @@ class PrivateSum(Withholding, Stage, protocol=True):
             total: the sums over all clients in float64; ``buffers`` are changes.
             arrived: the number of clients in them.
             draw: draws the noise.
+        """
+        raise NotImplementedError
+
+    def price(self, state: Slot, arrived: int) -> float:
+        """The price of a round of a sealed sum in which this number of clients has arrived; 1 for the expected number."""
+        raise NotImplementedError
+
+    def unit(self, sent: Slot, like: Envelope) -> float:
+        """The value of the whole number 1 in a sealed sum. Server and clients know it from the broadcast and the envelope's shapes."""
+        raise NotImplementedError
+
+    def whole_numbers(self, envelope: Envelope, sent: Slot, key: bytes) -> Tensor:
+        """A client's values as whole numbers, int64 [n], with its part of the noise. *Plain Python.*
+
+        Args:
+            envelope: the client's, on the CPU in float64; ``buffers`` are changes. The result has the order of its tensors.
+            sent: the part of the method's server state that ``broadcast`` sent.
+            key: of the noise.
         """
         raise NotImplementedError
 

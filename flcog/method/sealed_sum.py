@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flcog.method.aggregator import Aggregator
+from flcog.method.method import Method
 from flcog.wire.packing import message
 
 REFUSED = "refused"
@@ -48,6 +49,11 @@ class SealedSum(Aggregator, protocol=True):
     server learns only sums of these, too. Codecs and methods that read single uploads or losses are refused.
     """
 
+    @property
+    def step(self) -> float:
+        """The distance between two values that words can tell apart. ``seal`` rounds to multiples of it."""
+        raise NotImplementedError
+
     def limit(self, num_clients: int) -> float:
         """The largest absolute value of a number that a client may send in a round with this number of clients."""
         raise NotImplementedError
@@ -73,3 +79,8 @@ class SealedSum(Aggregator, protocol=True):
     def finish(self, state: SealedUploads) -> Any:
         """The sum of the clients' values, float64 [n]."""
         raise NotImplementedError
+
+
+def sealed_sum_of(methods: Sequence[Method]) -> SealedSum | None:
+    """The sealed sum among some methods, if there is one."""
+    return next((method for method in methods if isinstance(method, SealedSum)), None)

@@ -102,6 +102,9 @@ class Lifecycle:
 
                 with self.profiler.profile("round"):
                     metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
+                run.spending.record(
+                    run.engine, run.server
+                )  # the price of the clients that have arrived, before anything is released
                 metrics["time/round"] = time.perf_counter() - began
                 metrics |= waiting.column() | self._calibration.column()
                 if evaluated:

@@ -1,5 +1,6 @@
 """The number of rounds for which a private run has paid, in a file of its own."""
 
+from math import inf
 from pathlib import Path
 
 from flcog.core.files import write_yaml
@@ -22,20 +23,21 @@ class Spending:
         self._path = path
 
     @property
-    def paid(self) -> int:
+    def paid(self) -> float:
         """The number in the file, 0 without a file."""
         if self._path is None or not self._path.is_file():
             return 0
         content = load_yaml(self._path)
         paid = content.get("rounds_paid") if isinstance(content, dict) else content
-        if type(paid) is not int or paid < 0:
+        if not isinstance(paid, int | float) or isinstance(paid, bool) or not 0 <= paid < inf:
             raise ValueError(
-                f"{self._path} must name the rounds_paid, a whole number of at least 0; got {paid!r}: count the rounds that were begun"
+                f"{self._path} must name the rounds_paid, a number of at least 0; got {paid!r}: count the rounds that were begun"
             )
-        return paid
+        return float(paid)
 
     def record(self, engine: Engine, server: ServerState) -> None:
         """Write the number, in the first process."""
         private = private_sum_of(engine.methods)
         if private is not None and private.secret and self._path is not None and engine.processes.is_first:
-            write_yaml(self._path, {"rounds_paid": private.paid(server.servers[private.name])})
+            paid = private.paid(server.servers[private.name])
+            write_yaml(self._path, {"rounds_paid": int(paid) if paid == int(paid) else paid})

@@ -1,6 +1,7 @@
 """The server's part of a private sum: the budget, secret cohorts, noise after the sums, and columns that stay secret."""
 
 import secrets
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from flcog.core.randomness import make_rng, secret_normal
-from flcog.method import Cohort, Normal, Note, Training, WarningNote, Withholding, private_sum_of
+from flcog.method import Cohort, Normal, Note, Training, WarningNote, Withholding, private_sum_of, sealed_sum_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -24,7 +25,7 @@ class PrivacyNote(Note):
     topic = "privacy"
 
 
-def begin(engine: Engine, server: ServerState, already_paid: int = 0) -> None:
+def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
     """Fix the scale of the noise before the next round, and describe the guarantee in the run's summary.
 
     Args:
@@ -42,7 +43,7 @@ def begin(engine: Engine, server: ServerState, already_paid: int = 0) -> None:
         paid = private.pay(state, already_paid)
         if paid is None:
             raise BudgetSpent(
-                f"{already_paid} rounds were paid for, which exceeds the privacy budget of {private.name}: raise it, or start a new run"
+                f"{already_paid:g} rounds were paid for, which exceeds the privacy budget of {private.name}: raise it, or start a new run"
             )
         state = paid
     server.servers[private.name] = state
@@ -78,6 +79,25 @@ def _after_another_round(engine: Engine, server: ServerState) -> Any:
     return private.pay(state, private.paid(state) + 1)
 
 
+def pay_for_arrived(engine: Engine, server: ServerState, arrived: int) -> bool:
+    """Pay the difference if a sealed sum has the noise of fewer or more clients than expected.
+
+    Returns:
+        False if the budget does not allow it, so that nobody may read the sum.
+    """
+    private = private_sum_of(engine.methods)
+    if private is None or not arrived:
+        return True
+    state = server.servers[private.name]
+    paid = private.pay(state, private.paid(state) - 1 + private.price(state, arrived))
+    if paid is None:
+        text = f"round {server.round + 1}: the sum of {arrived} clients stays sealed: their noise is too small for the privacy budget"
+        warnings.warn(text, stacklevel=2)
+        return False
+    server.servers[private.name] = paid
+    return True
+
+
 def seed_of_cohort(engine: Engine) -> int:
     """The seed of the coming round's selection: the run's, or the system's entropy, the same on all processes."""
     private = private_sum_of(engine.methods)
@@ -96,6 +116,10 @@ def add_noise(engine: Engine, server: ServerState, aggregate: Aggregate, arrived
     """
     private = private_sum_of(engine.methods)
     if private is None:
+        return
+    if sealed_sum_of(engine.methods) is not None:  # clients have added the noise
+        if aggregate.sums is not None:
+            aggregate.replace(aggregate.total)
         return
     if aggregate.sums is None:
         raise ValueError(

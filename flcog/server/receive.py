@@ -9,10 +9,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Download
-from flcog.method import GlobalModel, Method, PrivateSum, RoundKeys, SealedSum, Stage, clock_of, private_sum_of
+from flcog.method import GlobalModel, Method, PrivateSum, RoundKeys, Stage, clock_of, private_sum_of, sealed_sum_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
+from flcog.server.privacy import pay_for_arrived
 from flcog.server.round_plan import Round
 from flcog.server.sealed import SealedAggregate
 from flcog.server.sharing import share_out
@@ -44,7 +45,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
     clocked = clock_of(round.methods) is not None and round.timing is None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
-    keys, asked = _with_keys(engine, round, asked)
+    asked = _with_keys(engine, round, asked)
     with closing(_train(engine, asked, mine)) as arriving:
         replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
         if may_be_lost:
@@ -52,7 +53,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             mine = [task for task in mine if task.client in round.plans]
         if engine.clients.here is None:  # executors in this process always return clients in the same order
             replies = in_order(replies, mine)
-        aggregate, private = _aggregate(engine, round, keys, directions), private_sum_of(round.methods)
+        aggregate, private = _aggregate(engine, round, asked[0][0], directions), private_sum_of(round.methods)
         encoders, sizes = encoders_of(round.methods), dict[int, int]()
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}
@@ -61,16 +62,18 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             aggregate.add(reply if round.counts else without_values(reply), received.buffers, received.round)
     if clocked and not may_be_lost:
         round = replace(round, timing=timing(engine, server, round, tasks, _gathered(engine, sizes)))
+    if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):
+        aggregate.discard()
     aggregate.reduce(processes, somebody_idle, logs=engine.model.trains_itself)
     return round, aggregate
 
 
-def _with_keys(engine: Engine, round: Round, asked: Asked) -> tuple[RoundKeys | None, Asked]:
-    """The keys of a round's sealed uploads, the same in all processes, and the broadcasts with them."""
-    if not any(isinstance(method, SealedSum) for method in round.methods):
-        return None, asked
+def _with_keys(engine: Engine, round: Round, asked: Asked) -> Asked:
+    """The broadcasts, with the keys of the round if its uploads are sealed, the same in all processes."""
+    if sealed_sum_of(round.methods) is None:
+        return asked
     keys = RoundKeys(engine.processes.agree(secrets.token_hex(32)), list(round.plans))
-    return keys, [(received._replace(keys=keys), tasks) for received, tasks in asked]
+    return [(received._replace(keys=keys), tasks) for received, tasks in asked]
 
 
 def _gathered(engine: Engine, sizes: Mapping[int, int]) -> dict[int, int]:
@@ -78,14 +81,13 @@ def _gathered(engine: Engine, sizes: Mapping[int, int]) -> dict[int, int]:
     return {client: size for part in engine.processes.gather(sizes) for client, size in part.items()}
 
 
-def _aggregate(engine: Engine, round: Round, keys: RoundKeys | None, directions: bool) -> Aggregate:
-    """The empty sums of a round; of sealed uploads if the round has keys."""
+def _aggregate(engine: Engine, round: Round, received: Download, directions: bool) -> Aggregate:
+    """The empty sums of a round; of sealed uploads if the broadcast has keys."""
     # With a private sum, an error would tell of one client.
     on_bad_update = "drop" if private_sum_of(round.methods) else engine.settings.on_bad_update
-    sealer = next((method for method in round.methods if isinstance(method, SealedSum)), None)
-    if sealer is None or keys is None:
+    if received.keys is None:
         return Aggregate(round.methods, round.cohort, directions, on_bad_update, engine.processes.device)
-    return SealedAggregate(sealer, keys, round.methods, round.cohort, on_bad_update, engine.processes.device)
+    return SealedAggregate(received, round.methods, round.cohort, on_bad_update, engine.processes.device)
 
 
 def _train(engine: Engine, asked: Asked, mine: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:

@@ -19,6 +19,7 @@ from flcog.method import (
     Uploads,
     asynchronous_of,
     private_sum_of,
+    sealed_sum_of,
 )
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_model
@@ -81,8 +82,8 @@ def advance(
 
 
 def or_stand_in(engine: Engine, server: ServerState, round: Round) -> Round:
-    """The round, or a round of noise alone if it has a private sum and no client."""
-    if round.plans or private_sum_of(round.methods) is None:
+    """The round, or a round of noise alone if it has a private sum and no client. The noise of a sealed sum comes from clients."""
+    if round.plans or private_sum_of(round.methods) is None or sealed_sum_of(round.methods) is not None:
         return round
     plans = {int(engine.roll_call.sizes.argmax()): 1}
     cohort = weigh(engine, server, round.methods, plans, round.selection, round.cohort.metrics)

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import ClientReply
+from flcog.client.messages import PRIVATE, ClientReply, Download
 from flcog.core.precision import float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params
-from flcog.method import Cohort, Method
-from flcog.method.sealed_sum import REFUSED, RoundKeys, SealedSum, SealedUploads
+from flcog.method import Cohort, Envelope, Method, PrivateSum, SealedUploads, private_sum_of, sealed_sum_of
+from flcog.method.sealed_sum import REFUSED
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import BadUpdate
 from flcog.server.sums import Sums, dtype_of_mean
@@ -22,9 +22,8 @@ class SealedAggregate(Aggregate):
     """The sums of a round whose uploads are sealed. They are known after ``reduce``.
 
     Args:
-        rule: adds up words, and reads their sum.
-        keys: of the round.
-        methods: the active methods of the round.
+        received: the broadcast, with the keys of the round.
+        methods: the active methods of the round, with the rule that adds up words and reads their sum.
         cohort: the clients of the round.
         on_bad_update: ``raise`` an error or ``drop`` the client.
         device: the clients' device.
@@ -32,18 +31,25 @@ class SealedAggregate(Aggregate):
 
     def __init__(
         self,
-        rule: SealedSum,
-        keys: RoundKeys,
+        received: Download,
         methods: Sequence[Method],
         cohort: Cohort,
         on_bad_update: str,
         device: torch.device,
     ) -> None:
+        rule, keys = sealed_sum_of(methods), received.keys
+        assert rule is not None and keys is not None
         super().__init__([method for method in methods if method is not rule], cohort, False, on_bad_update, device)
         self.up_bytes[rule.name] = 0
         self._sealer, self._keys = rule, keys
         self._state: SealedUploads | None = rule.init(keys)
         self._fields: Any = None
+        self._private = private_sum_of(methods)
+        self._sent = {} if self._private is None else received.server[self._private.name]
+
+    def discard(self) -> None:
+        """Leave the uploads sealed. Clients reveal no keys."""
+        self._state = None
 
     def add(self, reply: ClientReply, received_buffers: Params, round: int) -> None:
         limit, refused = self._sealer.limit(len(self._keys.clients)), reply.envelope.measured[REFUSED].tolist()
@@ -70,12 +76,27 @@ class SealedAggregate(Aggregate):
         if not known:
             return
         state, fields = self._sealer.merge([state for state, _ in known]), known[0][1]
-        values = self._sealer.finish(state).to(float64_device(self._device))
+        values = self._sealer.finish(state)
         clients = torch.tensor(len(state.clients), dtype=torch.float64)
         leaves, spec = pytree.tree_flatten(fields, is_leaf=lambda part: isinstance(part, Field))
         shapes = [torch.Size(field.shape) for field in leaves]
         parts = values.split([shape.numel() for shape in shapes])
         sums = pytree.tree_unflatten([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], spec)
         dtypes = pytree.tree_unflatten([dtype_of_mean(torch.empty(0, dtype=field.dtype)) for field in leaves], spec)
+        if self._private is not None:
+            dtypes |= dict.fromkeys(("weight", "loss", "norm"), torch.float64)
+            sums = self._of_whole_numbers(sums, self._private, len(state.clients))
+        sums = pytree.tree_map(lambda value: value.to(float64_device(self._device)), sums)
         self.sums = Sums(directions={}, clients=clients, **sums)
         self._dtypes = Sums(directions={}, clients=clients, **dtypes)
+
+    def _of_whole_numbers(self, sums: dict[str, Any], private: PrivateSum, clients: int) -> dict[str, Any]:
+        """The sums over clients of the same weight that have sent whole numbers of a private sum."""
+        unit = private.unit(self._sent, Envelope(*(sums[name] for name in PRIVATE))) / self._sealer.step
+        share = next(iter(self._weights.values()))
+        found = {
+            name: pytree.tree_map(lambda value, factor=unit if name == "totals" else unit * share: factor * value, sums[name])
+            for name in PRIVATE
+        }
+        nothing = torch.zeros((), dtype=torch.float64)
+        return found | {"weight": nothing + clients * share, "loss": nothing, "norm": nothing}

@@ -14,6 +14,7 @@ GOLDEN = [
     (Sampling(MANY, 0.1), 2.0, 100, 1e-6, {"PLD": 2.67504, "RDP": 2.91417}),
     (Sampling(100, 0.1, fixed_size=True), 2.0, 100, 1e-5, {"RDP": 14.05}),
     (Sampling(MANY, 1.0), 5.0, 50, 1e-5, {"PLD": 6.57297, "RDP": 7.07739}),
+    (Sampling(MANY, 0.1, known=True), 5.0, 50, 1e-5, {"RDP": 7.07739}),  # a sum of discrete Gaussians, without amplification
 ]
 GOLDEN_SLOW = [
     (Sampling(MANY, 0.01), 1.0, 1000, 1e-5, {"PLD": 1.82824, "RDP": 2.10137}),
@@ -50,6 +51,12 @@ def exact_gaussian_epsilon(noise: float, delta: float) -> float:
 def test_without_amplification_epsilon_is_that_of_one_gaussian_mechanism(noise: float, rounds: int) -> None:
     bound, exact = epsilon(Sampling(10, 1.0), noise, rounds, 1e-5), exact_gaussian_epsilon(noise / rounds**0.5, 1e-5)
     assert exact - 1e-9 <= bound <= exact + 1e-3
+
+
+def test_rounds_of_a_known_cohort_may_be_fractions() -> None:
+    """The noise of fewer clients costs more than a round."""
+    known = Sampling(100, 0.1, known=True)
+    assert epsilon(known, 5.0, 8 / 6, 1e-5) == pytest.approx(epsilon(known, 5.0 * (6 / 8) ** 0.5, 1, 1e-5))
 
 
 def test_replacing_a_client_moves_the_sum_twice_as_far() -> None:
