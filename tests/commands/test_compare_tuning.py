@@ -10,9 +10,9 @@ import yaml
 from harness import ROOT
 
 from commands.test_compare import fake_run
-from flcog.commands.compare.filled import Filled
 from flcog.commands.compare.plan import Cell, Table, cells
 from flcog.commands.compare.report import text
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.tuning import FILE, tune, with_choice
 
@@ -65,7 +65,7 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
     assert {(cell.setting, trained(cell)) for cell in cells(chosen, tmp_path, [])} == {("x", 1.0), ("y", 0.3)}
     assert "A · x: model.optimizer.lr 1.0 (at the edge of the grid). The search took 4 runs, 4 rounds" in chosen.tuned[0]
     assert "| A | x | 1.0 (edge of the grid) | 0.7000 | yes |" in chosen.grid
-    assert "**The search for hyper-parameters**" in text(Filled(chosen, []), "std")
+    assert "**The search for hyper-parameters**" in text(ResultTable(chosen, []), "std")
     assert with_choice(given, tmp_path / "none") == given
 
 
