@@ -2,12 +2,11 @@
 
 import heapq
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -130,10 +129,10 @@ class FLAIR(FederatedDataModule):
         return augmentation(self.augmentation)
 
     @cached_property
-    def _images(self) -> dict[str, "_UserImages"]:
+    def _images(self) -> dict[str, "_Images"]:
         path = self.data_dir / "labels_and_metadata.json"
         require_files("FLAIR", [path, self.data_dir / "small_images"], _HOW_TO_GET)
-        parts = {part: _UserImages(fold(self.partition_seed, part), limit) for part, limit in self.max_users.items()}
+        parts = {part: _Index(fold(self.partition_seed, part), limit) for part, limit in self.max_users.items()}
         column = {name: i for i, name in enumerate(self.class_names)}
         key = "labels" if self.labels == "coarse" else "fine_grained_labels"
         for number, entry in enumerate(read_objects(path)):
@@ -141,71 +140,116 @@ class FLAIR(FederatedDataModule):
                 part, user, image, labels = (entry[name] for name in ("partition", "user_id", "image_id", key))
                 if not (isinstance(user, str) and isinstance(image, str) and isinstance(labels, list)):
                     raise TypeError
-                own = parts[part].of(user)
-                if own is not None:
-                    own.append((image, tuple(column[label] for label in labels)))
+                parts[part].add(user, image, [column[label] for label in labels])
             except KeyError as error:
                 raise ValueError(f"{path}: image {number} has an unknown or no {error}: {json.dumps(entry)[:200]}") from error
             except TypeError as error:
                 wanted = f"an object with texts image_id, user_id and partition and a list {key}"
                 raise ValueError(f"{path}: image {number} is not {wanted}: {json.dumps(entry)[:200]}") from error
-        for part, images in parts.items():
-            if not images.by_user:
+        images = {part: index.images() for part, index in parts.items()}
+        for part, own in images.items():
+            if not len(own.names):
                 raise ValueError(f"{path} has no images of the partition {part!r}")
-        seen: set[str] = set()
-        for image, _ in chain.from_iterable(chain.from_iterable(images.by_user.values()) for images in parts.values()):
-            if image in seen:
-                raise ValueError(f"{path} lists the image {image!r} twice: get it again")
-            seen.add(image)
-        return parts
+        names = np.sort(np.concatenate([own.names for own in images.values()]))
+        for name in names[1:][names[1:] == names[:-1]]:
+            raise ValueError(f"{path} lists the image {name.decode()!r} twice: get it again")
+        return images
 
     def _cache(self, part: str) -> ImageCache:
         size = (self.image_size, self.image_size)
-        files = [f"{image}.jpg" for images in self._images[part].in_order() for image, _ in images]
-        return ImageCache(self.cache_dir, part, self.data_dir / "small_images", files, size)
+        return ImageCache(self.cache_dir, part, self.data_dir / "small_images", _Files(self._images[part].names), size)
 
     def _load(self, part: str) -> Samples:
-        users = self._images[part].in_order()
-        labels = [labels for images in users for _, labels in images]
-        targets = np.zeros((len(labels), self.num_classes), dtype=np.float32)
-        targets[np.repeat(np.arange(len(labels)), [len(own) for own in labels]), list(chain.from_iterable(labels))] = 1
-        owners = np.repeat(np.arange(len(users)), [len(images) for images in users])
-        cache = self._cache(part)
-        images = cache.load() if self.decode == "first" else cache.load_when_read()
-        return Samples(images, torch.from_numpy(targets), owners)
+        images, cache = self._images[part], self._cache(part)
+        targets = np.zeros((len(images.names), self.num_classes), dtype=np.float32)
+        targets[images.labelled, images.labels] = 1
+        decoded = cache.load() if self.decode == "first" else cache.load_when_read()
+        return Samples(decoded, torch.from_numpy(targets), images.owners)
 
 
-_Image = tuple[str, tuple[int, ...]]
-"""An image's id and the columns of its labels. Python's garbage collector need not look into such tuples, as it would into lists."""
+class _Images(NamedTuple):
+    """The images of some users, one user after another, so that a client's images lie together on disk.
+
+    They are arrays, because Python's objects would fill 300 bytes for each image.
+
+    Args:
+        names: the images' ids in UTF-8.
+        owners: the number of each image's user, in the order of the users' names.
+        labelled, labels: an image's place and a column of its labels, for all labels of all images.
+    """
+
+    names: np.ndarray
+    owners: np.ndarray
+    labelled: np.ndarray
+    labels: np.ndarray
 
 
-@dataclass
-class _UserImages:
-    """The images of the ``limit`` users with the smallest keys. Only the names of the other users are stored."""
+class _Files(Sequence[str]):
+    """The names of the images' files, made when they are read."""
 
-    seed: int
-    limit: int | None
-    by_user: dict[str, list[_Image]] = field(default_factory=dict)
-    _largest_first: list[tuple[int, str]] = field(default_factory=list)
-    _refused: set[str] = field(default_factory=set)
+    def __init__(self, names: np.ndarray) -> None:
+        self._names = names
 
-    def of(self, user: str) -> list[_Image] | None:
-        """The user's images so far, to append to, or None for a user who is not selected."""
-        if user in self._refused:
-            return None
-        if user not in self.by_user:
-            # The largest selected key only falls, so a refused or dropped user never returns: a user has all images stored, or none.
-            self.by_user[user] = []
-            heapq.heappush(self._largest_first, (-fold(self.seed, user), user))
-            if self.limit is not None and len(self.by_user) > self.limit:
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, place: Any) -> Any:
+        return f"{self._names[place].decode()}.jpg"
+
+
+class _Index:
+    """Collects the images of the ``limit`` users with the smallest keys."""
+
+    def __init__(self, seed: int, limit: int | None) -> None:
+        self._seed, self._limit = seed, limit
+        self._numbers: dict[str, int] = {}
+        """A number of each selected user, in the order of the file."""
+        self._largest_first: list[tuple[int, str]] = []
+        self._refused: set[str] = set()
+        self._names, self._ends, self._owners = bytearray(), array("q", [0]), array("i")
+        self._labelled, self._labels = array("i"), array("H")
+
+    def add(self, user: str, image: str, labels: list[int]) -> None:
+        if user in self._refused or (user not in self._numbers and not self._selects(user)):
+            return
+        self._labelled.extend([len(self._owners)] * len(labels))
+        self._labels.extend(labels)
+        self._owners.append(self._numbers[user])
+        self._names += image.encode()
+        self._ends.append(len(self._names))
+
+    def _selects(self, user: str) -> bool:
+        """Whether a new user is selected until now, perhaps in the place of another user.
+
+        The largest selected key only falls, so a user who is refused or dropped never returns: a user has all images stored, or none.
+        """
+        self._numbers[user] = len(self._numbers) + len(self._refused)
+        if self._limit is not None:
+            heapq.heappush(self._largest_first, (-fold(self._seed, user), user))
+            if len(self._numbers) > self._limit:
                 dropped = heapq.heappop(self._largest_first)[1]
-                del self.by_user[dropped]
+                del self._numbers[dropped]
                 self._refused.add(dropped)
-        return self.by_user.get(user)
+        return user in self._numbers
 
-    def in_order(self) -> list[list[_Image]]:
-        """One user after another, so that a client's images lie together on disk."""
-        return [self.by_user[user] for user in sorted(self.by_user)]
+    def images(self) -> _Images:
+        """The images of the users who are selected in the end."""
+        place_of = np.full(len(self._numbers) + len(self._refused), -1)
+        place_of[[self._numbers[user] for user in sorted(self._numbers)]] = np.arange(len(self._numbers))
+        owners = place_of[np.asarray(self._owners)]
+        rows = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
+        place = np.full(len(owners), -1, dtype=np.int32)
+        place[rows] = np.arange(len(rows))
+        labelled = place[np.asarray(self._labelled)]
+        return _Images(self._padded()[rows], owners[rows], labelled[labelled >= 0], np.asarray(self._labels)[labelled >= 0])
+
+    def _padded(self) -> np.ndarray:
+        """The names of all images as one array."""
+        ends = np.asarray(self._ends)
+        lengths = np.diff(ends)
+        padded = np.zeros((len(lengths), lengths.max(initial=1)), dtype=np.uint8)
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = self._names
+        return padded.view(f"S{padded.shape[1]}")[:, 0]
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:

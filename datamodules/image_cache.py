@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -50,7 +51,7 @@ class ImageCache:
     @cached_property
     def path(self) -> Path:
         digest = hashlib.sha256(repr((self.size, self.shape_by, self.mode)).encode())
-        for part in (*self.files, *self.stamps):
+        for part in chain(self.files, self.stamps):
             digest.update(part.encode() + b"\0")
         return self.folder / f"{self.name}-{self.size[0]}x{self.size[1]}-{digest.hexdigest()[:12]}.npy"
 

@@ -100,8 +100,8 @@ def main() -> None:
         options = {"max_users": given.users, "max_eval_users": given.eval_users, "image_size": given.image_size}
         data = FLAIR(str(given.folder), decode=given.decode, batch_size=16, **options)
     with measured("open the index"):
-        images = sum(len(own) for own in data._images["train"].in_order())
-    print(f"{images:,} training images of {len(data._images['train'].by_user):,} users", flush=True)
+        images = data._images["train"]
+    print(f"{len(images.names):,} training images of {int(images.owners.max()) + 1:,} users", flush=True)
     with measured("decode"):
         data.prepare_data()
     with measured("set up"):

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import time
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ from torch import Tensor
 from datamodules import flair_at_full_size
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
+from flcog.core.randomness import fold
 from flcog.datamodules import FLAIR, IID, flair, image_cache, row_file
-from flcog.datamodules.flair import COARSE_LABELS, read_objects
+from flcog.datamodules.flair import COARSE_LABELS, _Index, read_objects
 from flcog.datamodules.image_cache import ImageCache
 from flcog.datamodules.row_file import CheckedRows
 from flcog.models import SimpleCNN
@@ -102,9 +104,15 @@ def test_label_pairs_however_they_are_written(line: str) -> None:
     assert flair._fine_label(line) == "bag"
 
 
+def users_of(data: FLAIR, entries: list[dict[str, Any]], part: str) -> set[str]:
+    """The users whose images a data module has selected."""
+    user_of = {entry["image_id"]: entry["user_id"] for entry in entries}
+    return {user_of[name.decode()] for name in data._images[part].names}
+
+
 def test_max_users_decodes_only_theirs(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     few = FLAIR(str(tmp_path), max_users=4, max_eval_users=1, image_size=32)
-    kept = {part: set(images.by_user) for part, images in few._images.items()}
+    kept = {part: users_of(few, entries, part) for part in few._images}
     assert [len(users) for users in kept.values()] == [4, 1, 1]
     for entry in entries:
         if entry["user_id"] not in kept[entry["partition"]]:
@@ -116,7 +124,7 @@ def test_max_users_decodes_only_theirs(tmp_path: Path, entries: list[dict[str, A
 
 def test_samples_of_users_are_nested_and_ignore_the_order(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     def chosen(limit: int, seed: int = 0) -> set[str]:
-        return set(FLAIR(str(tmp_path), max_users=limit, partition_seed=seed)._images["train"].by_user)
+        return users_of(FLAIR(str(tmp_path), max_users=limit, partition_seed=seed), entries, "train")
 
     samples = [chosen(limit) for limit in range(1, 15)]
     assert [len(users) for users in samples] == [*range(1, 13), 12, 12]
@@ -124,6 +132,28 @@ def test_samples_of_users_are_nested_and_ignore_the_order(tmp_path: Path, entrie
     assert chosen(4, seed=1) != chosen(4)
     (tmp_path / "labels_and_metadata.json").write_text(json.dumps(entries[::-1], indent=2))
     assert chosen(4) == samples[3]
+
+
+@pytest.mark.parametrize("limit", [None, 50])
+def test_the_index_of_many_users_is_small_and_in_their_order(limit: int | None) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [(f"user{n}", f"{k}", rng.integers(17, size=n % 4).tolist()) for k, n in enumerate(rng.integers(3000, size=20_000))]
+    tracemalloc.start()
+    index = _Index(7, limit)
+    for entry in drawn:
+        index.add(*entry)
+    images = index.images()
+    del index
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    selected = sorted(sorted({user for user, _, _ in drawn}, key=lambda user: fold(7, user))[:limit])
+    place_of = {user: place for place, user in enumerate(selected)}
+    expected = sorted(((place_of[entry[0]], entry) for entry in drawn if entry[0] in place_of), key=lambda pair: pair[0])
+    assert images.owners.tolist() == [place for place, _ in expected]
+    assert images.names.tolist() == [image.encode() for _, (_, image, _) in expected]
+    found = [images.labels[images.labelled == row].tolist() for row in range(0, len(expected), 97)]
+    assert found == [labels for _, (_, _, labels) in expected[::97]]
+    assert size < 40 * len(expected) + 20_000  # bytes; as Python's objects an image would take 300
 
 
 def test_another_partitioner(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
@@ -202,7 +232,7 @@ def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert 5 <= np.count_nonzero(done) < 40 and not list((tmp_path / "decoded").glob("*.npy"))
 
     data = FLAIR(str(tmp_path), image_size=16)
-    images = [image for image, _ in data._images["train"].in_order()[0]]
+    images = [name.decode() for name in data._images["train"].names]
     expected = np.stack([decoded(tmp_path, image) for image in images])
     for image in np.array(images)[done == 1]:
         (tmp_path / "small_images" / f"{image}.jpg").unlink()  # whoever decoded it again would fail
