@@ -1,7 +1,7 @@
 """Evaluate a model on central sets and on each client's held-out part."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -102,14 +102,21 @@ class Evaluator:
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
         self._round, self._stage = round, "validating" if split == "val" else "testing"
         set_hooks = ("on_test_start", "on_test_epoch_start", "on_test_epoch_end", "on_test_end") if split == "test" else ()
+        call = self._callbacks_with(params, buffers)
         for hook in set_hooks[:2]:
-            self.hooks.of_callbacks(self.model.eval_module, hook)
+            call(hook)
         with self._without_gradients():
-            figures = self._by_metrics(params, buffers, samples, rows, count)
-            figures |= self._by_own_step(params, buffers, samples, rows, split)
+            kind = "validation" if split == "val" else "test"
+            step = self._own_step(kind)
+            figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
+            figures |= self._by_own_step(params, buffers, samples, rows, step) if step else {}
         for hook in set_hooks[2:]:
-            self.hooks.of_callbacks(self.model.eval_module, hook)
+            call(hook)
         return figures
+
+    def _callbacks_with(self, params: Params, buffers: Params) -> Callable[..., None]:
+        """Calls a hook of the callbacks, for the model with these weights."""
+        return functools.partial(self.hooks.of_callbacks, self.model, params, buffers)
 
     def limited(self, count: int, split: str) -> int:
         """The number of rows that are evaluated or predicted, of a set with ``count`` rows."""
@@ -132,45 +139,50 @@ class Evaluator:
         finally:
             self._limits = before
 
-    def _by_metrics(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, count: int) -> dict[str, float]:
-        """A client module's loss and metrics."""
+    def _by_metrics(
+        self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, count: int, hook: str
+    ) -> dict[str, float]:
+        """A client module's loss and metrics. ``hook`` begins the names of the callbacks' hooks of batches, if they fire here."""
         if self._metrics is None:
             return {}
         self._metrics.reset()
         total = torch.zeros((), dtype=torch.float64, device=float64_device(self.processes.device))
-        for inputs, targets in self._batches(samples, rows):
+        watched, call = bool(hook) and self.hooks.watches_batches, self._callbacks_with(params, buffers)
+        for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
+            if watched:
+                call(f"{hook}_start", given(inputs, targets), index)
             outputs = self.model.frozen(params, buffers, forward, inputs).float()
             losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
             total += to_float64_device(losses).sum(dtype=torch.float64)
             self._metrics.update(outputs, targets)
+            if watched:
+                call(f"{hook}_end", losses.mean(), given(inputs, targets), index)
         loss = float(self.processes.total(total)) / count
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
 
-    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, split: str) -> dict[str, float]:
-        """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names.
+    def _own_step(self, kind: str) -> str | None:
+        """The module's own step for a set, ``validation`` or ``test``, if it has any. A single step serves both kinds of set."""
+        kinds = ("validation", "test") if kind == "validation" else ("test", "validation")
+        return next((kind for kind in kinds if overrides(self.model.eval_module, "LightningModule", f"{kind}_step")), None)
 
-        If the module has only one of these steps, this step serves both kinds of set.
-        """
-        module = self.model.eval_module
-        kinds = ("validation", "test") if split == "val" else ("test", "validation")
-        kind = next((kind for kind in kinds if overrides(module, "LightningModule", f"{kind}_step")), None)
-        if kind is None:
-            return {}
-        means = Means()
+    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> dict[str, float]:
+        """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names."""
+        module, means = self.model.eval_module, Means()
         reset_metrics(module)
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
+        watch = self._callbacks_with(params, buffers)
         with among_rounds(module, self._round, self._stage):
             with means.of(module, len(rows)):
                 for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
                     call(f"on_{kind}_{when}")
             for index, batch in enumerate(self._batches(samples, rows)):
                 with means.of(module, min(self.batch_size, len(rows) - index * self.batch_size)):
-                    self.hooks.of_callbacks(module, f"on_{kind}_batch_start", given(*batch), index)
+                    watch(f"on_{kind}_batch_start", given(*batch), index)
                     call(f"on_{kind}_batch_start", given(*batch), index)
                     result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), index)
                     if isinstance(result, Tensor) and result.numel() == 1:
                         module.log("loss", result)
-                    self.hooks.of_callbacks(module, f"on_{kind}_batch_end", result, given(*batch), index)
+                    watch(f"on_{kind}_batch_end", result, given(*batch), index)
                     call(f"on_{kind}_batch_end", result, given(*batch), index)
             with means.of(module, len(rows)):
                 for when in ("epoch_end", "end", "model_train"):

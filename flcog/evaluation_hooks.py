@@ -1,10 +1,13 @@
 """Lightning's hooks around the evaluation of a set: of the module, and of users' callbacks."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import RunningStage, TrainerState
 
 from flcog.batch_hooks import BatchHooks
 from flcog.core.lightning_packages import lightning_base, users_hooks
@@ -32,6 +35,10 @@ OF_A_CALLBACK = (
 """Hooks of callbacks. Those of whole validations are called once for all sets of a round."""
 
 
+STAGES = {"validation": RunningStage.VALIDATING, "test": RunningStage.TESTING, "predict": RunningStage.PREDICTING}
+"""The stage of a trainer, by the second word of a hook's name."""
+
+
 class EvaluationHooks:
     """Calls the hooks around the evaluation of a set.
 
@@ -53,20 +60,32 @@ class EvaluationHooks:
         """The trainer of the run, if it runs in this process."""
 
     @property
+    def watches_batches(self) -> bool:
+        """Whether a callback has hooks of single batches."""
+        return any("batch" in hook for _, hooks in self._callbacks for hook in hooks)
+
+    @property
     def _where(self) -> str:
         return f", round {self.run.current_epoch + 1}" if self.run is not None and self.run.fitting else ""
 
-    def of_callbacks(self, module: Any, hook: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks.
+    def of_callbacks(self, model: ModelFunction, params: Params, buffers: Params, hook: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks. The module has the evaluated weights, which the hook may not change.
 
         Args:
-            module: the module in evaluation mode.
+            model: the client's model.
+            params, buffers: the evaluated model's.
             hook: its name.
             arguments: after the trainer and the module.
         """
         for callback, hooks in self._callbacks:
             if hook in hooks:
-                call_hook(callback, hook, self.run or module._trainer, module, *arguments, where=self._where)
+                function = functools.partial(self._of_callback, callback, hook, arguments)
+                self._keeping(model, params, buffers, f"{type(callback).__name__}.{hook}", function)
+
+    def _of_callback(self, callback: L.Callback, hook: str, arguments: Sequence[Any], module: Any) -> None:
+        trainer = self.run or module._trainer
+        with _in_stage(trainer.state, STAGES[hook.split("_")[1]]):
+            call_hook(callback, hook, trainer, module, *arguments, where=self._where)
 
     def step(self, model: ModelFunction, params: Params, buffers: Params, name: str, *arguments: Any) -> Any:
         """The result of the module's own step, such as ``validation_step``.
@@ -92,18 +111,37 @@ class EvaluationHooks:
             hook: its name.
             arguments: the hook's.
         """
-        if hook not in self._written:
-            return
-        before = {name: value.clone() for name, value in params.items()}
+        if hook in self._written:
+
+            def function(module: Any) -> None:
+                call_hook(module, hook, *arguments, where=self._where)
+
+            self._keeping(model, params, buffers, f"{type(model.module).__name__}.{hook}", function)
+
+    @staticmethod
+    def _keeping(model: ModelFunction, params: Params, buffers: Params, name: str, function: Callable[[Any], None]) -> None:
+        """Call a hook, and refuse it if it changes a parameter."""
+        before = {parameter: value.clone() for parameter, value in params.items()}
 
         def checked(module: Any) -> None:
-            call_hook(module, hook, *arguments, where=self._where)
-            for name, value in module.named_parameters():
-                if name in before and not torch.equal(value, before[name]):
-                    params[name].copy_(before[name])
-                    raise ValueError(refusal_of_change(f"{type(module).__name__}.{hook}", name))
+            function(module)
+            for parameter, value in module.named_parameters():
+                if parameter in before and not torch.equal(value, before[parameter]):
+                    params[parameter].copy_(before[parameter])
+                    raise ValueError(refusal_of_change(name, parameter))
 
         model.frozen(params, buffers, checked)
+
+
+@contextmanager
+def _in_stage(state: TrainerState, stage: RunningStage) -> Iterator[None]:
+    """Let a trainer be in this stage, unless it checks the evaluation before round 1."""
+    before = state.stage
+    state.stage = before if before == RunningStage.SANITY_CHECKING else stage
+    try:
+        yield
+    finally:
+        state.stage = before
 
 
 def refusal_of_change(hook: str, parameter: str) -> str:

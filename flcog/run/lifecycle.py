@@ -77,8 +77,7 @@ class Lifecycle:
         if num_sanity_val_steps and run.round == 0:
             self._observe("on_sanity_check_start")
             with run.evaluator.limited_to(num_sanity_val_steps):
-                evaluate()
-            self._observe("on_sanity_check_end")
+                self._observe("on_sanity_check_end", evaluate())
         self._observe("on_train_start")
         self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
         while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
@@ -109,6 +108,7 @@ class Lifecycle:
                 metrics |= waiting.column() | self._calibration.column()
                 if evaluated:
                     began = time.perf_counter()
+                    self._observe("on_evaluation_start", run.round)
                     with self.profiler.profile("evaluation"):
                         metrics |= evaluate()
                     metrics["time/evaluation"] = time.perf_counter() - began

@@ -36,6 +36,11 @@ REFUSED = {
 """Callbacks of Lightning's that federated training cannot run, with the counterpart or the reason."""
 
 
+BEFORE_VALIDATION = (("on_validation_start",), ("on_validation_epoch_start",))
+AFTER_VALIDATION = (("on_validation_epoch_end",), ("on_validation_end",))
+"""Hooks that are called once for all sets of a round."""
+
+
 def is_lightning_callback(callback: Any) -> bool:
     """Whether it is a callback of ``lightning`` or of the separate package ``pytorch_lightning``."""
     return lightning_base(callback, "Callback") is not None
@@ -142,13 +147,14 @@ class LightningCallbacks(Callback):
         """The central sets are about to be evaluated on a few batches before round 1."""
         if self.trainer is not None:
             self.trainer.state.stage = RunningStage.SANITY_CHECKING
-            self._call(("on_sanity_check_start",))
+            self._call(("on_sanity_check_start",), *BEFORE_VALIDATION)
 
-    def on_sanity_check_end(self, run: Session) -> None:
-        """That evaluation has ended."""
+    def on_sanity_check_end(self, run: Session, metrics: dict[str, float]) -> None:
+        """That evaluation has ended. Its figures are forgotten."""
         if self.trainer is not None:
-            self._call(("on_sanity_check_end",))
-            self.trainer.state.stage = RunningStage.TRAINING
+            self.trainer.metrics = metrics
+            self._call(*AFTER_VALIDATION, ("on_sanity_check_end",))
+            self.trainer.metrics, self.trainer.state.stage = {}, RunningStage.TRAINING
 
     def on_train_start(self, run: Session) -> None:
         """The rounds begin."""
@@ -160,13 +166,16 @@ class LightningCallbacks(Callback):
             self.trainer.begin_row({})
             self._call(("on_train_epoch_start",), ("on_train_batch_start", None, 0))
 
+    def on_evaluation_start(self, run: Session, round: int) -> None:
+        """The sets of the round are about to be evaluated."""
+        if self._trainer is not None:
+            self._trainer.state.stage = RunningStage.VALIDATING
+            self._call(*BEFORE_VALIDATION)
+
     def on_evaluation_end(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
         if self._trainer is not None:
             self._take_row(metrics)
-            self._trainer.state.stage = RunningStage.VALIDATING
-            self._call(
-                ("on_validation_start",), ("on_validation_epoch_start",), ("on_validation_epoch_end",), ("on_validation_end",)
-            )
+            self._call(*AFTER_VALIDATION)
             self._trainer.state.stage = RunningStage.TRAINING
 
     def on_round_metrics(self, run: Session, round: int, metrics: dict[str, float]) -> None:  # type: ignore[override]

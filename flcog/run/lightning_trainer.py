@@ -56,7 +56,7 @@ class LightningTrainer:
         default_root_dir, fast_dev_run: the arguments of the federated trainer.
     """
 
-    predicting, testing, val_check_interval, max_steps = False, False, 1.0, -1
+    val_check_interval, max_steps = 1.0, -1
     num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
 
     def __init__(
@@ -128,6 +128,14 @@ class LightningTrainer:
     @property
     def validating(self) -> bool:
         return self.state.stage == RunningStage.VALIDATING
+
+    @property
+    def testing(self) -> bool:
+        return self.state.stage == RunningStage.TESTING
+
+    @property
+    def predicting(self) -> bool:
+        return self.state.stage == RunningStage.PREDICTING
 
     @property
     def sanity_checking(self) -> bool:

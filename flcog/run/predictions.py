@@ -53,8 +53,8 @@ def _by_own_step(run: Session, samples: Samples) -> list[Any]:
     evaluator, params, module = run.evaluator, run.evaluated_params(), run.model.eval_module
 
     def call(hook: str, *arguments: Any) -> None:
-        evaluator.hooks.of_callbacks(module, hook, *arguments)
-        evaluator.hooks.of_module(run.model, params, run.buffers, hook, *arguments)
+        for owners in (evaluator.hooks.of_callbacks, evaluator.hooks.of_module):
+            owners(run.model, params, run.buffers, hook, *arguments)
 
     found = []
     with among_rounds(module, run.round, "predicting"):

@@ -173,6 +173,7 @@ def test_a_config_saver_of_the_users(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "saved.yaml").read_text())["model"]["width"] == 3
 
 
+@pytest.mark.slow
 def test_a_config_file_of_the_users_name(tmp_path: Path) -> None:
     """Lightning's options of the file, which a resumed run replaces."""
     (tmp_path / "data.yaml").write_text("width: 3\n")

@@ -318,6 +318,34 @@ def test_callbacks_get_the_batches_of_evaluations(tmp_path: Path) -> None:
     assert watches.seen == [*names[:2], *2 * names[2:4], *names[4:]]
 
 
+def test_callbacks_get_the_batches_of_a_module_without_steps_of_its_own(tmp_path: Path) -> None:
+    """In Lightning's order, in the check before round 1, too, and without a change of any figure."""
+    names = [f"on_validation_{name}" for name in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")]
+    seen: list[Any] = []
+
+    def noting(name: str) -> Any:
+        def hook(self: Any, trainer: Any, pl_module: Any, *args: Any) -> None:
+            seen.append((name, trainer.sanity_checking, trainer.validating))
+            if name == "on_validation_batch_end":
+                loss, (inputs, targets), _ = args
+                outputs = pl_module(inputs).float()
+                assert_close({"loss": loss}, {"loss": torch.nn.functional.cross_entropy(outputs, targets)}, 1e-6)
+
+        return hook
+
+    watches = type("Watches", (L.Callback,), {name: noting(name) for name in names})()
+    options: Any = {"rounds": 1, "eval_every": 1, "num_sanity_val_steps": 1}
+    rows = [
+        fit(tmp_path / str(len(callbacks)), *callbacks, data=TinyData(eval_batch_size=15, client_val=0.4), **options).history
+        for callbacks in ([watches], [])
+    ]
+    batches = names[2:4] * ((len(seen) - 10) // 2)
+    assert [name for name, _, _ in seen] == [*names, *names[:2], *batches, *names[4:]]
+    assert all(sanity != validating for _, sanity, validating in seen) and all(sanity for _, sanity, _ in seen[:6])
+    with_hooks, without = ({name: value for name, value in row.items() if "time" not in name} for (row,) in rows)
+    assert with_hooks == without and "val/loss" in without
+
+
 # The trainer ----------------------------------------------------------------------------------------------------------------------
 
 
