@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,30 @@ def test_accumulated_gradients_and_resuming(tmp_path: Path, llama: str) -> None:
     )
     trainer.fit(module(llama), data(tmp_path, llama, packing=True), ckpt_path=str(checkpoint))
     assert trainer.history[-1]["test/loss"] == whole.history[-1]["test/loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["run", "bfloat16", "4bit", "8bit"])
+def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(tmp_path: Path, llama: str, weights: Any) -> None:
+    if weights.endswith("bit"):
+        pytest.importorskip("bitsandbytes")
+    files = pytest.importorskip("safetensors.torch")
+    base = str(shutil.copytree(llama, tmp_path / "base"))
+    options: dict[str, Any] = {"precision": "bf16-mixed" if weights == "bfloat16" else "32-true", "eval_every": 1}
+    whole = fit(tmp_path / "whole", module(base, weights=weights), data(tmp_path, llama), **options)
+    first = fit(tmp_path / "half", module(base, weights=weights), data(tmp_path, llama), rounds=1, **options)
+    (last,) = (tmp_path / "half").rglob("last.ckpt")
+    assert not list(last.parent.glob("frozen-*")) and first.history[0]["test/loss"] == whole.history[0]["test/loss"]
+    trainer = flcog.FederatedTrainer(
+        rounds=2, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "half"), **options
+    )
+    trainer.fit(module(base, weights=weights), data(tmp_path, llama), ckpt_path=str(last))
+    assert trainer.history[-1]["test/loss"] == whole.history[-1]["test/loss"]
+    tensors = files.load_file(Path(base, "model.safetensors"))
+    changed = {name: value.roll(1, 0).contiguous() if "down_proj" in name else value for name, value in tensors.items()}
+    files.save_file(changed, Path(base, "model.safetensors"), {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than {base} has now: load those"):
+        trainer.fit(module(base, weights=weights), data(tmp_path, llama), ckpt_path=str(last))
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Session:
         self._directory = directory
         self._setting: dict[str, Any] = {}
         """The contents of ``run.yaml``, empty if it is not written."""
-        self._frozen = FrozenWeights(engine.model.constants)
+        self._frozen = FrozenWeights(engine.model.module, engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
 
