@@ -1,15 +1,17 @@
 """The data of the trainer's verbs, which take loaders as ``lightning.Trainer`` does."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.core.lightning_packages import lightning_base, overrides
-from flcog.data import FederatedDataModule
+from flcog.data import FederatedDataModule, Partition, Partitioner, Samples
 from flcog.datamodules.lightning_data import LightningData
-from flcog.datamodules.stand_ins import Loaders, OwnLoaders, PredictLoader
+from flcog.datamodules.stand_ins import EvaluatedLoader, Loaders, OwnLoaders, StandIn
 
 PARTS = {"validate": "val", "test": "test", "predict": "test"}
 """The set that a verb evaluates."""
@@ -26,7 +28,7 @@ def with_datamodule(
     Args:
         verb: the name of the trainer's method.
         arguments, options: the user's.
-        clients: the least number of clients that a round needs. An evaluation divides a set over no more.
+        clients: the least number of clients that a round needs. An evaluation, which trains none, has this number of clients.
         last: the data of the trainer's last run, if it has one.
     """
     rest, named, part = list(arguments), dict(options), PARTS.get(verb, "train")
@@ -39,8 +41,8 @@ def with_datamodule(
     loaders = {name: _loader(loader) for name, loader in given.items() if loader is not None}
     if not loaders:
         data = _data(verb, rest, named, last)
-        if verb == "predict" and _predicts(data):
-            data = LightningData(PredictLoader(data), num_clients=clients)
+        if evaluated := _alone(verb, data):
+            data = _evaluated(EvaluatedLoader(data, evaluated), clients)
         return ([rest[0], data, *rest[2:]], named) if len(rest) > 1 else (rest, named | {"datamodule": data})
     module = given.get("train")
     if part == "train" and lightning_base(module, "LightningDataModule") is not None and len(loaders) == 1:
@@ -48,10 +50,24 @@ def with_datamodule(
     if len(rest) > 1 or named.get("datamodule") is not None:
         raise ValueError(f"{verb} takes a data module or loaders; got both: leave one of them out")
     if part != "train":
-        return rest, named | {"datamodule": LightningData(Loaders(**{"train": loaders[part]} | loaders), num_clients=clients)}
+        return rest, named | {"datamodule": _evaluated(Loaders(**{"train": loaders[part]} | loaders), clients)}
     if "train" not in loaders:
         raise ValueError(f"{verb} needs a training set; got a validation set alone: give train_dataloaders, too")
     return rest, named | {"datamodule": Loaders(**loaders)}
+
+
+@dataclass(frozen=True)
+class _Anyhow(Partitioner):
+    """Gives every client a sample. If there are fewer samples than clients, some clients have the same one."""
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        count = len(samples)
+        return Partition.from_clients(np.array_split(np.arange(max(count, num_clients)) % count, num_clients))
+
+
+def _evaluated(loaders: StandIn, clients: int) -> LightningData:
+    """The data of a run that evaluates them and trains no client."""
+    return LightningData(loaders, num_clients=clients, partitioner=_Anyhow())
 
 
 def _data(verb: str, rest: Sequence[Any], named: Mapping[str, Any], last: Any) -> Any:
@@ -67,6 +83,16 @@ def _data(verb: str, rest: Sequence[Any], named: Mapping[str, Any], last: Any) -
     if verb not in PARTS or last is None:
         raise ValueError(f"{verb} needs data: give a data set, a loader or a data module, as in trainer.{verb}(model, loader)")
     return None
+
+
+def _alone(verb: str, data: Any) -> str:
+    """The loader that a verb needs alone: that of predictions, or of a data module without a training set; empty for all loaders."""
+    if verb == "predict" and _predicts(data):
+        return "predict"
+    if verb not in PARTS or isinstance(data, FederatedDataModule) or lightning_base(data, "LightningDataModule") is None:
+        return ""
+    owner, base = (data.loaders_of, "LightningModule") if isinstance(data, OwnLoaders) else (data, "LightningDataModule")
+    return PARTS[verb] if _has(owner, base, f"{PARTS[verb]}_dataloader") and not _has(owner, base, "train_dataloader") else ""
 
 
 def _predicts(data: Any) -> bool:

@@ -40,25 +40,34 @@ class Loaders(StandIn):
         return self._test
 
 
-class PredictLoader(StandIn):
-    """The loader of a data module's ``predict_dataloader`` alone."""
+class EvaluatedLoader(StandIn):
+    """One loader of a data module alone, whose set is evaluated.
 
-    def __init__(self, datamodule: L.LightningDataModule) -> None:
+    Args:
+        datamodule: the data module.
+        part: ``val``, ``test`` or ``predict``.
+    """
+
+    def __init__(self, datamodule: L.LightningDataModule, part: str) -> None:
         inner = datamodule if isinstance(datamodule, StandIn) else StandIn(type(datamodule).__name__, datamodule)
         super().__init__(inner.stands_for, inner.hooked, inner.loaders_of)
-        self._datamodule = datamodule
+        self._datamodule, self._part = datamodule, part
 
     def prepare_data(self) -> None:
         self._datamodule.prepare_data()
 
     def setup(self, stage: str) -> None:
         if stage == "fit":  # LightningData calls it again for tests
-            self._datamodule.setup("predict")
+            self._datamodule.setup({"val": "validate"}.get(self._part, self._part))
 
     def train_dataloader(self) -> Any:
-        return self._datamodule.predict_dataloader()
+        return getattr(self._datamodule, f"{self._part}_dataloader")()
 
-    test_dataloader = train_dataloader
+    def val_dataloader(self) -> Any:
+        return self.train_dataloader() if self._part == "val" else None
+
+    def test_dataloader(self) -> Any:
+        return None if self._part == "val" else self.train_dataloader()
 
 
 class OwnLoaders(StandIn):

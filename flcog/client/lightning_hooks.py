@@ -46,7 +46,7 @@ CALLED_IN_CLIENTS = {*OF_A_MODULE, *OF_A_BATCH, "lr_scheduler_step"}
 """Hooks of a module that are called while a client trains by the faithful step."""
 
 CALLED_WITHOUT_DATA = {"train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"}
-"""Hooks of a module that replace data: of ``trainer.fit(model)``."""
+"""Hooks of a module that replace data, as in ``trainer.fit(model)``. As in Lightning, data that a verb gets take their place."""
 
 CALLED_ON_DATA = {"prepare_data", "setup", "teardown", "on_exception", "state_dict", "load_state_dict", *OF_A_BATCH}
 
@@ -73,10 +73,7 @@ def check_hooks(model: nn.Module, data: Sequence[FederatedDataModule], warn: boo
     if lightning_base(model, "LightningModule"):
         modules.insert(0, model)  # type: ignore[arg-type]
     for module in modules:
-        loads = any(each.loaders_of is module for each in data)
-        for name in written_hooks(module):
-            if name not in _called_on(module) and not (loads and name in CALLED_WITHOUT_DATA):
-                idle.append(f"{type(module).__name__}.{name}")
+        idle += [f"{type(module).__name__}.{name}" for name in written_hooks(module) if name not in _called_on(module)]
     if idle and warn:
         warnings.warn(
             f"these hooks of Lightning's are never called in federated training: {', '.join(idle)} (flcog.Callback and flcog.Method "
@@ -127,5 +124,5 @@ def _called_on(module: L.LightningModule | L.LightningDataModule) -> set[str]:
     if lightning_base(module, "LightningModule") is None:
         return CALLED_ON_DATA.union(() if isinstance(module, FederatedDataModule) else CALLED_WITHOUT_DATA)
     written = written_hooks(module)
-    everywhere = CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS
+    everywhere = CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | CALLED_WITHOUT_DATA
     return everywhere.union(*(hooks for kind, hooks in CALLED_TO_EVALUATE.items() if f"{kind}_step" in written))

@@ -77,6 +77,30 @@ def test_evaluations_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
     assert other.validate()["val/loss"] == other.validate(model, data)["val/loss"] == other.history[-1]["val/loss"]
 
 
+class Few(L.LightningDataModule):
+    """Three samples to evaluate and no training set."""
+
+    loader = DataLoader(TensorDataset(*(part[:3] for part in TESTS.tensors)), batch_size=2)
+
+    def val_dataloader(self) -> Any:
+        return self.loader
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
+def test_evaluations_of_fewer_samples_than_clients() -> None:
+    """A loader, or a data module without a training set, against plain torch."""
+    trained, (inputs, targets) = module(), (part[:3] for part in TESTS.tensors)
+    outputs = trained(inputs)
+    loss = float(torch.nn.functional.cross_entropy(outputs, targets))
+    for data in (Few.loader, Few()):
+        for verb, split in (("validate", "val"), ("test", "test")):
+            figures = getattr(make_trainer(None, **OPTIONS, clients_per_round=8), verb)(trained, data)
+            assert figures[f"{split}/loss"] == pytest.approx(loss, rel=1e-5)
+        found: Any = make_trainer(None, **OPTIONS, clients_per_round=8).predict(trained, data)
+        assert torch.equal(found["prediction"], outputs.argmax(1))
+
+
 class OfItself(BoringModel):
     """A module with loaders of its own, which need its ``setup``."""
 
@@ -98,6 +122,11 @@ def test_a_module_with_loaders_of_its_own(tmp_path: Path, recwarn: pytest.Warnin
     assert trainer.callback_metrics["train_loss"] == pytest.approx(trainer.history[0]["train/loss"])
     assert not [warning for warning in recwarn if "train_dataloader" in str(warning.message)]
     assert set(make_trainer(None, **options).test(OfItself())) == {"test/loss"}
+
+    class Tested(OfItself):
+        train_dataloader = L.LightningModule.train_dataloader
+
+    assert set(make_trainer(None, **options).test(Tested())) == {"test/loss"}
 
 
 class Predicts(OfItself):
