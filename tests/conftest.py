@@ -25,6 +25,37 @@ def _packages_are_asked_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _git_is_asked_once() -> Iterator[None]:
+    """Every run with a directory asks for the commit of its working directory and of flcog, by four programs."""
+    from flcog.run import directory
+
+    commit_of = functools.cache(directory.git_commit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directory, "git_commit", lambda: commit_of(Path.cwd()))
+        patch.setattr(directory, "clone_commit", functools.cache(directory.clone_commit))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No test cuts the power. Tests of the order of writing replace ``os.fsync`` themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _seeds_are_for_devices_that_exist() -> Iterator[None]:
+    """Without a GPU, ``torch.manual_seed`` notes the whole stack of calls for the time when there is one."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
     import torch

@@ -36,7 +36,10 @@ def test_every_observer_and_schedule_is_on_its_page() -> None:
         assert len(classes) >= 3 and not [cls.__name__ for cls in classes if f"`{cls.__name__}" not in text], page
 
 
-@pytest.mark.parametrize("page", ["observers", "schedules", "optimizers", "compression", "privacy", "simulated-time"])
+@pytest.mark.parametrize(
+    "page",
+    ["observers", "schedules", "optimizers", "compression", "simulated-time", pytest.param("privacy", marks=pytest.mark.slow)],
+)
 def test_the_examples_of_a_page_run(page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.S)
     assert blocks

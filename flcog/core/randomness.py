@@ -142,7 +142,8 @@ def seeded(key: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global streams from ``key``, and restore their states afterwards."""
     before = streams(device)
     try:
-        torch.manual_seed(key & (2**63 - 1))
+        # torch.manual_seed also seeds devices that this run does not use, and notes for each of them where it was called.
+        (torch.default_generator if device.type == "cpu" else torch).manual_seed(key & (2**63 - 1))
         yield
     finally:
         put_back(device, before)

@@ -294,8 +294,9 @@ def test_an_experiment_of_many() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cross_section_of_pairs() -> None:
-    """Every method beside its neighbours in the alphabet. All pairs: ``pytest -m slow``."""
+    """Every method beside its neighbours in the alphabet. All pairs are tests with the mark ``long``."""
     for i, name in enumerate(NAMES):
         partner = NAMES[(i + 1) % len(NAMES)]
         if not excluded(name, partner):

@@ -35,6 +35,12 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+FIRST = {type(case.method): name for name, case in reversed(CASES.items())}
+"""The first case of each method. Contracts that take several runs leave the further cases to the slow tests."""
+first_quickly = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=() if name in FIRST.values() else pytest.mark.slow) for name, case in CASES.items()],
+)
 
 
 _listed: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
@@ -81,20 +87,34 @@ def test_against_the_paper(case: Case) -> None:
     assert_close(trainer.state, case.reference(problem_of(trainer, before, case.optimizer)), case.rtol)
 
 
-@each_case
-def test_executors_agree(case: Case) -> None:
+@first_quickly
+def test_threads_agree_with_the_loop(case: Case) -> None:
     loop, _ = as_listed(case)
     threads = run(case, case.method, chunk_size=2)
     assert isinstance(threads.executor.placement, Threads) or len(loop.works[0]) == 1
     assert_close(threads.state, loop.state, 0)
     assert_close(client_states(threads), client_states(loop), 0)
     assert threads.rows == loop.rows
-    for chunk_size in (None, 2):
-        vmap = run(case, case.method, executor="vmap", chunk_size=chunk_size)
-        assert vmap.executor.name == "vmap"
-        assert_close(vmap.state, loop.state, 1e-11)
-        assert_close(client_states(vmap), client_states(loop), 1e-10)
-        assert vmap.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
+
+
+def check_vmap(case: Case, chunk_size: int | None) -> None:
+    loop, _ = as_listed(case)
+    vmap = run(case, case.method, executor="vmap", chunk_size=chunk_size)
+    assert vmap.executor.name == "vmap"
+    assert_close(vmap.state, loop.state, 1e-11)
+    assert_close(client_states(vmap), client_states(loop), 1e-10)
+    assert vmap.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
+
+
+@first_quickly
+def test_vmap_agrees_with_the_loop(case: Case) -> None:
+    check_vmap(case, None)
+
+
+@pytest.mark.slow
+@each_case
+def test_chunks_of_vmap_agree_with_the_loop(case: Case) -> None:
+    check_vmap(case, 2)
 
 
 @each_case
@@ -115,7 +135,7 @@ def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
         assert_close(run(case, case.neutral).state, plain.state, 1e-12)
 
 
-@each_case
+@first_quickly
 def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     """Whether it is written, evaluated or resumed changes no bit of a run's rounds."""
     whole, _ = as_listed(case)
@@ -130,7 +150,7 @@ def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     assert without_times(resumed.rows[:2]) == without_times(half.rows)
 
 
-@each_case
+@first_quickly
 def test_client_ids_are_only_names(case: Case) -> None:
     if case.random:
         pytest.skip("draws depend on the client's id")
@@ -138,7 +158,7 @@ def test_client_ids_are_only_names(case: Case) -> None:
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
-@each_case
+@first_quickly
 def test_identical_clients_are_one(case: Case) -> None:
     if case.random:
         pytest.skip("clients with equal data draw different numbers")
@@ -240,8 +260,8 @@ def test_its_examples_are_true(module: str) -> None:
 
 @pytest.mark.parametrize("package", [flcog, flcog.datamodules], ids=lambda package: package.__name__)
 def test_other_modules_examples_are_true(package: ModuleType) -> None:
-    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        # The contenders of flcog bench are programs of other frameworks' interpreters, which have no flcog.
-        needs_flower = ".deploy." in info.name and find_spec("flwr") is None
-        if not info.ispkg and info.name != "flcog.__main__" and ".contenders." not in info.name and not needs_flower:
-            assert not doctest.testmod(importlib.import_module(info.name)).failed, info.name
+    for path in sorted((ROOT / package.__name__.removeprefix("flcog.")).rglob("*.py")):
+        needs_flower = path.parent.name == "deploy" and find_spec("flwr") is None
+        if ">>>" in path.read_text() and not needs_flower:
+            name = ".".join([*package.__name__.split(".")[:-1], *path.relative_to(ROOT).with_suffix("").parts])
+            assert not doctest.testmod(importlib.import_module(name)).failed, name
