@@ -236,7 +236,10 @@ def test_saved_results_redraw_the_table(tmp_path: Path) -> None:
         ("table,2,B", "table,2,A", "row 3: row 2 has the same run"),
         ("0.25 0.5", "0.25 nan", "row 2: test/accuracy has a value that is not finite"),
         ("0.25 0.5", "0.25", "row 2: test/accuracy has 1 values for 2 rounds"),
-        (",1 2,", ",2 2,", "row 2: its rounds must rise"),
+        ("0.25 0.5", "0.25 high", "row 2: could not convert string to float: 'high'"),
+        *((",1 2,", f",{rounds},", "row 2: its rounds must be whole") for rounds in ("2 2", "0 2", "1.5 2", "2 1")),
+        (",2.0,", ",-2.0,", "row 2: -2.0 is no figure of a run"),
+        ("test/loss", "test/accuracy", "row 1: column test/accuracy is there twice"),
         ("seed,", "sead,", "row 1: no column seed"),
         ("table,", "\x00table,", "is damaged|line contains NUL|row 1: no column table"),
     ],
@@ -252,6 +255,24 @@ def test_saved_results_with_a_fault_are_one_line(old: str, new: str, message: st
     with pytest.raises(ValueError, match=message) as error:
         read_results(saved, table, runs)
     assert "\n" not in str(error.value)
+
+
+def test_seeds_with_other_metrics_are_one_line(tmp_path: Path) -> None:
+    """Without an accuracy, the loss would be the main metric of a seed, and the mean over seeds one of accuracies and losses."""
+    table, saved = read_table(a_table(tmp_path, seeds=[0, 1])), tmp_path / "saved.csv"
+    runs = cells(table, tmp_path / "out", [])
+    for cell in runs:
+        real_run(cell)
+    write_results(saved, table, runs)
+    path = next(runs[1].folder.glob("*/metrics.csv"))
+    path.write_text(path.read_text().replace("test/accuracy", "test/other"))
+    with pytest.raises(ValueError, match=r"metrics\.csv: A · seed 1 has no test/accuracy, which other seeds have: delete"):
+        results_of(table, runs, None)
+    shutil.rmtree(tmp_path / "out")
+    before, changed, after = saved.read_text().partition("A,,1,")
+    saved.write_text(before + changed + after.replace("0.25 0.5", "", 1))
+    with pytest.raises(ValueError, match=r"saved\.csv, row 3: A · seed 1 has no test/accuracy"):
+        results_of(table, runs, saved)
 
 
 def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:

@@ -31,10 +31,11 @@ Key = tuple[str, str, int]
 
 
 class Record(NamedTuple):
-    """A finished run: its evaluations, and the facts about it."""
+    """A finished run: its evaluations, the facts about it, and its row in the file."""
 
     history: History
     facts: Facts
+    row: int = 0
 
 
 def write_results(path: Path, table: Table, runs: Sequence[Cell]) -> int:
@@ -61,14 +62,30 @@ def write_results(path: Path, table: Table, runs: Sequence[Cell]) -> int:
 def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
     """The results of the cells, from their runs or else from the file of saved results."""
     kept = read_results(saved, table, runs) if saved else {}
-    found = []
+    found: list[tuple[str, Result]] = []
     for cell in runs:
         run, record = cell.run, kept.get((cell.row, cell.setting, cell.seed))
         if run is not None and run.rows:
-            found.append(result_of(cell, run.rows, facts_of(cell, run), table.last, cell.finished))
+            found.append((str(run.table), result_of(cell, run.rows, facts_of(cell, run), table.last, cell.finished)))
         elif record is not None:
-            found.append(result_of(cell, record.history, record.facts, table.last, finished=True))
-    return found
+            result = result_of(cell, record.history, record.facts, table.last, finished=True)
+            found.append((f"{saved}, row {record.row}", result))
+    _check_metrics(found)
+    return [result for _, result in found]
+
+
+def _check_metrics(results: Sequence[tuple[str, Result]]) -> None:
+    """Refuse a run that lacks the metric of other seeds of its arm, whose mean would be that of another metric or of fewer seeds."""
+    metrics: dict[tuple[str, str], str | None] = {}
+    ended = [(origin, result) for origin, result in results if result.finished and not result.diverged]
+    for _, result in ended:
+        metrics[result.row, result.column] = metrics.get((result.row, result.column)) or result.metric
+    for origin, result in ended:
+        metric = metrics[result.row, result.column]
+        if result.metric != metric:
+            raise ValueError(
+                f"{origin}: {result.name} has no {metric}, which other seeds have: delete this run, and give the command again"
+            )
 
 
 def last_result(cell: Cell) -> Result | None:
@@ -152,11 +169,13 @@ def _read(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True, restkey=surplus, restval="")
             lines = list(reader)
-            missing = [name for name in (*PLACE, *FACTS, ROUND) if name not in (reader.fieldnames or ())]
+            names = list(reader.fieldnames or ())
     except (UnicodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it again with --save-results") from None
-    if missing:
-        raise ValueError(f"{path}, row 1: no column {missing[0]}: write it again with --save-results")
+    faults = [f"no column {name}" for name in (*PLACE, *FACTS, ROUND) if name not in names]
+    faults += [f"column {name} is there twice" for name in names if names.count(name) > 1]
+    if faults:
+        raise ValueError(f"{path}, row 1: {faults[0]}: write it again with --save-results")
     for number, line in enumerate(lines, start=2):
         if surplus in line:
             raise _error(path, number, "too many values")
@@ -173,21 +192,22 @@ def _record(path: Path, number: int, line: Mapping[str, str]) -> Record:
         history = [
             {name: float(texts[place]) for name, texts in series.items() if texts[place] != MISSING} for place in range(count)
         ]
-        if count == 0 or [row[ROUND] for row in history] != sorted({row[ROUND] for row in history}):
-            raise ValueError("its rounds must rise, and there must be one at least")
+        rounds = [row.get(ROUND, 0) for row in history]
+        if rounds != sorted({int(max(round, 0)) for round in rounds} - {0}) or not rounds:
+            raise ValueError("its rounds must be whole numbers that rise from 1 or more")
         bad = [name for row in history for name, value in row.items() if not math.isfinite(value)]
         if bad and not facts.diverged:
             raise ValueError(f"{bad[0]} has a value that is not finite, though the run has not diverged")
     except (KeyError, ValueError) as error:
         raise _error(path, number, str(error)) from None
-    return Record(history, facts)
+    return Record(history, facts, number)
 
 
 def _fact(text: str, kind: type) -> Any:
     if kind is not float:
         return bool(text) if kind is bool else kind(text or 0) if kind is int else text
     number = float(text) if text else math.nan
-    if text and not math.isfinite(number):
+    if text and not 0 <= number < math.inf:
         raise ValueError(f"{text} is no figure of a run")
     return number
 
