@@ -122,7 +122,10 @@ def check_best(best: Path, saved: dict[str, Any]) -> None:
         return
     content = checkpoint.read(best)
     checkpoint.check_same_model(best, content["params"] | content["buffers"], saved["params"] | saved["buffers"])
-    if any(content.get(part) != saved.get(part) for part in ("seed", "methods", "experiment", "branch")):
+    branch = saved.get("branch")
+    # A best checkpoint of the rounds before the branch was copied from the run that wrote it.
+    copied = branch is not None and content["round"] <= branch["round"]
+    if any(content.get(part) != saved.get(part) for part in ("seed", *(() if copied else ("methods", "experiment", "branch")))):
         raise ValueError(
             f"{best} was written by another run than the checkpoints beside it: remove it, or branch from another run"
         )

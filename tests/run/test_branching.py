@@ -150,6 +150,16 @@ def test_it_branches_from_the_end_of_a_run_and_resumes(tmp_path: Path) -> None:
     assert record["branch"] == {"run": str(ended), "round": 2, "methods": ["FedCOG"]}
 
 
+def test_it_branches_from_a_branch_whose_best_round_came_before(tmp_path: Path) -> None:
+    """With this strong a proximal term the later rounds are worse."""
+    run = trunk(tmp_path / "first", rounds=2)
+    second = branch(tmp_path / "second", run, FedProx(mu=30.0, start_round=2), rounds=3)
+    assert second.run_dir is not None and checkpoint.round_of(second.run_dir / "checkpoints/best.ckpt") in (1, 2)
+    third = branch(tmp_path / "third", second.run_dir, FedProx(mu=30.0, start_round=2), round=3)
+    straight = fit(tmp_path / "straight", FedProx(mu=30.0, start_round=2), **SETTING)
+    assert without_times(third.history) == without_times(straight.history)
+
+
 def test_its_directory_is_one_like_any_other(tmp_path: Path) -> None:
     """It can be killed before its first round, its best checkpoint is there, and observers know what they saw in the trunk."""
     run = trunk(tmp_path, RoundsToTarget(0.01))
