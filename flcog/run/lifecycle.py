@@ -101,9 +101,8 @@ class Lifecycle:
 
                 with self.profiler.profile("round"):
                     metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
-                run.spending.record(
-                    run.engine, run.server
-                )  # the price of the clients that have arrived, before anything is released
+                # The price of the clients that have arrived is known now, before anything is released.
+                run.spending.record(run.engine, run.server)
                 metrics["time/round"] = time.perf_counter() - began
                 metrics |= waiting.column() | self._calibration.column()
                 if evaluated:
