@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.training_scores import TrainingScores
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
+    from flcog.callbacks.privacy.banded_noise import BandedNoise
     from flcog.callbacks.privacy.dp_fedavg import DPFedAvg
     from flcog.callbacks.privacy.dpsgd import DPSGD
     from flcog.callbacks.robust.adaptive_robust_clipping import AdaptiveRobustClipping
@@ -124,6 +125,7 @@ __all__ = [
     "AdaptiveRobustClipping",
     "Availability",
     "Backdoor",
+    "BandedNoise",
     "BetaVAE",
     "Bucketing",
     "Bulyan",

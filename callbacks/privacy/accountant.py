@@ -41,6 +41,9 @@ class Sampling:
       RDP applies: its divergences are those of Gaussian noise plus a term below 10^-1000 (Kairouz, Liu and Steinke, 2021, proposition 14,
       https://arxiv.org/abs/2102.06387).
     - A rate of 1: all clients take part in every round, and sampling does not amplify privacy. Both accountants apply.
+    - Separated: two participations of a client are at least ``separation`` rounds apart, as with ``BandedNoise``. Sampling does not
+      amplify privacy, and a client counts as often as it can take part. Both accountants apply. Data sets differ by a client whose vectors
+      are zeros in one of them, because without the client the others would take part in other rounds.
 
     Args:
         num_clients: the number of all clients, >= 1.
@@ -48,6 +51,7 @@ class Sampling:
         at_most: the largest number of clients in a round, >= 1; None for no bound.
         fixed_size: whether the number of clients is the same in every round.
         known: whether the server knows who takes part, and reads sums with discrete noise.
+        separation: the least distance in rounds between two participations of a client, >= 1; None if there is none.
     """
 
     num_clients: int
@@ -55,25 +59,33 @@ class Sampling:
     at_most: int | None = None
     fixed_size: bool = False
     known: bool = False
+    separation: int | None = None
 
     def __post_init__(self) -> None:
-        at_least(None, 1, num_clients=self.num_clients, at_most=self.at_most)
+        at_least(None, 1, num_clients=self.num_clients, at_most=self.at_most, separation=self.separation)
         within(None, "(0, 1]", rate=self.rate)
         if self.fixed_size and self.at_most is not None:
             raise ValueError(
                 f"a fixed number of clients has no bound at_most; got {self.at_most}: remove it, or set fixed_size=False"
             )
         size = self.rate * self.num_clients
+        if self.separation is not None and (self.at_most is not None or self.separation * size > self.num_clients + 1e-6):
+            raise ValueError(
+                f"with a separation of {self.separation} rounds, a round has a fixed share of at most {1 / self.separation:g} of the "
+                f"clients; got {self}: lower the rate or the separation, and leave out at_most"
+            )
         if self.fixed_size and abs(size - round(size)) > 1e-6:
             raise ValueError(
                 f"rate must be a whole number of clients over {self.num_clients}; got {self.rate:g}, which is {size:g} clients"
             )
 
     @property
-    def kind(self) -> Literal["all", "Poisson", "truncated Poisson", "fixed size", "known"]:
+    def kind(self) -> Literal["all", "Poisson", "truncated Poisson", "fixed size", "known", "separated"]:
         """The analysis that applies."""
         if self.known:
             return "known"
+        if self.separation is not None:
+            return "separated"
         if self.at_most is not None and self.at_most < self.num_clients:
             return "truncated Poisson"
         if self.rate == 1:
@@ -93,7 +105,8 @@ class Sampling:
     @property
     def adjacency(self) -> str:
         """The change between two data sets that the guarantee hides."""
-        changes = {"fixed size": "one client is replaced", "known": "one client has its data or none"}
+        data_or_none = "one client has its data or none"
+        changes = {"fixed size": "one client is replaced", "known": data_or_none, "separated": data_or_none}
         return changes.get(self.kind, "one client is added or removed")
 
     def __str__(self) -> str:
@@ -103,6 +116,7 @@ class Sampling:
             "Poisson": f"Poisson sampling at rate {self.rate:g}",
             "truncated Poisson": f"Poisson sampling at rate {self.rate:g}, truncated at {self.at_most} clients",
             "fixed size": f"a fixed share {self.rate:g} of the clients, without replacement",
+            "separated": f"a fixed share {self.rate:g} of the clients, each at most once in {self.separation} rounds: no amplification",
         }[self.kind]
 
 
@@ -121,9 +135,10 @@ def epsilons(sampling: Sampling, noise_multiplier: float, rounds: int, delta: fl
     _check(sampling, noise_multiplier, rounds, delta)
     if noise_multiplier == 0:
         return {}
+    sampling, times = _composed(sampling, rounds)
     bounds = {"PLD": _pld_epsilon, "RDP": _rdp_epsilon}
     with _quiet():
-        return {name: bounds[name](sampling, float(noise_multiplier), rounds, delta) for name in sampling.accountants}
+        return {name: bounds[name](sampling, float(noise_multiplier), times, delta) for name in sampling.accountants}
 
 
 def epsilon(sampling: Sampling, noise_multiplier: float, rounds: float, delta: float) -> float:
@@ -131,6 +146,7 @@ def epsilon(sampling: Sampling, noise_multiplier: float, rounds: float, delta: f
     _check(sampling, noise_multiplier, rounds, delta)
     if noise_multiplier == 0:
         return math.inf
+    sampling, rounds = _composed(sampling, rounds)
     with _quiet():
         bound = _pld_epsilon if sampling.accountants[0] == "PLD" else _rdp_epsilon
         return bound(sampling, float(noise_multiplier), rounds, delta)
@@ -181,6 +197,13 @@ def _check(sampling: Sampling, noise_multiplier: float, rounds: float, delta: fl
     check_delta(delta, sampling.num_clients)
     within(None, "[0, inf)", noise_multiplier=noise_multiplier)
     at_least(None, 0, rounds=rounds)
+
+
+def _composed(sampling: Sampling, rounds: float) -> tuple[Sampling, float]:
+    """Separated rounds are as many Gaussian mechanisms as the participations that a client can have."""
+    if sampling.separation is None:
+        return sampling, rounds
+    return Sampling(sampling.num_clients, 1.0), math.ceil(rounds / sampling.separation)
 
 
 @lru_cache(maxsize=4096)

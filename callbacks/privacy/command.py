@@ -18,7 +18,7 @@ def report(arguments: list[str]) -> None:
         raise ValueError(
             "flcog epsilon takes either --noise, for the epsilon of this noise, or --target_epsilon, for the noise that meets it"
         )
-    sampling = Sampling(given.clients, given.rate, given.at_most, given.fixed_size)
+    sampling = Sampling(given.clients, given.rate, given.at_most, given.fixed_size, given.separation)
     noise = given.noise
     if noise is None:
         noise = noise_for(sampling, given.target_epsilon, given.rounds, given.delta)
@@ -48,5 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at_most", type=int, help="the largest number of clients in a round (truncated Poisson sampling)")
     parser.add_argument(
         "--fixed_size", action="store_true", help="the same number of clients in every round, drawn without replacement"
+    )
+    parser.add_argument(
+        "--separation", type=int, help="the least distance in rounds between two participations of a client (BandedNoise)"
     )
     return parser

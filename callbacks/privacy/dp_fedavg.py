@@ -1,7 +1,7 @@
 """DPFedAvg: federated averaging that protects all data of each client, by clipped uploads and Gaussian noise."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf, nan
@@ -13,15 +13,15 @@ from torch.utils import _pytree as pytree
 
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.privacy.accountant import check_delta, noise_for
+from flcog.callbacks.privacy.banded_noise import BandedNoise
 from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound, with_message, without_messages
 from flcog.callbacks.privacy.guarantee import NUMBERS, Guarantee, guarantee_of
-from flcog.callbacks.privacy.leaks import is_withheld, refusal
+from flcog.callbacks.privacy.leaks import check_beside, is_withheld
 from flcog.callbacks.privacy.whole_numbers import longest, noisy_whole_numbers, value_of_one
 from flcog.core.checks import at_least, one_of, positive, positive_and_finite, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import (
-    Attack,
     ClientView,
     Cohort,
     Context,
@@ -29,7 +29,6 @@ from flcog.method import (
     GlobalModel,
     Messages,
     Normal,
-    ParameterMask,
     PrivateSum,
     Training,
     sealed_sum_of,
@@ -75,6 +74,7 @@ class DPFedAvg(PrivateSum):
             Beside ``SecureAggregation`` it must be ``clients``: the noise is discrete, and nobody adds that of missing clients.
         noise_cohort_size: adds noise as for cohorts of this size, to study large federations with small ones, >= 1. Epsilon is then that
             of a federation that is larger in the same ratio, and its column is ``privacy/epsilon_if_scaled``.
+        noise: :class:`BandedNoise` correlates the noise over rounds, for cohorts of a fixed size. None for independent noise.
         repeatable: whether cohorts and noise come from the run's seed. This protects nothing.
 
     Example:
@@ -94,6 +94,7 @@ class DPFedAvg(PrivateSum):
     full_weight: int | None = None
     noise_at: Literal["server", "clients"] = "server"
     noise_cohort_size: int | None = None
+    noise: BandedNoise | None = None
     repeatable: bool = False
 
     def __post_init__(self) -> None:
@@ -107,11 +108,10 @@ class DPFedAvg(PrivateSum):
         within(self, "[0, inf)", "noise_multiplier")
         at_least(self, 1, "full_weight", "noise_cohort_size")
         one_of(self, ("server", "clients"), "noise_at")
-        if self.noise_at == "clients" and (self.full_weight is not None or self.quantile is not None):
-            option = "full_weight" if self.full_weight is not None else "quantile"
-            raise ValueError(
-                f"{self.name}: noise_at=clients needs clients of equal weight and a fixed bound; got {option}: set it to null"
-            )
+        option = next((name for name in ("full_weight", "quantile", "noise") if getattr(self, name) is not None), None)
+        if self.noise_at == "clients" and option is not None:
+            needs = "noise_at=clients needs clients of equal weight, a fixed bound and independent noise"
+            raise ValueError(f"{self.name}: {needs}; got {option}: set it to null")
 
     @property
     def secret(self) -> bool:
@@ -124,58 +124,24 @@ class DPFedAvg(PrivateSum):
     # The guarantee ----------------------------------------------------------------------------------------------------------------
 
     def check(self, training: Training) -> None:
-        leak = refusal([method for method in training.methods if method is not self])
-        if leak is not None:
-            method, reason = leak
-            raise ValueError(f"{self.name} and {method.name} cannot be combined: {reason}. Remove one of them")
+        others = [method for method in training.methods if method is not self]
+        check_beside(self.name, others, self.noise_at, self.quantile is not None, self.per_layer)
         selection = selection_of(training.methods)
         if selection is not None and getattr(selection, "unbiased", False):
             raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")
         guarantee = self._guarantee(training)
-        self._check_sealed(training)
-        encoder = next((m.name for m in training.methods if getattr(m, "kind", "") == "encode"), None)
-        if self.noise_at == "clients" and encoder is not None:
-            raise ValueError(
-                f"{self.name} with noise_at=clients and {encoder} cannot be combined: the server cannot bound noisy uploads again after "
-                "decoding. Set noise_at to server"
-            )
-        attack = next((m.name for m in training.methods if isinstance(m, Attack)), None)
-        if self.quantile is not None and attack is not None:
-            raise ValueError(
-                f"{self.name} with a quantile and {attack} cannot be combined: attackers skip the stage that compares their norms with "
-                "the bound. Set quantile to null"
-            )
-        masked = next((m.name for m in training.methods if isinstance(m, ParameterMask)), None)
-        if self.quantile is not None and self.per_layer and masked is not None:
-            raise ValueError(
-                f"{self.name} with per_layer and a quantile and {masked} cannot be combined: the bound of a layer that clients do not send "
-                "has no norms to follow. Set per_layer to false, or quantile to null"
-            )
         check_delta(guarantee.delta, guarantee.sampling.num_clients)
 
-    def _check_sealed(self, training: Training) -> None:
-        sealer = sealed_sum_of(training.methods)
-        attack = next((method.name for method in training.methods if isinstance(method, Attack)), None)
-        if sealer is not None and self.noise_at == "server":
-            raise ValueError(
-                f"{self.name} and {sealer.name} cannot be combined: a server that adds the noise has read the sum without it. Set noise_at "
-                "to clients"
-            )
-        if sealer is not None and attack is not None:
-            raise ValueError(
-                f"{self.name} and {attack} cannot be combined beside {sealer.name}: epsilon counts the noise of all clients, and attackers "
-                "would add none. Remove one of them"
-            )
-
     def _guarantee(self, training: Training) -> Guarantee:
-        return guarantee_of(self.name, training, self.noise_cohort_size, self.delta)
+        return guarantee_of(self.name, training, self.noise_cohort_size, self.delta, self.noise)
 
     # The budget -------------------------------------------------------------------------------------------------------------------
 
     def init_server(self, params: Params) -> Slot:
         groups = len(layers(list(params), self.per_layer))
-        state = {name: torch.tensor(nan, dtype=torch.float64) for name in NUMBERS}
-        state |= {"paid": torch.tensor(0.0, dtype=torch.float64), "length": torch.tensor(-1)}
+        state: Slot = {name: torch.tensor(nan, dtype=torch.float64) for name in NUMBERS}
+        state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in ("paid", "repeated")} | {"length": torch.tensor(-1)}
+        state |= {} if self.noise is None else {"past": [], "resting": []}
         return state | ({} if self.quantile is None else {"scale": torch.ones(groups, dtype=torch.float64)})
 
     def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
@@ -185,8 +151,8 @@ class DPFedAvg(PrivateSum):
             recorded = Guarantee.read(state)
             if recorded != replace(guarantee, noise=noise) or self.noise_multiplier not in (None, noise):
                 raise ValueError(
-                    f"{self.name}: the rounds until now had {recorded.sampling}, delta {recorded.delta:.3g} and noise multiplier "
-                    f"{noise:.4g}, and one epsilon cannot describe rounds with others: put them back, or start a new run"
+                    f"{self.name}: the rounds until now had {recorded.sampling}, delta {recorded.delta:.3g}, bands {recorded.bands} and "
+                    f"noise multiplier {noise:.4g}, and one epsilon cannot describe rounds with others: put them back, or start a new run"
                 )
         else:
             noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
@@ -198,22 +164,27 @@ class DPFedAvg(PrivateSum):
         if (sealer := sealed_sum_of(training.methods)) is not None:
             length = longest(self.name, noise * self._shrink(state), guarantee.expected, sealer)
             state = state | {"length": torch.tensor(length)}
-        return state, guarantee.sentence(training.rounds, scaled=self.noise_cohort_size is not None)
+        text = guarantee.sentence(training.rounds, scaled=self.noise_cohort_size is not None)
+        return state, text if self.noise is None else f"{text}; {self.noise.sentence(training.rounds)}"
 
     def paid(self, state: Slot) -> float:
         return float(state["paid"])
 
-    def pay(self, state: Slot, rounds: float) -> Slot | None:
-        if self.target_epsilon is not None and Guarantee.read(state).epsilon(rounds) > self.target_epsilon:
+    def pay(self, state: Slot, rounds: float, repeated: bool = False) -> Slot | None:
+        again = float(state["repeated"]) + (rounds - self.paid(state) if repeated else 0)
+        if self.target_epsilon is not None and Guarantee.read(state).epsilon(rounds, again) > self.target_epsilon:
             return None
-        return state | {"paid": torch.tensor(rounds, dtype=torch.float64)}
+        counts = {"paid": rounds, "repeated": again}
+        return state | {name: torch.tensor(value, dtype=torch.float64) for name, value in counts.items()}
 
     def price(self, state: Slot, arrived: int) -> float:
         return float(state["expected"]) / arrived  # divergences are inversely proportional to the variance
 
     def figures(self, state: Slot) -> dict[str, float]:
         column = "privacy/epsilon" if self.noise_cohort_size is None else "privacy/epsilon_if_scaled"
-        found = {} if float(state["noise"]) == 0 else {column: Guarantee.read(state).epsilon(self.paid(state))}
+        found = {}
+        if float(state["noise"]) > 0:
+            found[column] = Guarantee.read(state).epsilon(self.paid(state), int(state["repeated"]))
         if "scale" in state:
             found["privacy/clip"] = self.clip * float(state["scale"].square().mean().sqrt())
         return found
@@ -222,6 +193,14 @@ class DPFedAvg(PrivateSum):
         return is_withheld(column)
 
     # A round ----------------------------------------------------------------------------------------------------------------------
+
+    def resting(self, state: Slot) -> list[int]:
+        return [client for cohort in state.get("resting", []) for client in cohort.tolist()]
+
+    def remember(self, state: Slot, clients: Sequence[int]) -> Slot:
+        if self.noise is None:
+            return state
+        return state | {"resting": [torch.tensor(clients, dtype=torch.int64), *state["resting"]][: self.noise.pause - 1]}
 
     def shares(self, state: Slot, num_samples: Tensor) -> Tensor:
         counts = torch.ones_like(num_samples) if self.full_weight is None else (num_samples / self.full_weight).clamp(max=1)
@@ -304,17 +283,29 @@ class DPFedAvg(PrivateSum):
         if self.noise_at == "clients":  # the part of the clients that might have come
             std *= (1 - arrived / float(state["largest"])) ** 0.5
 
-        def with_noise(values: Any, size: float) -> Any:
-            return pytree.tree_map(lambda value: value + size * draw(tuple(value.shape)).to(value.device), values)
+        added: dict[str, Tensor] = {}
+
+        def with_noise(field: str, values: Any, size: float) -> Any:
+            def noised(path: Any, value: Tensor) -> Tensor:
+                drawn = draw(tuple(value.shape))
+                if self.noise is not None:
+                    name = field + pytree.keystr(path)
+                    drawn = added[name] = self.noise.correlated(name, drawn, state["past"])
+                return value + size * drawn.to(value.device)
+
+            return pytree.tree_map_with_path(noised, values)
 
         released = sums._replace(
-            delta=with_noise(sums.delta, std / expected),
-            buffers=with_noise(sums.buffers, std / expected),
-            mean=with_noise(sums.mean, std / expected),
-            sum=with_noise(sums.sum, std),
+            delta=with_noise("delta", sums.delta, std / expected),
+            buffers=with_noise("buffers", sums.buffers, std / expected),
+            mean=with_noise("mean", sums.mean, std / expected),
+            sum=with_noise("sum", sums.sum, std),
         )
-        counts = total.sum.get(self.name)
-        return (released if counts is None else with_message(released, self.name, with_noise(counts, on_counts * shrink))), state
+        if (counts := total.sum.get(self.name)) is not None:
+            released = with_message(released, self.name, with_noise("counts", counts, on_counts * shrink))
+        if self.noise is not None:
+            state = state | {"past": [added, *state["past"]][: self.noise.bands - 1]}
+        return released, state
 
     def server_step(
         self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort

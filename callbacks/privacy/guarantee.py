@@ -6,10 +6,23 @@ from math import inf, nan
 import torch
 
 from flcog.callbacks.privacy.accountant import Sampling, epsilon
+from flcog.callbacks.privacy.banded_noise import BandedNoise
 from flcog.core.types import Slot
 from flcog.method import SamplingLaw, Training, sealed_sum_of, selection_of
 
-NUMBERS = ("noise", "delta", "rate", "num_clients", "at_most", "fixed_size", "expected", "largest", "known")
+NUMBERS = (
+    "noise",
+    "delta",
+    "rate",
+    "num_clients",
+    "at_most",
+    "fixed_size",
+    "known",
+    "separation",
+    "bands",
+    "expected",
+    "largest",
+)
 """The names of these facts in the server's state, each a number."""
 
 
@@ -22,6 +35,7 @@ class Guarantee:
         delta: the probability that the guarantee may fail.
         expected: the expected number of clients of a round, which is the divisor of sums.
         largest: the largest number of clients of a round.
+        bands: the number of rounds over which noise is correlated.
         noise: the noise multiplier; NaN before it is known.
 
     Example:
@@ -36,26 +50,35 @@ class Guarantee:
     delta: float
     expected: float
     largest: float
+    bands: int = 1
     noise: float = nan
 
     def state(self) -> Slot:
         """The facts as a part of the server's state."""
         sampling = self.sampling
         at_most = sampling.at_most or inf
-        sizes = (sampling.rate, sampling.num_clients, at_most, sampling.fixed_size)
-        values = (self.noise, self.delta, *sizes, self.expected, self.largest, sampling.known)
+        sizes = (sampling.rate, sampling.num_clients, at_most, sampling.fixed_size, sampling.known, sampling.separation or 0)
+        values = (self.noise, self.delta, *sizes, self.bands, self.expected, self.largest)
         return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in zip(NUMBERS, values, strict=True)}
 
     @classmethod
     def read(cls, state: Slot) -> "Guarantee":
         """The facts that the server's state records."""
-        noise, delta, rate, num_clients, at_most, fixed_size, expected, largest, known = (float(state[name]) for name in NUMBERS)
-        sampling = Sampling(int(num_clients), rate, None if at_most == inf else int(at_most), bool(fixed_size), bool(known))
-        return cls(sampling, delta, expected, largest, noise)
+        facts = {name: float(state[name]) for name in NUMBERS}
+        at_most = None if facts["at_most"] == inf else int(facts["at_most"])
+        laws = bool(facts["fixed_size"]), bool(facts["known"]), int(facts["separation"]) or None
+        sampling = Sampling(int(facts["num_clients"]), facts["rate"], at_most, *laws)
+        return cls(sampling, facts["delta"], facts["expected"], facts["largest"], int(facts["bands"]), facts["noise"])
 
-    def epsilon(self, rounds: float) -> float:
-        """Epsilon after some rounds."""
-        return epsilon(self.sampling, self.noise, rounds, self.delta)
+    def epsilon(self, rounds: float, repeated: float = 0) -> float:
+        """Epsilon after some rounds.
+
+        Args:
+            rounds: that were paid for.
+            repeated: how many of them were repeated. With a separation, a client can take part in each of these.
+        """
+        pause = self.sampling.separation or 1
+        return epsilon(self.sampling, self.noise, rounds + (pause - 1) * repeated, self.delta)
 
     def sentence(self, rounds: int, scaled: bool) -> str:
         """The guarantee in words, ``scaled`` if it holds for a larger federation."""
@@ -68,7 +91,9 @@ class Guarantee:
         )
 
 
-def guarantee_of(name: str, training: Training, noise_cohort_size: int | None, delta: float | None) -> Guarantee:
+def guarantee_of(
+    name: str, training: Training, noise_cohort_size: int | None, delta: float | None, banded: BandedNoise | None = None
+) -> Guarantee:
     """The facts of a training, without its noise.
 
     Args:
@@ -76,8 +101,11 @@ def guarantee_of(name: str, training: Training, noise_cohort_size: int | None, d
         training: the run.
         noise_cohort_size: the size of cohorts of the federation for which epsilon holds; None for that of the run.
         delta: None for clients^-1.1.
+        banded: the correlation of the noise; None for independent noise.
     """
     law = _law(name, training)
+    if banded is not None:
+        _check_pauses(banded, law, training)
     expected = min(law.rate * training.num_clients, law.at_most or inf)
     scaling = 1.0 if noise_cohort_size is None else noise_cohort_size / expected
     num_clients = max(1, round(training.num_clients * scaling))
@@ -86,7 +114,25 @@ def guarantee_of(name: str, training: Training, noise_cohort_size: int | None, d
         delta = num_clients**-1.1 if num_clients > 1 else 0.5
     largest = min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0))
     known = sealed_sum_of(training.methods) is not None
-    return Guarantee(Sampling(num_clients, law.rate, at_most, law.fixed_size, known), delta, expected, largest)
+    sampling = Sampling(num_clients, law.rate, at_most, law.fixed_size, known)
+    if banded is None:
+        return Guarantee(sampling, delta, expected, largest)
+    sampling = Sampling(num_clients, law.rate, separation=banded.pause)
+    return Guarantee(sampling, delta, expected, largest, banded.bands)
+
+
+def _check_pauses(banded: BandedNoise, law: SamplingLaw, training: Training) -> None:
+    """Refuse cohorts whose clients cannot pause long enough."""
+    if (not law.fixed_size and law.rate < 1) or law.at_most is not None:
+        raise ValueError(
+            "BandedNoise needs cohorts of a fixed size, and PoissonSampling has others: remove it, or remove BandedNoise"
+        )
+    size = round(law.rate * training.num_clients)
+    if banded.pause * size > training.num_clients:
+        raise ValueError(
+            f"BandedNoise: {size} clients a round that take part at most once in {banded.pause} rounds need {banded.pause * size} clients; "
+            f"got {training.num_clients}: lower clients_per_round, bands or separation"
+        )
 
 
 def _law(name: str, training: Training) -> SamplingLaw:

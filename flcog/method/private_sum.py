@@ -41,7 +41,7 @@ class PrivateSum(Withholding, Stage, protocol=True):
     that are summed without weights as they are; nothing is divided by the weights that happened to arrive::
 
         pay             the budget, before the cohort is drawn
-        select          from the system's entropy if the method is secret
+        select          from the system's entropy if the method is secret, among the clients that do not rest
         bound           at the client, and again at the server after decoding
         shares          a_k, each computed from the client alone
         noisy           the sums with noise; without any client, noise alone
@@ -71,9 +71,23 @@ class PrivateSum(Withholding, Stage, protocol=True):
         """The number of rounds that are paid for, each by its price."""
         raise NotImplementedError
 
-    def pay(self, state: Slot, rounds: float) -> Slot | None:
-        """The state after this number of rounds was paid for in total; None if that exceeds the budget."""
+    def pay(self, state: Slot, rounds: float, repeated: bool = False) -> Slot | None:
+        """The state after this number of rounds was paid for in total; None if that exceeds the budget.
+
+        Args:
+            state: the method's.
+            rounds: the number.
+            repeated: whether the rounds since the last payment are lost, so that the run repeats them with other noise.
+        """
         raise NotImplementedError
+
+    def resting(self, state: Slot) -> Sequence[int]:
+        """The clients that the coming round must not select."""
+        return ()
+
+    def remember(self, state: Slot, clients: Sequence[int]) -> Slot:
+        """The state after a round with these selected clients."""
+        return state
 
     def shares(self, state: Slot, num_samples: Tensor) -> Tensor:
         """The weight a_k of each client in the sums, float64, a function of its own training set's size alone."""

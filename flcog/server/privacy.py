@@ -40,7 +40,7 @@ def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
     private.check(training)
     state, text = private.begin(server.servers[private.name], training)
     if already_paid > private.paid(state):
-        paid = private.pay(state, already_paid)
+        paid = private.pay(state, already_paid, repeated=True)
         if paid is None:
             raise BudgetSpent(
                 f"{already_paid:g} rounds were paid for, which exceeds the privacy budget of {private.name}: raise it, or start a new run"

@@ -20,6 +20,7 @@ from flcog.method import (
     asynchronous_of,
     clock_of,
     expected_cohort,
+    private_sum_of,
     selection_of,
 )
 from flcog.server.engine import Engine
@@ -96,6 +97,8 @@ def _availability(
         busy: the clients that train.
     """
     methods = engine.active(server.round)
+    if (private := private_sum_of(methods)) is not None:
+        busy = [*busy, *private.resting(server.servers[private.name])]
     present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
     if present is None:
         return (lambda clients: ~np.isin(clients, busy)) if busy else None
@@ -141,6 +144,8 @@ def remember(
         known = [losses[client] for client in trained] if losses else []
         record = RoundRecord(server.round, selected.clients, trained, known, timing.taken() if timing else {})
         server.servers[method.name] = method.update(server.servers[method.name], record)
+    if (private := private_sum_of(engine.methods)) is not None:
+        server.servers[private.name] = private.remember(server.servers[private.name], selected.clients)
 
 
 def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list[float]:

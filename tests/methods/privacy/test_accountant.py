@@ -47,10 +47,22 @@ def exact_gaussian_epsilon(noise: float, delta: float) -> float:
     return float(optimize.brentq(excess, 1e-6, 50))
 
 
-@pytest.mark.parametrize("noise, rounds", [(5.0, 50), (3.0, 1)])
-def test_without_amplification_epsilon_is_that_of_one_gaussian_mechanism(noise: float, rounds: int) -> None:
-    bound, exact = epsilon(Sampling(10, 1.0), noise, rounds, 1e-5), exact_gaussian_epsilon(noise / rounds**0.5, 1e-5)
+@pytest.mark.parametrize(
+    "sampling, noise, rounds, mechanisms",
+    [
+        (Sampling(10, 1.0), 5.0, 50, 50),
+        (Sampling(10, 1.0), 3.0, 1, 1),
+        (Sampling(80, 0.1, separation=8), 2.0, 17, 3),
+        (Sampling(80, 0.1, separation=1), 5.0, 50, 50),
+    ],
+    ids=str,
+)
+def test_without_amplification_epsilon_is_that_of_one_gaussian_mechanism(
+    sampling: Sampling, noise: float, rounds: int, mechanisms: int
+) -> None:
+    bound, exact = epsilon(sampling, noise, rounds, 1e-5), exact_gaussian_epsilon(noise / mechanisms**0.5, 1e-5)
     assert exact - 1e-9 <= bound <= exact + 1e-3
+    assert epsilons(sampling, noise, rounds, 1e-5) == epsilons(Sampling(sampling.num_clients, 1.0), noise, mechanisms, 1e-5)
 
 
 def test_rounds_of_a_known_cohort_may_be_fractions() -> None:
@@ -72,6 +84,7 @@ def test_the_analysis_follows_the_sampling() -> None:
         Sampling(10, 0.5, at_most=10): ("Poisson", ("PLD", "RDP")),
         Sampling(10, 0.5, at_most=9): ("truncated Poisson", ("PLD",)),
         Sampling(10, 0.5, fixed_size=True): ("fixed size", ("RDP",)),
+        Sampling(10, 0.5, separation=2): ("separated", ("PLD", "RDP")),
     }
     assert {each: (each.kind, each.accountants) for each in kinds} == kinds
     assert {each.adjacency for each in kinds if each.kind == "fixed size"} == {"one client is replaced"}

@@ -21,6 +21,7 @@ import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     ALittleIsEnough,
+    BandedNoise,
     ClientFairness,
     DiurnalAvailability,
     DPFedAvg,
@@ -65,8 +66,9 @@ CASES: dict[str, Case] = {
         partial(dp_fedavg.run, clip=0.1, expected=5, per_layer=True, full_weight=10),
     ),
     "DPFedAvg-noise": Case(
-        DPFedAvg(clip=0.1, noise_multiplier=1.0, quantile=0.5, count_noise=10.0, repeatable=True),
+        DPFedAvg(clip=0.1, noise_multiplier=1.0, quantile=0.5, count_noise=10.0, noise=BandedNoise(2), repeatable=True),
         None,
+        options={"clients_per_round": 4},
         no_reference="noise: this file tests its law",
         random=True,
     ),
@@ -80,7 +82,7 @@ REFUSED: Refusals = {
         ({"noise_at": "phones", "noise_multiplier": 1.0}, "noise_at must be server or clients; got 'phones'"),
         (
             {"noise_at": "clients", "quantile": 0.5, "noise_multiplier": 1.0},
-            "noise_at=clients needs clients of equal weight and a fixed bound; got quantile: set it to null",
+            "noise_at=clients needs clients of equal weight, a fixed bound and independent noise; got quantile: set it to null",
         ),
     ]
 }

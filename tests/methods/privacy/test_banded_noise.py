@@ -1,0 +1,173 @@
+"""Noise that is correlated over rounds: its law, its closed forms, the pauses of clients, and the epsilon that follows."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contracts.case import Refusals
+from harness import classifier, fit, train
+from scipy import special, stats
+
+from flcog.callbacks import SCAFFOLD, BandedNoise, Checkpoint, DPFedAvg, PoissonSampling, UniformSelection
+from flcog.callbacks.privacy.accountant import Sampling
+from flcog.method import Callback
+from methods.privacy.test_dp_fedavg import STILL, quick_accountant, secret, steps
+
+REFUSED: Refusals = {
+    BandedNoise: [
+        ({"bands": 0}, "bands must be at least 1; got 0"),
+        ({"bands": 4, "separation": 3}, "separation must be at least 4, or null; got 3"),
+    ]
+}
+
+pytestmark = pytest.mark.usefixtures(quick_accountant.__name__)
+TWO = {"clients_per_round": 2}
+"""Of eight clients, so that each can rest for three rounds."""
+
+
+def banded(bands: int, separation: int | None = None, **options: Any) -> DPFedAvg:
+    return secret(noise=BandedNoise(bands, separation), **options)
+
+
+def matrix(rounds: int, bands: int) -> np.ndarray:
+    """C: the first coefficients of 1 / sqrt(1 - x), binom(-1/2, k) (-1)^k, divided by the largest norm of a column."""
+    found = np.zeros((rounds, rounds))
+    for row, column in itertools.product(range(rounds), repeat=2):
+        if 0 <= row - column < bands:
+            found[row, column] = special.binom(-0.5, row - column) * (-1) ** (row - column)
+    return found / np.linalg.norm([special.binom(-0.5, k) for k in range(bands)])
+
+
+def patterns(rounds: int, separation: int) -> Iterator[np.ndarray]:
+    """All sets of rounds with this distance, as vectors of 0 and 1."""
+    for taken in itertools.product([0, 1], repeat=rounds):
+        if (np.diff(np.flatnonzero(taken)) >= separation).all():
+            yield np.array(taken, float)
+
+
+class Models(Callback):
+    """Keeps the model after each round."""
+
+    def __init__(self) -> None:
+        self.models: list[torch.Tensor] = []
+
+    def on_round_end(self, run: Any, *arguments: Any) -> None:
+        self.models.append(torch.cat([value.flatten() for value in run.params.values()]))
+
+
+def test_the_noise_is_c_inverse_of_independent_noise_also_after_a_resume(tmp_path: Path) -> None:
+    observer, rounds = Models(), 30
+    run = partial(fit, tmp_path, banded(4), observer, module=classifier(STILL), local_steps=1, **TWO)
+    first = run(rounds=15)
+    run(rounds=rounds, ckpt_path=str(first.run_dir))
+    noise = torch.stack(observer.models).diff(dim=0).numpy() / (2 * 0.5 / 2)
+    # The first round's noise is not among the differences, so rows of C that contain it are left out.
+    fresh = (matrix(rounds - 1, 4) @ noise)[3:]
+    assert fresh.std() == pytest.approx(1, rel=0.06) and stats.kstest(fresh.flatten(), "norm").pvalue > 1e-4
+    assert np.abs(np.corrcoef(fresh) - np.eye(len(fresh))).max() < 0.5, "of 83 independent numbers"
+    assert np.corrcoef(noise[:-1].flatten(), noise[1:].flatten())[0, 1] < -0.2, "a round takes back the noise of the last one"
+
+
+@pytest.mark.parametrize("bands", [1, 3, 8, 60])
+def test_the_error_of_sums_has_its_closed_form(bands: int) -> None:
+    rounds = 60
+    ones = np.tril(np.ones((rounds, rounds)))
+    factor = ones @ np.linalg.inv(matrix(rounds, bands))
+    ratio = np.linalg.norm(factor) / np.linalg.norm(ones)
+    assert BandedNoise(bands).error(rounds) == pytest.approx(ratio, rel=1e-12)
+    if bands == rounds:  # then C is the square root of A up to its norm: the sum of binom(2 k, k)^2 / 16^k over all places
+        roots = special.binom(2 * np.arange(rounds), np.arange(rounds)) / 4.0 ** np.arange(rounds)
+        closed = (roots**2 @ np.arange(rounds, 0, -1)) * (roots @ roots) / (rounds * (rounds + 1) / 2)
+        assert ratio**2 == pytest.approx(closed, rel=1e-9)
+    drawn, past = np.random.default_rng(0).normal(size=(rounds, 4000)), []
+    for row in drawn:
+        past.insert(0, {"w": BandedNoise(bands).correlated("w", torch.from_numpy(row), past[: bands - 1])})
+    sums = np.stack([each["w"].numpy() for each in reversed(past)]).cumsum(0)
+    np.testing.assert_allclose(sums, factor @ drawn, atol=1e-10)
+    assert np.sqrt(np.square(sums).mean() * rounds) == pytest.approx(np.linalg.norm(factor), rel=0.03)
+
+
+def test_the_sensitivity_is_the_largest_over_all_participations() -> None:
+    rounds = 9
+    for bands, separation in ((1, 1), (1, 3), (3, 3), (3, 4)):
+        moved = [np.linalg.norm(matrix(rounds, bands) @ taken) ** 2 for taken in patterns(rounds, separation)]
+        assert max(moved) <= math.ceil(rounds / separation) + 1e-9
+        assert max(moved) > math.ceil(rounds / separation) - 1, "the last columns of C are cut off"
+    too_close = [np.linalg.norm(matrix(rounds, 3) @ taken) ** 2 for taken in patterns(rounds, 2)]
+    assert max(too_close) > math.ceil(rounds / 2), "columns of C that share rows add up"
+
+
+def test_a_repeated_round_counts_as_a_participation_of_every_client() -> None:
+    """A killed run has released two rounds after round 3 that it repeats: both paths see the clients of rounds 1 to 3."""
+    before, lost, rounds, bands = 3, 2, 7, 3
+    c, most = matrix(rounds, bands), 0.0
+    for main in patterns(rounds, bands):
+        for other in patterns(before + lost, bands):
+            if (other[:before] == main[:before]).all():
+                also = c[before : before + lost, : before + lost] @ other
+                most = max(most, np.sum((c @ main) ** 2) + np.sum(also**2))
+    assert math.ceil(rounds / bands) < most <= math.ceil(rounds / bands) + lost
+
+
+def test_epsilon_counts_participations_and_repeated_rounds(tmp_path: Path) -> None:
+    methods = banded(2, 4), Checkpoint(keep_rounds=[1])
+    first = fit(tmp_path, *methods, rounds=3, local_steps=1, **TWO)
+    assert first.rows[-1]["privacy/epsilon"] == 3, "rounds, of which the accountant counts each fourth"
+    early = str(first.run_dir / "checkpoints" / "round-000001.ckpt")
+    again = fit(tmp_path, *methods, rounds=3, local_steps=1, ckpt_path=early, **TWO)
+    assert again.rows[-1]["privacy/epsilon"] == 3 + 2 * 4, "and two that were released before"
+    assert again.servers["DPFedAvg"]["repeated"] == 2 and again.servers["DPFedAvg"]["paid"] == 5
+
+
+def test_clients_pause_also_after_a_resume(tmp_path: Path) -> None:
+    run = partial(fit, tmp_path, banded(2, 3), UniformSelection(), local_steps=1, **TWO)
+    first = run(rounds=5)
+    cohorts = [{client.id for client in clients} for clients in first.recorded]
+    cohorts += [{client.id for client in clients} for clients in run(rounds=12, ckpt_path=str(first.run_dir)).recorded]
+    assert len(cohorts) == 12 and {len(cohort) for cohort in cohorts} == {2}
+    for first_round, cohort in enumerate(cohorts):
+        assert all(cohort.isdisjoint(other) for other in cohorts[first_round + 1 : first_round + 3])
+    assert len(set(map(frozenset, cohorts))) > 4, "and are drawn among those that may take part"
+
+
+def test_one_band_is_independent_noise() -> None:
+    plain, one = (steps(secret(repeatable=True, noise=noise), rounds=5) for noise in (None, BandedNoise(1)))
+    assert torch.equal(plain, one)
+
+
+def test_the_guarantee_states_separation_files_and_error() -> None:
+    trainer = train(banded(4, noise_multiplier=3.0), rounds=1, **TWO)
+    text = next(note for note in trainer.notes if note.startswith("privacy"))
+    assert (
+        "a fixed share 0.25 of the clients, each at most once in 4 rounds: no amplification; hides whether one client has" in text
+    )
+    assert "checkpoints contain the noise of 3 rounds, so keep them secret" in text
+    assert len(trainer.servers["DPFedAvg"]["past"]) == 1
+
+
+def test_fields_that_come_later_begin_without_a_past() -> None:
+    trainer = train(SCAFFOLD(start_round=2), banded(3), rounds=4, local_steps=1, **TWO)
+    past = trainer.servers["DPFedAvg"]["past"]
+    assert [any("SCAFFOLD" in field for field in noises) for noises in past] == [True, True]
+    drawn, noises = torch.ones(2), {"old": torch.ones(2)}
+    assert torch.equal(BandedNoise(2).correlated("new", drawn, [noises]), drawn / BandedNoise(2).coefficients[0])
+
+
+def test_trainings_without_pauses_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="BandedNoise needs cohorts of a fixed size, and PoissonSampling has others"):
+        train(banded(2), PoissonSampling(rate=0.2), rounds=1)
+    with pytest.raises(ValueError, match=r"BandedNoise: 5 clients a round .* once in 2 rounds need 10 clients; got 8: lower"):
+        train(banded(2), rounds=1)
+    with pytest.raises(ValueError, match="independent noise; got noise: set it to null"):
+        banded(2, noise_at="clients")
+    first = fit(tmp_path, banded(2, 4), rounds=1, **TWO)
+    with pytest.raises(ValueError, match="bands 2 and noise multiplier 2, and one epsilon cannot describe rounds with others"):
+        fit(tmp_path, banded(3, 4), rounds=2, ckpt_path=str(first.run_dir), resume_changed=True, **TWO)
+    with pytest.raises(ValueError, match=r"a fixed share of at most 0\.25 of the clients"):
+        Sampling(8, 0.5, separation=4)
