@@ -29,7 +29,9 @@ class Oort(Selection):
     utility has the root mean square of the samples' losses in the place of the mean training loss that clients report here; the scores
     are scaled to [0, 1] as in the authors' program. The last factor acts only in runs with simulated time
     (:class:`~flcog.callbacks.SystemModel`): t_k is the time of client k's last training, and T is the quantile ``preferred`` of these
-    times, which stays the same in all rounds instead of following the authors' pacer. As in FedScale, clients that were late for the end
+    times. With a pacer this quantile rises: every W = ``pacer_step`` rounds, ``pacer_delta`` is added to it, up to 1, if the sum of the
+    utilities U_k of all clients that trained in the last W rounds is below the sum in the W rounds before. The paper adds seconds to T,
+    and the authors' program adds to the quantile. As in FedScale, clients that were late for the end
     of a round count as if they had trained with the mean loss of the round's other clients.
 
     Args:
@@ -39,6 +41,8 @@ class Oort(Selection):
         cutoff: the fraction of the last score, in (0, 1].
         penalty: the exponent of the factor for slow clients, at least 0.
         preferred: the share of clients that are not slow, in (0, 1].
+        pacer_step: the pacer's number of rounds, at least 1, such as the authors' 20; None for no pacer.
+        pacer_delta: the step of the share of clients that are not slow, in (0, 1], such as 0.1; given together with ``pacer_step``.
 
     Example:
         >>> Oort().init_selection(2)["last"]
@@ -51,6 +55,8 @@ class Oort(Selection):
     cutoff: float = 0.95
     penalty: float = 2.0
     preferred: float = 0.3
+    pacer_step: int | None = None
+    pacer_delta: float | None = None
 
     reads_losses: ClassVar[bool] = True
 
@@ -59,10 +65,20 @@ class Oort(Selection):
         within(self, "[0, 1]", "exploration", "least_exploration")
         within(self, "(0, 1]", "decay", "cutoff", "preferred")
         at_least(self, 0, "penalty")
+        if (self.pacer_step is None) != (self.pacer_delta is None):
+            given = f"pacer_step={self.pacer_step} and pacer_delta={self.pacer_delta}"
+            raise ValueError(
+                f"Oort: pacer_step and pacer_delta belong together; got {given}: give both, such as 20 and 0.1, or neither"
+            )
+        at_least(self, 1, "pacer_step")
+        within(self, "(0, 1]", "pacer_delta")
 
     def init_selection(self, num_clients: int) -> Slot:
         loss, seconds = torch.zeros(num_clients), torch.zeros(num_clients)
-        return {"loss": loss, "last": torch.full((num_clients,), -1, dtype=torch.int32), "seconds": seconds}
+        state: Slot = {"loss": loss, "last": torch.full((num_clients,), -1, dtype=torch.int32), "seconds": seconds}
+        if self.pacer_step is not None:
+            state |= {"preferred": self.preferred, "rounds": 0, "utility": 0.0, "utility_before": 0.0}
+        return state
 
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         everybody = np.arange(population.num_clients)
@@ -76,7 +92,7 @@ class Oort(Selection):
             return Participants(sorted(explored.tolist()))
         utility = population.sizes.numpy()[known] * state["loss"].cpu().numpy()[known]
         score = scores(utility, last[last >= 0] + 1, population.round + 1)
-        score *= speed_factors(state["seconds"].cpu().numpy()[known], self.preferred, self.penalty)
+        score *= speed_factors(state["seconds"].cpu().numpy()[known], state.get("preferred", self.preferred), self.penalty)
         least = self.cutoff * np.sort(score)[-exploited]
         draws = torch.rand(len(known), generator=rng, dtype=torch.float64).numpy()
         # The smallest of exponential variables with these rates belongs to a client with a probability proportional to its score.
@@ -92,7 +108,19 @@ class Oort(Selection):
         loss[clients] = torch.tensor(list(losses.values()), dtype=loss.dtype, device=loss.device)
         last[clients] = record.round
         seconds[list(record.seconds)] = torch.tensor(list(record.seconds.values()), dtype=seconds.dtype, device=seconds.device)
-        return {"loss": loss, "last": last, "seconds": seconds}
+        return {**state, "loss": loss, "last": last, "seconds": seconds, **self._pace(state, record)}
+
+    def _pace(self, state: Slot, record: RoundRecord) -> Slot:
+        """The pacer's state after a round."""
+        if self.pacer_step is None or self.pacer_delta is None:
+            return {}
+        rounds, preferred = state["rounds"] + 1, state["preferred"]
+        utility = state["utility"] + sum(n * loss for n, loss in zip(record.sizes, record.losses, strict=True))
+        if rounds % self.pacer_step:
+            return {"rounds": rounds, "utility": utility}
+        if state["utility_before"] > utility:
+            preferred = min(1.0, preferred + self.pacer_delta)
+        return {"rounds": rounds, "utility": 0.0, "utility_before": utility, "preferred": preferred}
 
 
 def speed_factors(seconds: np.ndarray, preferred: float, penalty: float) -> np.ndarray:

@@ -56,6 +56,7 @@ class RoundRecord(NamedTuple):
         trained: the clients whose updates count.
         losses: the mean task loss of each of them in its training, if the selection declares ``reads_losses``.
         seconds: the simulated seconds that each client with a task needed, late ones included; empty without a clock.
+        sizes: the number of samples of each client in ``trained``.
     """
 
     round: int
@@ -63,6 +64,7 @@ class RoundRecord(NamedTuple):
     trained: Sequence[int]
     losses: Sequence[float] = ()
     seconds: Mapping[int, float] = {}
+    sizes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

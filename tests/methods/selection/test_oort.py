@@ -15,7 +15,7 @@ from flcog.callbacks.selection.oort import scores
 from flcog.method import ClientPool, RoundRecord
 
 CASES: dict[str, Case] = {
-    "Oort": Case(Oort(), fedavg.run, random=True),
+    "Oort": Case(Oort(pacer_step=1, pacer_delta=0.2), fedavg.run, random=True),
 }
 REFUSED: Refusals = {
     Oort: [
@@ -25,6 +25,9 @@ REFUSED: Refusals = {
         ({"penalty": -1.0}, "penalty must be at least 0; got -1.0"),
         ({"preferred": 0.0}, "preferred must lie in (0, 1]; got 0.0"),
         ({"cutoff": 0.0}, "cutoff must lie in (0, 1]; got 0.0"),
+        ({"pacer_step": 0, "pacer_delta": 0.1}, "pacer_step must be at least 1; got 0"),
+        ({"pacer_step": 20, "pacer_delta": 1.5}, "pacer_delta must lie in (0, 1]; got 1.5"),
+        ({"pacer_step": 20}, "pacer_step and pacer_delta belong together; got pacer_step=20 and pacer_delta=None: give both"),
     ]
 }
 
@@ -105,6 +108,44 @@ def test_late_clients_count_with_the_mean_loss_and_their_time() -> None:
     state = Oort().update(Oort().init_selection(4), record)
     assert state["loss"].tolist() == [1, 2, 3, 0] and state["last"].tolist() == [3, 3, 3, -1]
     assert state["seconds"].tolist() == [5, 9, 6, 0]
+
+
+def test_the_pacer_follows_the_pseudo_code_of_the_paper() -> None:
+    """Every W rounds: if sum(U(R - 2W : R - W)) > sum(U(R - W : R)), T grows by a step."""
+    window, rng = 3, np.random.default_rng(0)
+    method = Oort(preferred=0.3, pacer_step=window, pacer_delta=0.25)
+    state, utilities, preferred, seen = method.init_selection(6), [0.0], 0.3, set()
+    for done in range(1, 40):
+        trained = rng.choice(6, size=rng.integers(0, 4), replace=False).tolist()
+        losses, sizes = rng.exponential(size=len(trained)).tolist(), rng.integers(1, 9, size=len(trained)).tolist()
+        utilities.append(float(np.dot(losses, sizes)))
+        if done >= 2 * window and done % window == 0 and preferred < 1:
+            before, last = utilities[done - 2 * window + 1 : done - window + 1], utilities[done - window + 1 : done + 1]
+            preferred = min(1.0, preferred + 0.25 * (sum(before) > sum(last)))
+        state = method.update(state, RoundRecord(done - 1, trained, trained, losses, dict.fromkeys(trained, 1.0), sizes))
+        assert state["preferred"] == pytest.approx(preferred)
+        seen.add(preferred)
+    assert seen == {0.3, 0.55, 0.8, 1.0}
+
+
+def test_the_pacer_admits_slower_clients() -> None:
+    """As above, but the quantile 0.6 of the times 1 to 4 is T = 3: the scores fall as 1, 1, 1 and 9/16."""
+    pool = ClientPool(50, torch.ones(40, dtype=torch.int64), 40, 0)
+    state = state_of([1.0] * 40, [40] * 40) | {"seconds": torch.tensor([1.0, 2.0, 3.0, 4.0] * 10), "preferred": 0.6}
+    method = Oort(exploration=0, least_exploration=0, cutoff=0.2, pacer_step=20, pacer_delta=0.3)
+    rng, counts = torch.Generator().manual_seed(0), np.zeros(40)
+    for _ in range(2000):
+        counts[method.select(state, pool, 1, rng).clients] += 1
+    assert [counts[k::4].sum() / 2000 for k in range(4)] == pytest.approx([16 / 57] * 3 + [9 / 57], abs=0.035)
+
+
+def test_the_pacer_sees_the_samples_of_a_run() -> None:
+    trainer = train(Oort(pacer_step=5, pacer_delta=0.1), rounds=1, **RAGGED)
+    state, sizes = trainer.servers["Oort"], trainer.datamodule.federation.sizes
+    assert (
+        state["utility"] == pytest.approx(float((sizes * state["loss"].double().numpy()).sum()), rel=1e-6)
+        and state["rounds"] == 1
+    )
 
 
 def test_it_learns_the_times_of_a_run() -> None:
