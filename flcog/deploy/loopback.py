@@ -119,12 +119,11 @@ class Loopback:
     def run(self, app: Path, options: Mapping[str, Any]) -> int:
         """Submit an app, and return the number of its run."""
         words = " ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
-        answer = json.loads(self.flwr("run", str(app), "here", "--format", "json", "--run-config", words))
-        return int(answer["run-id"])
+        return int(self._answer("run", str(app), "here", "--run-config", words)["run-id"])
 
     def status(self, run: int) -> tuple[str, dict[str, Any]]:
         """The status of a run, such as ``running`` or ``finished:completed``, and Flower's record of it."""
-        records = json.loads(self.flwr("list", "here", "--format", "json", "--run-id", str(run)))["runs"]
+        records = self._answer("list", "here", "--run-id", str(run))["runs"]
         record = next(each for each in records if int(each["run-id"]) == run)
         return record["status"], record
 
@@ -148,6 +147,13 @@ class Loopback:
             lines = (done.stdout + done.stderr).split("\n")
             raise ValueError(f"flwr {words[0]} failed: {' '.join(filter(None, map(str.strip, lines)))[-400:]}")
         return done.stdout
+
+    def _answer(self, *words: str) -> dict[str, Any]:
+        """The answer of a command of Flower's, which may tell of an error although it exits with 0."""
+        answer: dict[str, Any] = json.loads(self.flwr(*words, "--format", "json"))
+        if not answer["success"]:
+            raise ValueError(f"flwr {words[0]} failed: {' '.join(answer['error-message'].split())[-400:]}")
+        return answer
 
     def log(self, name: str) -> str:
         """The output of a process until now."""

@@ -1,5 +1,6 @@
 """The ServerApp: trains a federation whose clients live on Flower's nodes."""
 
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ def server_app(folder: Path) -> ServerApp:
         folder: the app's folder, with ``config.yaml`` and ``server.yaml``.
     """
     app = ServerApp()
+    logging.getLogger("flwr").addFilter(_without_traceback)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -47,6 +49,13 @@ def server_app(folder: Path) -> ServerApp:
             raise RunFailure(reason) from None
 
     return app
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Leave out the traceback of a run that has failed with one line."""
+    if record.exc_info and isinstance(record.exc_info[1], RunFailure):
+        record.exc_info = None
+    return True
 
 
 def train(folder: Path, grid: Grid, options: Mapping[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """The server against nodes in this process, over a stand-in for Flower's Grid that loses, damages and refuses messages."""
 
+import io
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,18 @@ REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
         "node 3 has not answered the request begin within 0.5 s: start the node, or raise timeout",
     ),
 }
+
+
+def test_flower_prints_no_traceback_of_a_failure_in_one_line(tmp_path: Path) -> None:
+    server_app.server_app(tmp_path)
+    printed, handler = io.StringIO(), logging.StreamHandler()
+    handler.setStream(printed)
+    logging.getLogger("flwr").addHandler(handler)
+    for error in (server_app.RunFailure("one line"), KeyError("a fault")):
+        logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)
+    logging.getLogger("flwr").removeHandler(handler)
+    assert printed.getvalue().count("ServerApp raised an exception") == 2
+    assert "one line" not in printed.getvalue() and "KeyError: 'a fault'" in printed.getvalue()
 
 
 def test_rare_checkpoints_are_refused() -> None:

@@ -104,7 +104,7 @@ def table_here(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("here")
     rows = {"SCAFFOLD": {}, "FedProx": {"configs": ["methods/fedprox"]}}
     (folder / "table.yaml").write_text(yaml.safe_dump({"configs": [str(config(folder))], "rows": rows}))
-    cluster.call("flcog", "compare", "table.yaml", "--out", "out", cwd=folder)
+    cluster.call("flcog", "compare", "table.yaml", "--out", "out", cwd=folder, timeout=600)
     return folder / "out"
 
 
