@@ -105,7 +105,16 @@ COMPLETED = {
 }
 
 
-@pytest.mark.parametrize("line", COMPLETED)
+QUICK = (
+    "flcog va",
+    "flcog fit -c quick",
+    "flcog fit --trainer.callbacks+ FedPr",
+    "flcog fit --data MNIST --data.da",
+    "flcog compare dig",
+)
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, marks=() if line in QUICK else pytest.mark.slow) for line in COMPLETED])
 def test_a_shell_completes(line: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "mine.txt").touch()

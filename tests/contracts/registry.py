@@ -6,10 +6,11 @@ refuses, and the tests of what is its own.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from harness import TESTS, RecordingTrainer, train
 
@@ -34,6 +35,16 @@ def collected(name: str) -> dict[Any, Any]:
 
 CASES: dict[str, Case] = collected("CASES")
 REFUSED: Refusals = collected("REFUSED")
+FIRST = {type(case.method): name for name, case in reversed(CASES.items())}
+
+
+def first_quickly(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
+    """A test of several runs for all cases: the first case of each method is a quick test, and the others are slow tests."""
+    params = [
+        pytest.param(case, id=name, marks=() if FIRST[type(case.method)] == name else pytest.mark.slow)
+        for name, case in cases.items()
+    ]
+    return pytest.mark.parametrize("case", params)
 
 
 def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrainer:

@@ -23,7 +23,7 @@ import flcog.callbacks
 import flcog.datamodules
 import flcog.method
 from contracts.case import Case
-from contracts.registry import CASES, client_states, run
+from contracts.registry import CASES, client_states, first_quickly, run
 from flcog.callbacks.attacks.parts import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
@@ -35,12 +35,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-FIRST = {type(case.method): name for name, case in reversed(CASES.items())}
-"""The first case of each method. Contracts that take several runs leave the further cases to the slow tests."""
-first_quickly = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=name, marks=() if name in FIRST.values() else pytest.mark.slow) for name, case in CASES.items()],
-)
 
 
 _listed: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
@@ -87,7 +81,7 @@ def test_against_the_paper(case: Case) -> None:
     assert_close(trainer.state, case.reference(problem_of(trainer, before, case.optimizer)), case.rtol)
 
 
-@first_quickly
+@first_quickly(CASES)
 def test_threads_agree_with_the_loop(case: Case) -> None:
     loop, _ = as_listed(case)
     threads = run(case, case.method, chunk_size=2)
@@ -106,7 +100,7 @@ def check_vmap(case: Case, chunk_size: int | None) -> None:
     assert vmap.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
 
 
-@first_quickly
+@first_quickly(CASES)
 def test_vmap_agrees_with_the_loop(case: Case) -> None:
     check_vmap(case, None)
 
@@ -135,7 +129,7 @@ def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
         assert_close(run(case, case.neutral).state, plain.state, 1e-12)
 
 
-@first_quickly
+@first_quickly(CASES)
 def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     """Whether it is written, evaluated or resumed changes no bit of a run's rounds."""
     whole, _ = as_listed(case)
@@ -150,7 +144,7 @@ def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     assert without_times(resumed.rows[:2]) == without_times(half.rows)
 
 
-@first_quickly
+@first_quickly(CASES)
 def test_client_ids_are_only_names(case: Case) -> None:
     if case.random:
         pytest.skip("draws depend on the client's id")
@@ -158,7 +152,7 @@ def test_client_ids_are_only_names(case: Case) -> None:
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
-@first_quickly
+@first_quickly(CASES)
 def test_identical_clients_are_one(case: Case) -> None:
     if case.random:
         pytest.skip("clients with equal data draw different numbers")

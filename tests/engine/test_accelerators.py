@@ -49,7 +49,10 @@ def waits_of(method: Method | None = None, module: Any = None, data: Any = None,
         return waits.copy()
 
 
-@pytest.mark.parametrize("name", STEPPING)
+QUICK = ("FedCOG", "FedProx", "SCAFFOLD")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STEPPING])
 def test_a_local_step_waits_for_nothing(name: str) -> None:
     case = CASES[name]
     few, many = (waits_of(case.method, case.module(case.optimizer), case.data(), local_steps=steps) for steps in (2, 5))
@@ -144,7 +147,7 @@ def everything() -> TinyData:
 WATCHING = (ClassAccuracy(), ClientFairness(), TrainingScores())
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("executor", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
 @pytest.mark.parametrize("methods", [[FedProx(mu=0.1), *WATCHING], [FineTune(steps=2)]], ids=["observed", "personal"])
 def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], executor: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": executor, "precision": "32-true", "eval_every": 1, "rounds": 2}
@@ -237,9 +240,12 @@ def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "executor"),
     [
-        *(("SCAFFOLD", data, executor) for data in (TinyData, Announced) for executor in ("loop", "vmap")),
-        ("GradientNoise", TinyData, "loop"),
-        ("FedNova", Announced, "vmap"),
+        ("SCAFFOLD", TinyData, "loop"),
+        ("SCAFFOLD", Announced, "vmap"),
+        pytest.param("SCAFFOLD", TinyData, "vmap", marks=pytest.mark.slow),
+        pytest.param("SCAFFOLD", Announced, "loop", marks=pytest.mark.slow),
+        pytest.param("GradientNoise", TinyData, "loop", marks=pytest.mark.slow),
+        pytest.param("FedNova", Announced, "vmap", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_as_on_cuda(name: str, data: type[TinyData], executor: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.case import Case
-from contracts.registry import CASES, run
+from contracts.registry import CASES, first_quickly, run
 from harness import NUM_CLASSES, BatchNormMLP, RecordingTrainer, classifier, distance, fit, train
 from torch import Tensor
 
@@ -95,7 +95,7 @@ AT_THE_SERVER = {
 }
 
 
-@pytest.mark.parametrize("case", AT_THE_SERVER.values(), ids=AT_THE_SERVER.keys())
+@first_quickly(AT_THE_SERVER)
 def test_dropping_a_client_is_a_round_without_it(case: Case) -> None:
     dropped = run(case, BadDelta(), BadMessage(), case.method, on_bad_update="drop", rounds=2)
     assert_same_run(

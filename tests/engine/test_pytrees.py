@@ -84,7 +84,14 @@ RAGGED = {"local_epochs": 2, "rounds": 2}
 METHODS = [None, MOON(projection=4), FedDecorr(), FedGen(), CASES["SCAFFOLD"].method]
 
 
-@pytest.mark.parametrize("options", [{"executor": "loop"}, {"executor": "vmap"}, {"executor": "loop", "chunk_size": 3}], ids=str)
+EXECUTORS = [
+    {"executor": "loop"},
+    {"executor": "vmap"},
+    pytest.param({"executor": "loop", "chunk_size": 3}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("options", EXECUTORS, ids=str)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name if method else "FedAvg")
 def test_they_train_to_the_same_numbers(method: Any, options: dict[str, Any]) -> None:
     methods = [] if method is None else [method]

@@ -119,7 +119,12 @@ CASES: dict[str, tuple[Sequence[Method], Sequence[Method], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+QUICK = ("a loss", "FedCOG from another", "state at the server and BatchNorm", "personal models")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()]
+)
 def test_it_is_the_run_from_round_1(case: Any, tmp_path: Path) -> None:
     methods, arm, options = case
     options = dict(options)
@@ -220,7 +225,13 @@ def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:
     assert f"{table} has no row of round 1" in refusal(tmp_path, ended, round=3, eval_every=2, rounds=5)
 
 
-@pytest.mark.parametrize("method", [FedDisco(start_round=2), FineTune(steps=1, start_round=2), Ditto(start_round=2)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedDisco(start_round=2),
+        *(pytest.param(slow, marks=pytest.mark.slow) for slow in (FineTune(steps=1, start_round=2), Ditto(start_round=2))),
+    ],
+)
 def test_what_methods_do_from_round_1_on_has_no_late_start(method: Method, tmp_path: Path) -> None:
     """Their data, or the columns of their own models, would be missing from the rows that another run has trained."""
     data = TinyData(client_test=0.3)

@@ -279,6 +279,7 @@ def test_wandb_offline_opens_with_the_first_row() -> None:
     assert fails.open == [False] and wandb.run is None
 
 
+@pytest.mark.slow
 def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
     try:

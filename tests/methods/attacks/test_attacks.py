@@ -236,6 +236,7 @@ def test_a_round_without_attackers_or_without_honest_clients_is_honest() -> None
         assert distance(train(Mimic(clients=chosen), rounds=1).state, train(rounds=1).state) < 1e-12
 
 
+@pytest.mark.slow
 def test_the_backdoors_success_is_a_column(tmp_path: Any) -> None:
     runs = [
         fit(tmp_path, Backdoor(clients=who, target=2, share=0.5), clients_per_round=8, rounds=8, local_steps=20, eval_every=8)

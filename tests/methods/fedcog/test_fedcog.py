@@ -158,10 +158,9 @@ def test_against_the_paper_under_both_executors(method: FedCOG, options: dict[st
     before = copy.deepcopy(module)
     loop = train(method, module=module, data=make_data(), **options)
     assert_close(loop.state, expected(method, loop, before, make_data()), 1e-10)
-    for chunk_size in (None, 2):
-        vmap = train(method, module=make_module(), data=make_data(), executor="vmap", chunk_size=chunk_size, **options)
-        assert vmap.executor.name == "vmap"
-        assert_close(vmap.state, loop.state, 1e-10)
+    vmap = train(method, module=make_module(), data=make_data(), executor="vmap", chunk_size=2, **options)
+    assert vmap.executor.name == "vmap"
+    assert_close(vmap.state, loop.state, 1e-10)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

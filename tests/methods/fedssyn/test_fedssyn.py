@@ -337,6 +337,7 @@ def test_one_changed_sample_makes_other_data(tmp_path: Path) -> None:
     assert before != fingerprint(np.load(file, mmap_mode="r"))
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     def run(rounds: int, **options: Any) -> flcog.FederatedTrainer:
         method = Fedssyn(generator=Stamp(), num_images=4, **options)

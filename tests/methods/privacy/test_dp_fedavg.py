@@ -218,7 +218,7 @@ class KnownNorms(Method):
         return Upload({name: ctx.draws["norm"] * value for name, value in zeros.items()}, ctx.state)
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_bound_follows_the_quantile(per_layer: bool) -> None:
     """C <- C exp(-lr (share of clients with norms of at most C - quantile)), as in Andrew et al., and ends at the quantile."""
     method = NO_NOISE(clip=30.0, quantile=0.4, clip_lr=0.3, per_layer=per_layer)
