@@ -98,7 +98,7 @@ class FedAdam(_AdaptiveServer):
 
 
 @dataclass(frozen=True)
-class FedYogi(_AdaptiveServer):
+class FedYogi(FedAdam):
     """Makes the server step by Yogi, with the clients' mean update as the gradient: the scale forgets more slowly than Adam's.
 
     With D the mean update; m starts at 0 and v at tau^2, and there is no bias correction::
@@ -117,12 +117,6 @@ class FedYogi(_AdaptiveServer):
         >>> FedYogi(lr=0.1).beta2
         0.99
     """
-
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "[0, 1)", "beta2")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flcog.client.executor import Choice
 from flcog.client.lightning_hooks import written_hooks
-from flcog.client.residuals import residual_stages
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
 from flcog.core.types import Params, Slot
@@ -19,6 +17,7 @@ from flcog.method import Callback, MethodRecord, TrackerNote, Uploads, methods_u
 from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
+from flcog.run.client_states_check import check_client_states
 from flcog.run.description import describe, entries
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
@@ -289,17 +288,5 @@ class Session:
 
     def _receive(self, file: Path, client: int, states: dict[str, Any]) -> dict[str, Any]:
         """Check a client's state after reading. It stays on the CPU until it is needed."""
-        residuals = {self.methods[i].name for i in residual_stages(self.methods)}
-        methods = {method.name: method for method in self.methods if method.overrides("init_client") or method.name in residuals}
-        for name, state in states.items():
-            if name not in methods:
-                raise ValueError(
-                    f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"
-                )
-            if name in residuals and isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
-                continue  # its entries depend on the methods that act in a round
-            if not self.has_all_data:
-                continue  # only the clients can make a state to compare it with
-            initial = self.engine.clients.here.initial_state(methods[name], client, (self.params, self.buffers), self.round)
-            check_alike(file, f"{name}'s state of client {client}", state, initial)
+        check_client_states(file, client, states, self.engine, self.server)
         return states
