@@ -54,6 +54,9 @@ def value_of_one(name: str, bound: float, length: int, size: int) -> float:
         bound: the largest norm of a client's vector.
         length: the largest norm L of its whole numbers.
         size: d.
+
+    >>> value_of_one("DPFedAvg", bound=1.0, length=102, size=16)
+    0.01
     """
     left = length - math.sqrt(size) / 2
     if left <= 0:
