@@ -142,7 +142,7 @@ def remember(
     method = selection_of(engine.active(server.round))
     if method is not None:
         known = [losses[client] for client in trained] if losses else []
-        sizes = [int(engine.roll_call.sizes[client]) for client in trained]
+        sizes = engine.roll_call.sizes[torch.tensor(trained, dtype=torch.int64)].tolist()
         record = RoundRecord(server.round, selected.clients, trained, known, timing.taken() if timing else {}, sizes)
         server.servers[method.name] = method.update(server.servers[method.name], record)
     if (private := private_sum_of(engine.methods)) is not None:

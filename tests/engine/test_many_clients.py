@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from harness import make_trainer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import flcog
 from flcog.callbacks import (
@@ -89,7 +91,22 @@ def test_a_round_of_a_million_clients(methods: list[Method]) -> None:
         trainer.train_round()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+        with _NothingLarge(number):
+            trainer.train_round()
     assert peaks[1] < 2 * peaks[0] < 10**6
+
+
+class _NothingLarge(TorchDispatchMode):
+    """Operators may read single clients from tensors of all clients, but compute no such tensor."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        assert all(leaf.numel() < self.number / 2 for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)), func
+        return found
 
 
 def test_a_trace_takes_twelve_bytes_for_each_row(tmp_path: Path) -> None:

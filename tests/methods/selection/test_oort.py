@@ -25,9 +25,13 @@ REFUSED: Refusals = {
         ({"penalty": -1.0}, "penalty must be at least 0; got -1.0"),
         ({"preferred": 0.0}, "preferred must lie in (0, 1]; got 0.0"),
         ({"cutoff": 0.0}, "cutoff must lie in (0, 1]; got 0.0"),
-        ({"pacer_step": 0, "pacer_delta": 0.1}, "pacer_step must be at least 1; got 0"),
-        ({"pacer_step": 20, "pacer_delta": 1.5}, "pacer_delta must lie in (0, 1]; got 1.5"),
-        ({"pacer_step": 20}, "pacer_step and pacer_delta belong together; got pacer_step=20 and pacer_delta=None: give both"),
+        ({"pacer_step": 0, "pacer_delta": 0.1}, "pacer_step must be at least 1, or null; got 0"),
+        ({"pacer_step": 20, "pacer_delta": 1.5}, "pacer_delta must lie in (0, 1], or null; got 1.5"),
+        (
+            {"pacer_step": 20},
+            "pacer_step and pacer_delta belong together; got pacer_step=20 and pacer_delta=None: give both, such as 20 and 0.1, or "
+            "neither",
+        ),
     ]
 }
 
