@@ -22,6 +22,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.test_compile import as_recorded
+from engine.test_selection import Listed
+from flcog.callbacks import SCAFFOLD
 from flcog.execute import compiled_steps, plan
 from flcog.execute import graphs as cuda_graphs
 from flcog.execute.graphs import Cuda
@@ -200,6 +202,15 @@ def test_a_batched_program_is_captured_too(device: StandIn) -> None:
     assert graphs.executor.compiled == "graphs" and device.captured == 1
     steps = [sorted((work.num_steps for work in works), reverse=True) for works in graphs.works]
     assert device.replayed == sum(sum(those[::2]) for those in steps)  # of each chunk, as many as its first client's
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_captured_steps_take_cohorts_of_any_size(executor: str, device: StandIn) -> None:
+    """Rounds of 2, 0, 6, 1, 0 and 3 clients."""
+    loop = train(Listed(), SCAFFOLD(), rounds=6)
+    graphs = train(Listed(), SCAFFOLD(), rounds=6, executor=executor, chunk_size=2, compile="graphs")
+    assert_close(graphs.state, loop.state, 1e-11)
+    assert graphs.executor.compiled == "graphs" and graphs.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
 
 
 def test_what_cannot_be_captured_runs_as_it_is(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
