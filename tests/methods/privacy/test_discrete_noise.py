@@ -177,6 +177,7 @@ def test_an_update_with_nan_counts_as_zero_and_names_nobody() -> None:
     trainer = train(SecureAggregation(), private(), Spoils(), rounds=1)
     assert all(torch.isfinite(value).all() for value in trainer.state.values())
     assert set(trainer.rows[-1]) == {"round", "privacy/epsilon"}
+    assert any("by RDP" in note and "cohorts that the server knows, without amplification" in note for note in trainer.notes)
 
 
 # Lost clients and the budget ------------------------------------------------------------------------------------------------------
