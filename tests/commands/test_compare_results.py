@@ -275,6 +275,18 @@ def test_seeds_with_other_metrics_are_one_line(tmp_path: Path) -> None:
         results_of(table, runs, saved)
 
 
+def test_a_primary_summary_that_no_run_has_is_one_line(tmp_path: Path) -> None:
+    table = read_table(plan_file(tmp_path, summary="val"))
+    runs = cells(table, tmp_path / "out", [])
+    fake_run(runs[0], [0.1, 0.2], val__accuracy=[0.3, 0.4], finished=True)
+    assert results_of(table, runs, None)[0].scores["val"] == 0.2
+    fake_run(runs[1], [0.1, 0.2], finished=True)
+    with pytest.raises(
+        ValueError, match=r"metrics\.csv: B · seed 0 has no validation score, and the summary of table is val: set"
+    ):
+        results_of(table, runs, None)
+
+
 def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:
     table = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, seeds=[0, 1], published={"B": {"": 50}}))
     runs = cells(table, tmp_path / "out", [])

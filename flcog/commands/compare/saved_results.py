@@ -70,12 +70,15 @@ def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[R
         elif record is not None:
             result = result_of(cell, record.history, record.facts, table.last, finished=True)
             found.append((f"{saved}, row {record.row}", result))
-    _check_metrics(found)
+    _check_scores(table, found)
     return [result for _, result in found]
 
 
-def _check_metrics(results: Sequence[tuple[str, Result]]) -> None:
-    """Refuse a run that lacks the metric of other seeds of its arm, whose mean would be that of another metric or of fewer seeds."""
+def _check_scores(table: Table, results: Sequence[tuple[str, Result]]) -> None:
+    """Refuse a run without the table's primary summary, or without the metric of other seeds of its arm.
+
+    The mean over seeds would be one of fewer seeds, or of unlike metrics.
+    """
     metrics: dict[tuple[str, str], str | None] = {}
     ended = [(origin, result) for origin, result in results if result.finished and not result.diverged]
     for _, result in ended:
@@ -85,6 +88,11 @@ def _check_metrics(results: Sequence[tuple[str, Result]]) -> None:
         if result.metric != metric:
             raise ValueError(
                 f"{origin}: {result.name} has no {metric}, which other seeds have: delete this run, and give the command again"
+            )
+        if result.scores and table.summary_of(result.column) not in result.scores:
+            raise ValueError(
+                f"{origin}: {result.name} has no validation score, and the summary of {table.name} is val: set data.client_val, or choose "
+                "best, last or mean"
             )
 
 
