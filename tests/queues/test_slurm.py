@@ -142,7 +142,9 @@ def test_a_comparison_survives(event: Callable[[Comparison], None], cluster: Clu
     comparison = Comparison(cluster, tmp_path, sleep=8.0 if event is kill_the_comparison else 1.0)
     event(comparison)
     comparison.wait()
-    assert len(comparison.jobs()) == (2 if event is cancel else 1), comparison.output
+    # Slurm may start a requeued job on the lost node while it still kills the first one there, and then kills both.
+    submissions = {cancel: {2}, lose_a_node: {1, 2}}.get(event, {1})
+    assert len(comparison.jobs()) in submissions, comparison.output
     for root in comparison.roots:
         assert_same(root, table_here / root.relative_to(comparison.out))
     assert event is not kill_the_comparison or " is in the queue" in comparison.output
