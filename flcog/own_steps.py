@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flcog.core.trees import Tree
+from flcog.trainer_view import TrainerView
 
 
 class NoLoss(ValueError):
@@ -42,20 +43,21 @@ ALONE: Mapping[str, Any] = {
     "global_rank": 0,
     "local_rank": 0,
     "is_global_zero": True,
-    "sanity_checking": False,
+    "world_size": 1,
 }
 """Attributes of a module's trainer where no run is known."""
 
 
-class _StepTrainer:
+class _StepTrainer(TrainerView):
     """The ``trainer`` of a module in a step: its epoch is the round. In evaluations the run's trainer has all other attributes."""
 
-    training = validating = testing = predicting = False
+    def __init__(self, module: L.LightningModule, round: int, stage: str) -> None:
+        super().__init__(STAGES[stage])
+        self.current_epoch, self._run, self.model, self.lightning_module = round, cast(Any, module._trainer), module, module
 
-    def __init__(self, round: int, stage: str, run: Any) -> None:
-        self.current_epoch, self._run = round, run
-        self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, STAGES[stage])
-        setattr(self, stage, True)
+    @property
+    def sanity_checking(self) -> bool:
+        return self._run is not None and self._run.sanity_checking
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_run":  # copy and pickle look for such names
@@ -92,12 +94,9 @@ def among_rounds(module: L.LightningModule, round: int, stage: str = "training")
         round: counted from 0.
         stage: ``training``, ``validating``, ``testing`` or ``predicting``, which is true of ``self.trainer``.
     """
-    before, module.trainer = module._trainer, cast(Any, _StepTrainer(round, stage, module._trainer))
-    vars(module.trainer).update(model=module, lightning_module=module)
-    try:
-        yield module.trainer
-    finally:
-        module.trainer = before
+    trainer = _StepTrainer(module, round, stage)
+    with trainer.visible_to(module):
+        yield trainer
 
 
 @contextmanager

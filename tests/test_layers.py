@@ -23,6 +23,7 @@ LAYERS = (
         "flcog.client_module",
         "flcog.model_function",
         "flcog.apply",
+        "flcog.trainer_view",
         "flcog.own_steps",
         "flcog.manual_steps",
         "flcog.step_log",

@@ -1,19 +1,18 @@
 """The trainer as a module sees it before round 1, in ``setup``, ``configure_model`` and ``configure_optimizers``."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 
 from flcog.core.processes import Processes
 from flcog.data import FederatedDataModule
 from flcog.data.batching import Batching
 from flcog.settings import Settings
+from flcog.trainer_view import TrainerView
 
 
-class SetupTrainer:
+class SetupTrainer(TrainerView):
     """The attributes of ``lightning.Trainer`` that are known before round 1.
 
     Schedulers with the interval ``step`` restart in each round, so that ``estimated_stepping_batches`` is a client's number of steps in a
@@ -26,15 +25,13 @@ class SetupTrainer:
         callbacks: the run's callbacks of Lightning's.
     """
 
-    current_epoch, global_step, max_steps, num_nodes = 0, 0, -1, 1
-    training = validating = testing = predicting = sanity_checking = should_stop = False
-    fitting, logger, loggers = True, None, ()
+    current_epoch, global_step, should_stop, logger, loggers = 0, 0, False, None, ()
 
     def __init__(
         self, settings: Settings, datamodule: FederatedDataModule, processes: Processes, callbacks: Sequence[L.Callback]
     ) -> None:
+        super().__init__()
         self._federated, self.datamodule, self.callbacks = datamodule, datamodule.hooked, list(callbacks)
-        self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
         self.max_epochs, self.precision = settings.rounds, settings.precision
         self.accumulate_grad_batches = settings.accumulate_grad_batches
         self.world_size = self.num_devices = processes.count
@@ -63,13 +60,3 @@ class SetupTrainer:
         raise AttributeError(
             f"a module asked its trainer for {name!r} before round 1, when it is not known yet: use it in on_fit_start, or leave it out"
         )
-
-    @contextmanager
-    def visible_to(self, module: L.LightningModule) -> Iterator[None]:
-        """Let a module find this trainer as ``self.trainer``."""
-        before, owner = module._trainer, cast(Any, module)
-        owner.trainer = self
-        try:
-            yield
-        finally:
-            owner.trainer = before

@@ -87,7 +87,7 @@ class FaithfulClient(OneClient):
         trainer.begin(assignment.round, work)
         log, totals = self.model.log, {"loss": torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())}
         losses, taken, parts = 0, 0, list[Batch]()
-        with trainer.visible(), self._hooks.of_batches.show(trainer):
+        with trainer.visible_to(trainer.lightning_module), self._hooks.of_batches.show(trainer):
             for number, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
                     raise StopRequest

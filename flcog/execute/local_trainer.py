@@ -1,8 +1,7 @@
 """The trainer as a module and Lightning's callbacks see it while a client trains by the faithful step."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,17 +13,8 @@ from torch import Tensor
 
 from flcog.client.local_hooks import LocalHooks
 from flcog.client.work import ClientWork
-
-ALONE = {
-    "num_nodes": 1,
-    "world_size": 1,
-    "global_rank": 0,
-    "local_rank": 0,
-    "is_global_zero": True,
-    "logger": None,
-    "loggers": (),
-}
-"""Attributes of the trainer where no run is known, because clients train in other processes than the server."""
+from flcog.own_steps import ALONE
+from flcog.trainer_view import TrainerView
 
 
 class LocalStrategy:
@@ -92,7 +82,7 @@ class LocalStrategy:
         """A client does not wait for other processes."""
 
 
-class LocalTrainer:
+class LocalTrainer(TrainerView):
     """The attributes of ``lightning.Trainer`` while a client trains.
 
     An epoch is a round, and ``global_step`` is the client's local step in this round. Attributes of the whole run, such as its
@@ -104,10 +94,10 @@ class LocalTrainer:
         device: of the module.
     """
 
-    training = fitting = True
-    validating = testing = predicting = sanity_checking = evaluating = False
+    evaluating = False
 
     def __init__(self, hooks: LocalHooks, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
+        super().__init__()
         self.hooks, self.accumulate_grad_batches, self.estimated_stepping_batches = hooks, hooks.accumulate, 0
         self.current_epoch, self.global_step, self.num_training_batches, self.is_last_batch = 0, 0, 0, False
         self.gradient_clip_val: float | None = None
@@ -182,13 +172,3 @@ class LocalTrainer:
                 "lists the attributes that exist"
             )
         return getattr(self.hooks.run, name)
-
-    @contextmanager
-    def visible(self) -> Iterator[None]:
-        """Let the module find this trainer as ``self.trainer``."""
-        module = self.lightning_module
-        before, module.trainer = module._trainer, self
-        try:
-            yield
-        finally:
-            module.trainer = before

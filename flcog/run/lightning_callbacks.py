@@ -17,7 +17,7 @@ from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
 from flcog.run.lightning_checkpoint import checked_state, entries_of_hook
-from flcog.run.lightning_trainer import LightningTrainer, visible_as_trainer
+from flcog.run.lightning_trainer import LightningTrainer
 from flcog.run.session import Session
 from flcog.server.round_schedules import RoundSchedules
 
@@ -232,7 +232,7 @@ class LightningCallbacks(Callback):
             return
         trainer.load_global_model()
         module = trainer.lightning_module
-        with visible_as_trainer(trainer), self._logging(trainer):
+        with trainer.visible_to(module), self._logging(trainer):
             for hook, *arguments in hooks:
                 for callback in self._active:
                     if "batch" in hook and callback in self._in_clients:

@@ -1,8 +1,7 @@
 """The trainer as Lightning's callbacks see it: the attributes of ``lightning.Trainer`` that have a meaning in federated training."""
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
 
 from flcog.client.optimizers import each_optimizer
 from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.core.processes import Processes
 from flcog.run.session import Session
+from flcog.trainer_view import TrainerView
 
 
 class Strategy:
@@ -43,7 +42,7 @@ class Strategy:
             Path(path).unlink(missing_ok=True)
 
 
-class LightningTrainer:
+class LightningTrainer(TrainerView):
     """A federated run with the attributes of ``lightning.Trainer``.
 
     An epoch is a round, and a step of the global model is a round, too: ``current_epoch`` counts rounds from 0, and ``global_step`` is
@@ -56,8 +55,7 @@ class LightningTrainer:
         default_root_dir, fast_dev_run: the arguments of the federated trainer.
     """
 
-    val_check_interval, max_steps = 1.0, -1
-    num_training_batches, num_nodes, ckpt_path, enable_validation = 1, 1, None, True
+    val_check_interval, num_training_batches, ckpt_path, enable_validation = 1.0, 1, None, True
 
     def __init__(
         self,
@@ -67,10 +65,10 @@ class LightningTrainer:
         default_root_dir: str,
         fast_dev_run: bool | int = False,
     ) -> None:
+        super().__init__()
         self._run, self.callbacks, self.datamodule = run, list(callbacks), datamodule
         self.default_root_dir, self.fast_dev_run = default_root_dir, fast_dev_run
         self.strategy = Strategy(run.processes)
-        self.state = TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING)
         self.metrics: dict[str, float] = {}
         """The row of the round in hand. Callbacks and modules may add figures."""
         self._earlier: dict[str, float] = {}
@@ -112,34 +110,6 @@ class LightningTrainer:
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
         self._run.should_stop = value
-
-    @property
-    def fitting(self) -> bool:
-        return self.state.fn == TrainerFn.FITTING
-
-    @property
-    def training(self) -> bool:
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def interrupted(self) -> bool:
-        return self.state.status == TrainerStatus.INTERRUPTED
-
-    @property
-    def validating(self) -> bool:
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def sanity_checking(self) -> bool:
-        return self.state.stage == RunningStage.SANITY_CHECKING
 
     # Metrics ----------------------------------------------------------------------------------------------------------------------
 
@@ -300,14 +270,3 @@ class LightningTrainer:
             f"a Lightning callback or module asked the trainer for {name!r}, which federated training does not have: docs/lightning.md "
             "lists the attributes that exist"
         )
-
-
-@contextlib.contextmanager
-def visible_as_trainer(trainer: LightningTrainer) -> Iterator[None]:
-    """Let the client module find the trainer as ``self.trainer``."""
-    module = trainer.lightning_module
-    before, module.trainer = module._trainer, trainer  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        module.trainer = before
