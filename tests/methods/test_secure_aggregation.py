@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from two_processes import on_one_and_two_processes
 
-from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, FedNova, Oort, SecureAggregation, TopK
+from flcog.callbacks import SCAFFOLD, Deadline, DPFedAvg, FedDisco, FedNova, Oort, SecureAggregation, TopK
 from flcog.callbacks.parts.pairwise_masks import pair_masks, stream
 from flcog.callbacks.secure_aggregation import reveal
 from flcog.client.messages import ClientReply
@@ -199,6 +199,7 @@ def on_processes(path: str, devices: int) -> None:
         ([SecureAggregation(), SCAFFOLD()], {"clients_per_round": 1}),
         ([SecureAggregation(), SCAFFOLD()], {"clients_per_round": 5}),
         ([SecureAggregation(), Spoils()], {"clients_per_round": 8, "on_bad_update": "drop"}),
+        ([SecureAggregation(), DPFedAvg(noise_at="clients", delta=0.01, repeatable=True)], {"clients_per_round": 5}),
     ):
         trainer = make_trainer(None, *methods, devices=devices, **options)
         trainer.prepare(classifier(), TinyData())
