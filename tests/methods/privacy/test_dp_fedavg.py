@@ -411,6 +411,28 @@ def test_epsilon_is_that_of_the_real_sampling(
     assert all(each[0] == sampling for each in seen)
 
 
+def test_epsilon_of_scaled_noise_is_that_of_a_larger_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(implementation, "epsilon", lambda *arguments: seen.append(arguments) or 1.0)
+    row = train(secret(noise_cohort_size=50), PoissonSampling(rate=0.25, at_most=4), rounds=1).rows[-1]
+    assert seen[-1] == (Sampling(200, 0.25, at_most=100), 2.0, 1, 200**-1.1)
+    assert row["privacy/epsilon_if_scaled"] == 1 and "privacy/epsilon" not in row
+
+
+def test_weights_are_capped_and_depend_on_the_client_alone() -> None:
+    state = {"expected": torch.tensor(4.0)}
+    samples = torch.tensor([5.0, 10.0, 1000.0])
+    assert NO_NOISE(full_weight=10).shares(state, samples).tolist() == [0.125, 0.25, 0.25]
+    assert NO_NOISE().shares(state, samples).tolist() == [0.25] * 3
+
+
+def test_the_counts_of_every_layer_are_paid_for() -> None:
+    """Andrew et al., theorem 1, with a count for each layer: z^-2 = z_sums^-2 + layers (2 std)^-2."""
+    state = {"noise": torch.tensor(1.5), "expected": torch.tensor(5.0), "scale": torch.ones(3)}
+    sums, counts = secret(per_layer=True, quantile=0.5, count_noise=4.0)._noise_of_sums(state)
+    assert counts == 4 and sums**-2 + 3 / (2 * counts) ** 2 == pytest.approx(1.5**-2)
+
+
 def on_processes(path: str, devices: int) -> None:
     """The models after rounds with repeatable noise, and whether all processes have the same model with secret noise."""
     torch.set_num_threads(1)
