@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, get_args, get_origin
 
+import lightning as L
+from torch import nn
+from torch.utils.data import Dataset
+
 import flcog.callbacks
 import flcog.datamodules
 from flcog.client_module import ClientModule
@@ -32,6 +36,9 @@ from flcog.method import (
 METHOD_BASES = (Method, Aggregator, Attack, AvailabilityModel, ParameterMask, Selection, Stage, UploadAggregator, UploadChange)
 BASES = (Callback, *METHOD_BASES, FederatedDataModule, ClientModule)
 """Base classes of users' classes. They do nothing by themselves."""
+ANY_CLASS = (nn.Module, L.LightningDataModule, Dataset)
+"""The classes for which the parser takes a section ``model`` or ``data`` without a class path."""
+SCRIPT = "for a config that a script with FederatedCLI(Model, Data) wrote, run that script: python main.py test -c FILE"
 
 
 def explain(parser: Any, message: str) -> str:
@@ -130,7 +137,9 @@ def _no_option(parser: Any, text: str, name: str) -> str:
     owner, name = getattr(parser, "owner", None), name.split(".")[0]
     known = sorted(option for option in _options(parser) if "." not in option and option not in ("help", "print_shtab"))
     if owner is None:
-        return f"there is no option {name!r}.{guess(name, known)}"
+        return _of_a_script(name) or f"there is no option {name!r}.{guess(name, known)}"
+    if owner in ANY_CLASS and name not in ("class_path", "init_args"):
+        return f"{'.'.join(_path())} needs a class_path, and {name!r} under init_args; {SCRIPT}"
     if name in ("class_path", "init_args") or owner in BASES:
         return f"{_place(owner)} needs a class_path, and that class's options under init_args; got {name!r} beside them"
     if new := getattr(owner, "former_options", {}).get(name):
@@ -149,7 +158,12 @@ def _no_key(parser: Any, text: str, command: str, name: str) -> str:
     """Explain an unknown option in a config file."""
     if (refusal := refusal_of(name.removeprefix("trainer."))) and name.startswith("trainer."):
         return refusal
-    return f"there is no option {name!r}.{_near(_command(parser, command), name)}"
+    return _of_a_script(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
+
+
+def _of_a_script(name: str) -> str:
+    """Explain an option that only users' own scripts have."""
+    return f"the flcog command has no option {name!r}; {SCRIPT}" if name.split(".")[0] in ("optimizer", "lr_scheduler") else ""
 
 
 def _unrecognized(parser: Any, text: str, words: str) -> str:

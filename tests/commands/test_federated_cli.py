@@ -213,3 +213,20 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
             flcog.FederatedCLI(Lit, Rows, args=["fit", *options(tmp_path), *words])
         assert raised.value.code == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_the_config_of_a_script_needs_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names no classes, and has options that only the script knows."""
+    from flcog.commands.cli import main
+
+    sections = [
+        {"model": {"lr": 0.5}},
+        {"model": {"class_path": f"{__name__}.Lit"}, "data": {"count": 8}},
+        {"model": {"class_path": f"{__name__}.Lit"}, "data": {"class_path": f"{__name__}.Rows"}, "optimizer": None},
+    ]
+    for section in sections:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(section))
+        with pytest.raises(SystemExit):
+            main(["test", "-c", str(tmp_path / "config.yaml")])
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.endswith("a script with FederatedCLI(Model, Data) wrote, run that script: python main.py test -c FILE"), line
