@@ -13,6 +13,7 @@ from flcog.client.messages import RollCall
 from flcog.client.model import ClientModel, make_client_model
 from flcog.client.output_check import check_outputs
 from flcog.client.runtime import ClientRuntime
+from flcog.client.setup_trainer import SetupTrainer
 from flcog.client.store import ClientStore
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
@@ -136,7 +137,8 @@ def host_clients(
     """
     check_separate(methods)
     processes = processes or Processes()
-    client = make_client_model(settings, methods, model, datamodule, processes, callbacks)
+    trainer = SetupTrainer(settings, datamodule, processes, callbacks)
+    client = make_client_model(settings, methods, model, datamodule, processes, trainer)
     data = HostedData.of(datamodule)
     data = data._replace(federation=placed(settings, data, processes.device))
     check_data(settings, methods, client.function, data.federation, processes.device)

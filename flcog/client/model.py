@@ -62,7 +62,7 @@ def make_client_model(
     model: nn.Module,
     datamodule: FederatedDataModule,
     processes: Processes,
-    callbacks: Sequence[L.Callback] = (),
+    trainer: SetupTrainer,
 ) -> ClientModel:
     """Make the initial model of a run, identical in all processes.
 
@@ -72,10 +72,9 @@ def make_client_model(
         model: the user's module, or a bare network.
         datamodule: the user's data, prepared and set up.
         processes: the processes of the run.
-        callbacks: the run's callbacks of Lightning's.
+        trainer: as the module sees it, with the run's callbacks of Lightning's.
     """
     client, choice = _as_client(model, datamodule)
-    trainer = SetupTrainer(settings, datamodule, processes, callbacks)
     with trainer.visible_to(client):
         client, notes = _with_methods(settings, methods, client, datamodule, processes)
         configured = configure(client)
@@ -83,7 +82,9 @@ def make_client_model(
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
     if not client.automatic_optimization:
         function.takes_steps_itself = (len(each_optimizer(configured.optimizer)), len(configured.schedulers))
-    hooks = LocalHooks(client, datamodule.hooked, configured, callbacks, settings.rounds, settings.accumulate_grad_batches)
+    hooks = LocalHooks(
+        client, datamodule.hooked, configured, trainer.callbacks, settings.rounds, settings.accumulate_grad_batches
+    )
     check_accumulation(hooks)
     check_mapping(hooks, methods)
     notes = choice + notes + _notes_on_groups(configured.optimizer, methods)

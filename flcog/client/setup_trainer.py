@@ -1,6 +1,7 @@
 """The trainer as a module sees it before round 1, in ``setup``, ``configure_model`` and ``configure_optimizers``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -23,12 +24,20 @@ class SetupTrainer(TrainerView):
         datamodule: the user's data, set up.
         processes: of the run.
         callbacks: the run's callbacks of Lightning's.
+        default_root_dir: the folder of the runs' directories.
+        directory: makes or finds the run's directory. None for a run that writes nothing.
     """
 
     current_epoch, global_step, should_stop, logger, loggers = 0, 0, False, None, ()
 
     def __init__(
-        self, settings: Settings, datamodule: FederatedDataModule, processes: Processes, callbacks: Sequence[L.Callback]
+        self,
+        settings: Settings,
+        datamodule: FederatedDataModule,
+        processes: Processes,
+        callbacks: Sequence[L.Callback] = (),
+        default_root_dir: str = "runs",
+        directory: Callable[[], Path | None] = lambda: None,
     ) -> None:
         super().__init__()
         self._federated, self.datamodule, self.callbacks = datamodule, datamodule.hooked, list(callbacks)
@@ -36,7 +45,12 @@ class SetupTrainer(TrainerView):
         self.accumulate_grad_batches = settings.accumulate_grad_batches
         self.world_size = self.num_devices = processes.count
         self.global_rank, self.is_global_zero = processes.rank, processes.is_first
-        self._settings = settings
+        self._settings, self.default_root_dir, self._directory = settings, default_root_dir, directory
+
+    @property
+    def log_dir(self) -> str:
+        """The run's directory, or ``default_root_dir``. As in Lightning, all processes must ask for it, or none."""
+        return str(self._directory() or self.default_root_dir)
 
     @property
     def estimated_stepping_batches(self) -> int:

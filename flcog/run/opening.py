@@ -1,10 +1,12 @@
 """Opens a run in five steps: read, describe, check, make the session, restore."""
 
+import functools
 from pathlib import Path
 from typing import Any, cast
 
 from flcog.assembly import Assembly, data_modules
 from flcog.client.model import make_client_model
+from flcog.client.setup_trainer import SetupTrainer
 from flcog.core.fabric import processes_of
 from flcog.core.lightning_packages import lightning_base
 from flcog.run import checkpoint, experiment
@@ -15,7 +17,8 @@ from flcog.run.trackers import Trackers
 
 
 def open_run(request: Request, plan: Plan) -> Session:
-    """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written.
+    """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written,
+    unless a module asks for its trainer's ``log_dir`` in ``setup`` or ``configure_optimizers``.
 
     Args:
         request: the user's arguments of the trainer and its verb.
@@ -26,13 +29,15 @@ def open_run(request: Request, plan: Plan) -> Session:
 
     lightning = next(observer for observer in request.observers if isinstance(observer, LightningCallbacks))
     callbacks = lightning.gather(request.model)
-    client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, callbacks)
+    find_directory = functools.cache(lambda: plan.directory(request, saved, processes))
+    trainer = SetupTrainer(settings, request.datamodule, processes, callbacks, request.root, find_directory)
+    client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, trainer)
     described = experiment.describe(settings, request.methods, client, request.datamodule, request.config)
 
     notes = [] if saved is None else plan.check(request, saved, client, described)
     if saved is None and plan.trains:
         client.check_values()
-    directory = plan.directory(request, saved, processes)
+    directory = find_directory()
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()
     assembly = Assembly(settings, request.methods, client, request.datamodule, processes)
     if request.clients is not None:

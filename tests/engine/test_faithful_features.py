@@ -423,6 +423,7 @@ def test_a_module_knows_the_number_of_steps_before_the_first_round(options: dict
             return super().training_step(batch, batch_idx)
 
         def setup(self, stage: str) -> None:
+            assert self.trainer.log_dir == self.trainer.default_root_dir == "None"  # rounds by hand write nothing
             with pytest.raises(AttributeError, match="asked its trainer for 'callback_metrics' before round 1"):
                 self.trainer.callback_metrics  # noqa: B018
 
@@ -431,6 +432,26 @@ def test_a_module_knows_the_number_of_steps_before_the_first_round(options: dict
     trainer.train_round()
     assert seen[0] == (max(of_clients), max(of_clients), 2, 1, TinyData) and module._trainer is None
     assert len(set(of_clients)) == (1 if options["local_steps"] else 4)
+
+
+def test_a_module_knows_the_runs_directory_before_the_first_round(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    class Knows(Plain):
+        def setup(self, stage: str) -> None:
+            seen.update((self.trainer.default_root_dir, self.trainer.log_dir))
+
+        def configure_optimizers(self) -> Any:
+            seen.add(self.trainer.log_dir)
+            return super().configure_optimizers()
+
+        def on_train_start(self) -> None:
+            seen.add(self.trainer.log_dir)
+
+    first = fit(tmp_path, module=Knows(), rounds=1)  # type: ignore[arg-type]
+    assert seen == {str(tmp_path), str(first.run.directory)} and list(tmp_path.iterdir()) == [first.run.directory]
+    fit(tmp_path, module=Knows(), rounds=2, ckpt_path="last", resume_changed=True)  # type: ignore[arg-type]
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(
