@@ -83,7 +83,12 @@ def read_targets(
             f"{where} and its like hold labels up to {count - 1}: number the classes from 0, or give num_classes if there are so many"
         )
     tensors = {part: _targets(array, known, count, given[part][1]) for part, array in targets.items()}
-    if num_classes is None and known == "classification" and len(tensors["train"]) and tensors["train"].min() > 0:
+    # Labels with other gaps come from a set that has only some of the classes.
+    if (
+        num_classes is None
+        and known == "classification"
+        and torch.cat([*tensors.values()]).unique().tolist() == [*range(1, count)] != [1]
+    ):
         warnings.warn(f"{where}: no label is 0, and {count} classes are assumed: labels count from 0", stacklevel=2)
     return Targets(known, count, tensors, names)
 

@@ -151,6 +151,15 @@ def test_labels_from_one_are_suspicious() -> None:
         assert ArrayData(train_inputs=np.ones((4, 2)), train_targets=[1, 2, 1, 2]).num_classes == 3
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("train", "test"), [([1, 1], [1, 1]), ([2, 3], [3, 2]), ([1, 3], [1, 3]), ([1, 2], [0, 1])])
+def test_a_part_of_the_classes_is_usual(train: list[int], test: list[int]) -> None:
+    inputs = np.ones((2, 2))
+    assert (
+        ArrayData(train_inputs=inputs, train_targets=train, test_inputs=inputs, test_targets=test).num_classes == max(train) + 1
+    )
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
