@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from flcog.core.lightning_packages import overrides
 from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
-from flcog.datamodules.stand_ins import StandIn
+from flcog.datamodules.stand_ins import StandIn, the_loader
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
 from flcog.datamodules.workers import Target
@@ -88,14 +88,7 @@ class LightningData(ItemSets):
         hook = f"{part}_dataloader"
         if not overrides(self.module, "LightningDataModule", hook):
             return None
-        loader = getattr(self.module, hook)()
-        if isinstance(loader, list | tuple) and len(loader) == 1:
-            loader = loader[0]
-        if loader is not None and not isinstance(loader, DataLoader):
-            raise ValueError(
-                f"{type(self.module).__name__}.{hook} returns a {type(loader).__name__}, and clients share the data set of one "
-                "torch DataLoader: return one, or give the sets to flcog.datamodules.TorchDataset"
-            )
+        loader = the_loader(getattr(self.module, hook)(), f"{type(self.module).__name__}.{hook} returns", part)
         if loader is not None:
             require_map_style(loader.dataset, part)
         return loader

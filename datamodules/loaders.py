@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.data import FederatedDataModule, Partition, Partitioner, Samples
 from flcog.datamodules.lightning_data import LightningData
-from flcog.datamodules.stand_ins import EvaluatedLoader, Loaders, OwnLoaders, StandIn
+from flcog.datamodules.stand_ins import EvaluatedLoader, Loaders, OwnLoaders, StandIn, the_loader
 
 PARTS = {"validate": "val", "test": "test", "predict": "test"}
 """The set that a verb evaluates."""
@@ -38,7 +38,7 @@ def with_datamodule(
         given["val"] = rest.pop(2)
     if len(rest) > 1 and (given or part != "train") and isinstance(rest[1], DataLoader | Dataset | list):
         given[part] = rest.pop(1)
-    loaders = {name: _loader(loader) for name, loader in given.items() if loader is not None}
+    loaders = {name: _loader(loader, verb, name) for name, loader in given.items() if loader is not None}
     if not loaders:
         data = _data(verb, rest, named, last)
         if evaluated := _alone(verb, data):
@@ -104,6 +104,8 @@ def _has(owner: Any, base: str, loader: str) -> bool:
     return lightning_base(owner, base) is not None and overrides(owner, base, loader)
 
 
-def _loader(data: Any) -> Any:
+def _loader(data: Any, verb: str, part: str) -> Any:
     """The loader, or one of a data set with the default batch size of flcog's data modules."""
+    if isinstance(data, list | tuple | dict):
+        return the_loader(data, f"{verb} got", "predict" if verb == "predict" else part)
     return DataLoader(data, batch_size=64) if isinstance(data, Dataset) else data

@@ -3,8 +3,27 @@
 from typing import Any
 
 import lightning as L
+from torch.utils.data import DataLoader
 
 from flcog.core.lightning_packages import overrides
+
+
+def the_loader(loader: Any, where: str, part: str) -> DataLoader | None:
+    """A part's loader, also from a list of one. Refuses several, and other objects."""
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        loader = loader[0]
+    if loader is None or isinstance(loader, DataLoader):
+        return loader
+    if part == "train":
+        remedy = (
+            "clients share the data set of one torch DataLoader: return one, or give the sets to flcog.datamodules.TorchDataset"
+        )
+    else:
+        verb = {"val": "validate"}.get(part, part)
+        remedy = (
+            f"an evaluation reads one torch DataLoader: take one, and call trainer.{verb}(model, loader) for each of the others"
+        )
+    raise ValueError(f"{where} a {type(loader).__name__}, and {remedy}")
 
 
 class StandIn(L.LightningDataModule):
@@ -61,7 +80,9 @@ class EvaluatedLoader(StandIn):
             self._datamodule.setup({"val": "validate"}.get(self._part, self._part))
 
     def train_dataloader(self) -> Any:
-        return getattr(self._datamodule, f"{self._part}_dataloader")()
+        owner = type(self.loaders_of or self.hooked).__name__
+        loader = getattr(self._datamodule, f"{self._part}_dataloader")()
+        return the_loader(loader, f"{owner}.{self._part}_dataloader returns", self._part)
 
     def val_dataloader(self) -> Any:
         return self.train_dataloader() if self._part == "val" else None

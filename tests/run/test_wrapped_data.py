@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from datamodules.common import one_line
 from datamodules.test_torch_dataset import FEATURES, LABELS, Items, module, pad
 from harness import distance, make_trainer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
@@ -130,6 +131,29 @@ Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
 def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         make_trainer(None).prepare(module(), data)
+
+
+def test_an_evaluation_reads_one_loader() -> None:
+    class Lists(Plain):
+        def val_dataloader(self) -> Any:
+            return [super().train_dataloader()] * 2
+
+    class EvaluatedLists(L.LightningDataModule):
+        predict_dataloader = test_dataloader = lambda self: [DataLoader(TESTS)] * 2
+
+    trainer, loader = make_trainer(None), DataLoader(TENSORS)
+    remedy = "an evaluation reads one torch DataLoader: take one, and call trainer.{}\\(model, loader\\) for each of the others"
+    for call, verb, got in [
+        (lambda: trainer.validate(module(), [loader, loader]), "validate", "validate got a list"),
+        (lambda: trainer.test(module(), dataloaders={"a": loader, "b": loader}), "test", "test got a dict"),
+        (lambda: trainer.prepare(module(), loader, [loader, loader]), "validate", "prepare got a list"),
+        (lambda: trainer.prepare(module(), Lists()), "validate", "Lists.val_dataloader returns a list"),
+        (lambda: trainer.test(module(), EvaluatedLists()), "test", "EvaluatedLists.test_dataloader returns a list"),
+        (lambda: trainer.predict(module(), EvaluatedLists()), "predict", "EvaluatedLists.predict_dataloader returns a list"),
+    ]:
+        with one_line(ValueError, f"{got}, and {remedy.format(verb)}"):
+            call()
+    assert trainer.validate(module(), [loader])
 
 
 def test_sets_to_validate_on_are_no_checkpoint() -> None:
