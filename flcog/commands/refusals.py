@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 from flcog.commands.complaint import complain
-from flcog.core.users_hooks import INSTALLED, has_named_hook, hook_in_users_code, is_ours, is_users, place_in_users_code
+from flcog.core.users_hooks import (
+    INSTALLED,
+    has_named_hook,
+    hook_in_users_code,
+    hook_with_other_parameters,
+    is_ours,
+    is_users,
+    place_in_users_code,
+)
 
 TRACEBACK = "FLCOG_TRACEBACK"
 """Set in the environment, this variable keeps the traceback of all errors."""
@@ -53,7 +61,8 @@ def _of_users_code(error: Exception) -> str | None:
     An error in a constructor is a fault, which keeps its traceback, unless it addresses the user of the class: ``raise ValueError``, and
     not a ValueError as from ``int("x")``.
     """
-    hook, place, last = hook_in_users_code(error), place_in_users_code(error), traceback.extract_tb(error.__traceback__)[-1]
+    hook = hook_in_users_code(error) or hook_with_other_parameters(error)
+    place, last = place_in_users_code(error), traceback.extract_tb(error.__traceback__)[-1]
     refused = is_users(_frames(error)[-1]) and (
         isinstance(error, OSError) or (isinstance(error, ValueError) and "raise" in (last.line or ""))
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -71,3 +72,20 @@ def hook_in_users_code(error: BaseException) -> str:
         return ""
     name = called.f_code.co_qualname.rpartition("<locals>.")[2]
     return f"{type(called.f_locals['self']).__name__}.{called.f_code.co_name}" if "self" in called.f_locals else name
+
+
+def hook_with_other_parameters(error: BaseException) -> str:
+    """The user's function, such as ``MyModel.training_step``, if the error is that it does not take the arguments of the call."""
+    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+    found = re.match(r"(\S+)\.(\w+)\(\) (?:takes|missing|got) ", str(error))
+    if not isinstance(error, TypeError) or found is None or is_users(last):
+        return ""
+    import lightning as L  # takes seconds, and messages appear at once
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    kinds: list[type] = [nn.Module, L.LightningDataModule, L.Callback, Dataset]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    users = any(kind.__qualname__ == found[1] and not kind.__module__.startswith("flcog.") for kind in kinds)
+    return f"{found[1].rpartition('.')[2]}.{found[2]}" if users else ""

@@ -77,6 +77,25 @@ def test_the_hook_its_line_the_client_and_the_round_are_named(tmp_path: Path, ba
     assert line and re.fullmatch(rf"KeyError: 'x' {place} \(FLCOG_TRACEBACK=1 shows the traceback\)", line), line
 
 
+@pytest.mark.parametrize(
+    ("base", "hook", "where"),
+    [
+        (Model, "training_step", IN_A_CLIENT),
+        (Model, "configure_optimizers", ""),
+        (Model, "validation_step", ", round 1"),
+        (Watcher, "on_train_batch_end", IN_A_CLIENT),
+        (Data, "setup", ""),
+    ],
+)
+def test_a_hook_with_other_parameters(tmp_path: Path, base: type, hook: str, where: str) -> None:
+    part = type(base.__name__, (base,), {hook: lambda self, a, b, c, d, e, f: None})()
+    getattr(type(part), hook).__qualname__ = f"{base.__qualname__}.{hook}"
+    line = refusal(fails(tmp_path, part))
+    assert line and re.fullmatch(
+        rf"TypeError: {base.__name__}\.{hook}\(\) missing .*, in {base.__name__}.{hook}{where} \(FLCOG_TRACEBACK=1 .*", line
+    ), line
+
+
 def test_an_item_that_cannot_be_read(tmp_path: Path) -> None:
     line = refusal(fails(tmp_path, broken(Rows, "__getitem__", 32, 64)))
     assert line and re.fullmatch(r"the train set: item \d+ cannot be read: KeyError: 'x' \(\S*hooks.py, line \d+\)", line), line
