@@ -147,7 +147,10 @@ def _with_method(
 ) -> L.LightningModule:
     """Let one method change the module."""
     if federation.task == "unlabelled" and (method.needs_label_counts or federation.task not in method.tasks):
-        raise ValueError(f"{method.name} needs targets, and this data set has none: name them, or remove {method.name}")
+        raise ValueError(
+            f'{method.name} needs targets, and this data set has none: name them by target, as in TorchDataset(train, target="label"), '
+            f"or remove {method.name}"
+        )
     if federation.task not in method.tasks:
         raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
     if method.needs_adapters and next(adapters(model), None) is None:

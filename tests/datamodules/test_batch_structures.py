@@ -268,7 +268,10 @@ class Autoencoder(Weighted):
         (lambda: ((), Autoencoder(), unlabelled(partitioner=Dirichlet(0.5))), 'has no targets, .*target="label"'),
         (lambda: ((), Autoencoder(), unlabelled(partitioner=LongTail(2.0))), 'has no targets, .*target="label"'),
         (lambda: ((), Autoencoder(), unlabelled(test_like_clients=True)), "test_like_clients needs .*: leave it out"),
-        (lambda: ((FedDisco(),), Autoencoder(), unlabelled()), "FedDisco needs targets, and this data set has none: name them"),
+        (
+            lambda: ((FedDisco(),), Autoencoder(), unlabelled()),
+            "FedDisco needs targets, and this data set has none: name them by target, as in",
+        ),
         (lambda: ((FedCOG(),), Autoencoder(), unlabelled()), "FedCOG needs targets"),
         (lambda: ((Fedssyn(),), Autoencoder(), unlabelled()), "Fedssyn needs targets|Fedssyn"),
         (
