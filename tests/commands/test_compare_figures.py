@@ -49,7 +49,7 @@ def test_rows_are_points_over_their_numbers(tmp_path: Path) -> None:
     (figure,) = drawn(draw_scores, given, "score_figure")
     (axes,) = figure.axes
     (points,) = axes.containers
-    assert np.array_equal(points.lines[0].get_xdata(), [1, 8]) and np.allclose(points.lines[0].get_ydata(), [50, 80])
+    assert [*points.lines[0].get_xdata()] == [1, 8] and [*points.lines[0].get_ydata()] == pytest.approx([50, 80])
     # Student's t with two degrees of freedom, 4.303, times 10 / sqrt(3).
     (bars,) = points.lines[2]
     assert np.allclose(
@@ -73,7 +73,7 @@ def test_columns_are_points_of_a_line_for_each_row(tmp_path: Path) -> None:
     first, second = found.axes
     assert [first.get_title(), second.get_title()] == ["flip", "later"]
     lines = {container.get_label(): container.lines[0] for container in first.containers}
-    assert np.allclose(lines["mean"].get_ydata(), [80, 50, 10]) and np.allclose(lines["median"].get_xdata(), [0, 10, 30])
+    assert [*lines["mean"].get_ydata()] == pytest.approx([80, 50, 10]) and [*lines["median"].get_xdata()] == [0, 10, 30]
 
 
 def test_tables_without_figure_or_targets_draw_nothing(tmp_path: Path) -> None:
