@@ -4,13 +4,13 @@ mkdocs-gen-files runs it at each build and keeps the pages in memory.
 """
 
 import contextlib
-import csv
 import inspect
 import io
 import re
 import statistics
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ import flcog.datamodules
 import flcog.schedules
 from flcog.commands.cite import citations
 from flcog.commands.cli import COMMANDS
+from flcog.commands.compare.plan import cells
+from flcog.commands.compare.result_table import ResultTable
+from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.methods import all_methods
 from flcog.core.commands import TrainerCommand
@@ -205,19 +208,18 @@ def _measured(name: str) -> str:
     """The measured scores of the method's rows (``results/``) beside the published ones."""
     lines = []
     for path in sorted((ROOT / "results").glob("*.csv")):
-        table = read_table(ROOT / "configs/tables" / path.name.replace(".csv", ".yaml"))
-        with path.open(newline="", encoding="utf-8") as file:
-            runs = list(csv.DictReader(file))
-        for row, column in dict.fromkeys((run["row"], run["column"]) for run in runs):
-            if row in table.rows and any(_adds(config, name) for config in table.rows[row].configs):
-                best = [100 * float(run["best"]) for run in runs if (run["row"], run["column"]) == (row, column)]
-                spread = f" ± {statistics.stdev(best):.2f}" if len(best) > 1 else ""
+        table = read_table(ROOT / "configs/tables" / f"{path.stem}.yaml")
+        filled = ResultTable(table, results_of(table, cells(table, path.with_suffix(""), []), path))
+        for row, column in product(table.rows, table.columns):
+            scores = list(filled.scores(row, column, "best").values())
+            if scores and any(_adds(config, name) for config in table.rows[row].configs):
+                spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
                 figure = table.published.get(row, {}).get(column, {}).get("score")
                 score = "" if figure is None else f"{figure.value:g}"
                 lines.append(
-                    f"| `{path.stem}` | {row} | {column} | {len(best)} | {statistics.mean(best):.2f}{spread} | {score} |"
+                    f"| `{path.stem}` | {row} | {column} | {len(scores)} | {statistics.mean(scores):.2f}{spread} | {score} |"
                 )
-    head = "| table | row | setting | seeds | best, in percent | published |\n|---|---|---|---|---|---|\n"
+    head = "| table | row | setting | seeds | best | published |\n|---|---|---|---|---|---|\n"
     return "\n\n## Measured\n\n" + head + "\n".join(lines) if lines else ""
 
 
