@@ -86,6 +86,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "://fonts." not in page and (tmp_path / "assets/latin-modern-math.woff").is_file(), (
         "the site loads nothing from elsewhere"
     )
+    assert re.search(r"Measured.*selection.*Oort.*78\.85", (tmp_path / "methods/Oort/index.html").read_text(), re.DOTALL)
     index = (tmp_path / "search/search_index.json").read_text()
     assert "early stopping" in index and "learning rate over rounds" in index
 
