@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from flcog.advice import Finding, advise
+from flcog.client.messages import Split
 from flcog.core.output import never_failing
 from flcog.run.branching import check_branch_arguments
 from flcog.run.export import Format, export
@@ -288,12 +290,15 @@ class FederatedTrainer(RunHolder):
         """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
-    def _measure(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, split: str) -> dict[str, float]:
+    def _measure(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, split: Split) -> dict[str, float]:
         run = self._evaluation(model, datamodule, ckpt_path)
-        figures = evaluate(run.engine, run.server)
+        figures = evaluate(run.engine, run.server, [split])
         self.datamodule.teardown({"val": "validate"}.get(split, split))
         metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
-        if not metrics:
+        if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
             raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
+        if not metrics:
+            step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
+            warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=3)
         self._as_lightning(split).begin_row(metrics)
         return metrics

@@ -1,5 +1,7 @@
 """Evaluate the global model on the central sets and on the clients' data, and evaluate the clients' own models."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from flcog.client.messages import Split
@@ -20,8 +22,11 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     return params
 
 
-def evaluate(engine: Engine, server: ServerState) -> dict[str, float]:
-    """Evaluate the global model on the central sets, and its spread over the clients' held-out parts.
+SPLITS: tuple[Split, ...] = ("val", "test")
+
+
+def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLITS) -> dict[str, float]:
+    """Evaluate the global model on the central sets of these splits, and its spread over the clients' held-out parts.
 
     Without a central validation set, the clients' held-out validation parts are used as one set. If there are only personal models,
     the figures on the central sets are means over these models.
@@ -29,26 +34,28 @@ def evaluate(engine: Engine, server: ServerState) -> dict[str, float]:
     params, roll_call, central = evaluated_params(engine, server), engine.roll_call, engine.central
     metrics: dict[str, float] = {}
     alone = only_personal(engine, server)
-    for split, samples in central.items():
+    for split in splits:
+        samples = central[split]
         if samples is not None:
             if alone is None:
                 figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, round=server.round)
             else:
                 figures = mean_over_clients(engine, server, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
-    if central["val"] is None and roll_call.val is not None and alone is None:
+    if "val" in splits and central["val"] is None and roll_call.val is not None and alone is None:
         together = engine.clients.evaluate(params, server.buffers, "val", figures=True).figures
         metrics |= {f"val/{name}": value for name, value in together.items()}
     module = engine.model.module
     if isinstance(module, ClientModule):
         parts: dict[Split, Tensor | None] = {"val": roll_call.val, "test": roll_call.test}
-        for split, sizes in parts.items():
+        for split in splits:
+            sizes = parts[split]
             if sizes is not None:
                 if alone is None:
                     scores = engine.clients.evaluate(params, server.buffers, split, figures=False).clients
                     metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
                 metrics |= evaluate_personal(engine, server, params, sizes, split)
-        if engine.reweighted_test and central["test"] is not None:
+        if "test" in splits and engine.reweighted_test and central["test"] is not None:
             if alone is None:
                 classes = engine.evaluator.on_classes(params, server.buffers, central["test"])
                 scores = engine.clients.evaluate({}, {}, "test", figures=False, classes=classes).clients
