@@ -299,6 +299,6 @@ class FederatedTrainer(RunHolder):
             raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
         if not metrics:
             step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
-            warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=3)
+            warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=5)
         self._as_lightning(split).begin_row(metrics)
         return metrics
