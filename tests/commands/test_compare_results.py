@@ -23,6 +23,7 @@ from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result, percent_scale, result_of
 from flcog.commands.compare.saved_results import read_results, results_of, write_results
 from flcog.commands.compare.settings_of_runs import check_settings, table_settings
+from flcog.commands.compare.table import summarise
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.verdicts import verdicts
 from flcog.run.description import acting_rounds
@@ -308,3 +309,14 @@ def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell
     assert came_to(cell).targets == {"accuracy_0.8": (pytest.approx(3.5), pytest.approx(35))}
     cell.target = 0.1
     assert came_to(cell).targets == {"accuracy_0.1": (1, 10)}
+
+
+def test_withheld_bytes_are_unknown(tmp_path: Path) -> None:
+    """Private runs write no bytes, which would tell the cohort."""
+    plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, seeds=[0]))
+    first, second = cells(plan, tmp_path / "out", [])
+    withheld: Any = [""]
+    fake_run(first, [0.5], finished=True, comm__up_bytes=withheld)
+    fake_run(second, [0.6], finished=True, comm__up_bytes=[2048])
+    header, rows = summarise(ResultTable(plan, results_of(plan, [first, second], None)))
+    assert [row[header.index("sent up")] for row in rows] == ["", "2.0 KiB"]

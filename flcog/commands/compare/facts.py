@@ -67,6 +67,7 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
     history, about = run.rows, run.description
     times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
     acting, (shared, trunk) = _acting_rounds(about), _branch(about)
+    sent = [row["comm/up_bytes"] for row in history if "comm/up_bytes" in row]
     day = re.match(r"(\d{4})(\d\d)(\d\d)-", run.directory.name)
     machine = about.get("machine") or {}
     return Facts(
@@ -76,7 +77,7 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
         shared_rounds=shared,
         shared_acting_rounds=sum(acting[0] <= round <= min(acting[1], shared) for round in times),
         trunk=trunk,
-        up_bytes=history[-1].get("comm/up_bytes_total", sum(row.get("comm/up_bytes", 0) for row in history)),
+        up_bytes=history[-1].get("comm/up_bytes_total", sum(sent) if sent else math.nan),  # private runs withhold bytes
         total_bytes=history[-1].get("comm/total_bytes", math.nan),
         waiting=share_of_waiting(history),
         calibration=speed_of(history),
