@@ -8,11 +8,12 @@ from types import FrameType
 
 from flcog.commands.complaint import complain
 from flcog.core.users_hooks import (
-    INSTALLED,
     has_named_hook,
     hook_in_users_code,
     hook_with_other_parameters,
+    is_installed,
     is_ours,
+    is_pythons,
     is_users,
     place_in_users_code,
 )
@@ -48,7 +49,7 @@ def refusal(error: BaseException | None) -> str | None:
 
 def _of_our_code(error: Exception) -> str | None:
     frames = _frames(error)
-    while isinstance(error, OSError) and len(frames) > 1 and _is_pythons(frames[-1].f_code.co_filename):
+    while isinstance(error, OSError) and len(frames) > 1 and is_pythons(frames[-1].f_code.co_filename):
         frames.pop()  # Python's own file functions, called by our code
     if isinstance(error, ValueError | OSError) and is_ours(frames[-1]):
         return " ".join([str(error), *getattr(error, "__notes__", [])])
@@ -79,7 +80,7 @@ def _of_a_constructor(error: Exception) -> str | None:
     frames = _frames(error)
     parsers = [i for i, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
     made = frames[parsers[-1] + 1 :] if parsers else []
-    if not made or not made[0].f_code.co_filename.startswith(INSTALLED):
+    if not made or not is_installed(made[0].f_code.co_filename):
         return None
     parts = [frame.f_locals["self"] for frame in made if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
     return f"{type(parts[0]).__name__} cannot be made: {_flat(error)}" if parts else None
@@ -87,10 +88,6 @@ def _of_a_constructor(error: Exception) -> str | None:
 
 def _frames(error: Exception) -> list[FrameType]:
     return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-
-
-def _is_pythons(file: str) -> bool:
-    return file.startswith(INSTALLED[:2]) and not file.startswith(INSTALLED[2:])
 
 
 def _flat(error: Exception) -> str:

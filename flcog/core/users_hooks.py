@@ -11,8 +11,12 @@ from typing import Any
 
 from flcog.core.files import short
 
-INSTALLED = ("<", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
-"""The folders of Python and of other packages. "<" begins the names of modules that are compiled into Python."""
+PYTHON = ("<", f"{sysconfig.get_path('stdlib')}{os.sep}")
+"""The folder of Python. "<" begins the names of modules that are compiled into it."""
+PACKAGES = {"site-packages", "dist-packages"}
+"""The folders of installed packages. A machine may have several: a virtual environment's, the system's and the user's."""
+BASES = {"flcog", "lightning", "pytorch_lightning", "torch", "torchvision"}
+"""The packages with the base classes of the user's modules and data."""
 
 
 def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
@@ -43,14 +47,32 @@ def has_named_hook(error: BaseException) -> bool:
     return getattr(error, "in_hook", False)
 
 
+def is_pythons(file: str) -> bool:
+    """Whether a file belongs to Python itself."""
+    return file.startswith(PYTHON) and PACKAGES.isdisjoint(Path(file).parts)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return is_pythons(file) or not PACKAGES.isdisjoint(Path(file).parts)
+
+
 def is_ours(frame: FrameType) -> bool:
     """Whether the code of a frame is flcog's."""
-    return frame.f_globals.get("__name__", "").partition(".")[0] == "flcog"
+    return _package(frame) == "flcog"
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether the code of a frame is neither flcog's nor of an installed package."""
-    return not is_ours(frame) and not frame.f_code.co_filename.startswith(INSTALLED)
+    """Whether the code of a frame is neither flcog's nor of an installed package.
+
+    torch.compile writes code into temporary files, as modules of torch.
+    """
+    return _package(frame) not in BASES and not is_installed(frame.f_code.co_filename)
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
 
 
 def place_in_users_code(error: BaseException) -> str:
@@ -87,5 +109,5 @@ def hook_with_other_parameters(error: BaseException) -> str:
     kinds: list[type] = [nn.Module, L.LightningDataModule, L.Callback, Dataset]
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
-    users = any(kind.__qualname__ == found[1] and not kind.__module__.startswith("flcog.") for kind in kinds)
+    users = any(kind.__qualname__ == found[1] and kind.__module__.partition(".")[0] not in BASES for kind in kinds)
     return f"{found[1].rpartition('.')[2]}.{found[2]}" if users else ""

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 import flcog
 from flcog.commands.refusals import mistakes_in_one_line, refusal
+from flcog.core.trees import map_leaves
 
 
 class Model(BoringModel):
@@ -112,3 +113,20 @@ def test_a_fault_of_flcog_keeps_its_traceback(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(KeyError) as caught, mistakes_in_one_line():
         raise error
     assert any("in client" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [
+        ("other.loss", "/home/me/.local/lib/python3.11/site-packages/other/loss.py"),
+        ("other.loss", "/usr/lib/python3/dist-packages/other/loss.py"),
+        ("torch._inductor.runtime.compile_tasks.cab", "/tmp/torchinductor_me/ab/cab.py"),
+    ],
+)
+def test_code_of_a_package_that_flcog_calls_is_no_hook(module: str, file: str) -> None:
+    """Wherever the package lies: a fault there keeps its traceback."""
+    names: dict[str, Any] = {"__name__": module}
+    exec(compile("def fail(leaf): return {}[leaf]", file, "exec"), names)
+    with pytest.raises(KeyError) as caught:
+        map_leaves(names["fail"], "x")
+    assert refusal(caught.value) is None
