@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ class Sampling:
     num_clients: int
     rate: float
     at_most: int | None = None
+    _: KW_ONLY
     fixed_size: bool = False
     known: bool = False
     separation: int | None = None

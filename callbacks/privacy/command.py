@@ -18,7 +18,7 @@ def report(arguments: list[str]) -> None:
         raise ValueError(
             "flcog epsilon takes either --noise, for the epsilon of this noise, or --target_epsilon, for the noise that meets it"
         )
-    sampling = Sampling(given.clients, given.rate, given.at_most, given.fixed_size, given.separation)
+    sampling = Sampling(given.clients, given.rate, given.at_most, fixed_size=given.fixed_size, separation=given.separation)
     noise = given.noise
     if noise is None:
         noise = noise_for(sampling, given.target_epsilon, given.rounds, given.delta)

@@ -66,8 +66,14 @@ class Guarantee:
         """The facts that the server's state records."""
         facts = {name: float(state[name]) for name in NUMBERS}
         at_most = None if facts["at_most"] == inf else int(facts["at_most"])
-        laws = bool(facts["fixed_size"]), bool(facts["known"]), int(facts["separation"]) or None
-        sampling = Sampling(int(facts["num_clients"]), facts["rate"], at_most, *laws)
+        sampling = Sampling(
+            int(facts["num_clients"]),
+            facts["rate"],
+            at_most,
+            fixed_size=bool(facts["fixed_size"]),
+            known=bool(facts["known"]),
+            separation=int(facts["separation"]) or None,
+        )
         return cls(sampling, facts["delta"], facts["expected"], facts["largest"], int(facts["bands"]), facts["noise"])
 
     def epsilon(self, rounds: float, repeated: float = 0) -> float:
@@ -114,7 +120,7 @@ def guarantee_of(
         delta = num_clients**-1.1 if num_clients > 1 else 0.5
     largest = min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0))
     known = sealed_sum_of(training.methods) is not None
-    sampling = Sampling(num_clients, law.rate, at_most, law.fixed_size, known)
+    sampling = Sampling(num_clients, law.rate, at_most, fixed_size=law.fixed_size, known=known)
     if banded is None:
         return Guarantee(sampling, delta, expected, largest)
     sampling = Sampling(num_clients, law.rate, separation=banded.pause)
