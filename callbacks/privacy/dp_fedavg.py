@@ -162,7 +162,7 @@ class DPFedAvg(PrivateSum):
         state = state | guarantee.state()
         self._noise_of_sums(state)
         if (sealer := sealed_sum_of(training.methods)) is not None:
-            length = longest(self.name, noise * self._shrink(state), guarantee.expected, sealer)
+            length = longest(self.name, noise * self._shrink(state), guarantee.expected, round(guarantee.largest), sealer)
             state = state | {"length": torch.tensor(length)}
         text = guarantee.sentence(training.rounds, scaled=self.noise_cohort_size is not None)
         return state, text if self.noise is None else f"{text}; {self.noise.sentence(training.rounds)}"

@@ -23,13 +23,14 @@ LONGEST = 2**30
 """Squares of longer vectors would not be exact in 64 bits."""
 
 
-def longest(name: str, noise: float, expected: float, sealer: SealedSum) -> int:
+def longest(name: str, noise: float, expected: float, most: int, sealer: SealedSum) -> int:
     """The largest norm L of a client's whole numbers.
 
     Args:
         name: the private method's.
         noise: z, the standard deviation of the sum of the noise of the expected clients in units of L.
         expected: the expected number of clients of a round.
+        most: the largest number of clients of a round.
         sealer: adds up the numbers, modulo a power of two.
     """
     if noise == 0:
@@ -37,11 +38,11 @@ def longest(name: str, noise: float, expected: float, sealer: SealedSum) -> int:
             f"{name} and {sealer.name} cannot be combined with noise_multiplier=0, which guarantees nothing: raise it, or list ClipUpdate"
         )
     length = math.floor(math.sqrt(expected) * 2**LOG_STD / noise)
-    room = min(sealer.limit(math.ceil(expected)) / sealer.step, LONGEST)
+    room = min(sealer.limit(most) / sealer.step, LONGEST)
     if length + 16 * 2**LOG_STD > room:  # noise of 16 standard deviations has a probability below 10^-56
         raise ValueError(
             f"{name} and {sealer.name} cannot be combined: with noise multiplier {noise:.3g}, clients send numbers up to {length:,}, and "
-            f"the sums of {expected:g} clients have room for numbers up to {room:,.0f}. Set bits to 64, or raise noise_multiplier"
+            f"the sums of {most:,} clients have room for numbers up to {room:,.0f}. Set bits to 64, or raise noise_multiplier"
         )
     return length
 

@@ -258,6 +258,12 @@ def test_repeatable_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
             [],
             "have room for numbers up to .* Set bits to 64, or raise noise_multiplier",
         ),
+        (  # there is room for the four clients that are expected
+            {"bits": 32},
+            {"noise_multiplier": 1.64e-4},
+            [PoissonSampling(rate=0.5)],
+            "the sums of 8 clients have room for numbers up to 134,217,728. Set bits to 64",
+        ),
         ({}, {"noise_multiplier": 1e5}, [], "rounding alone can have 5: lower noise_multiplier, or take more clients in a round"),
     ],
 )
