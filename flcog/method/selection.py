@@ -205,7 +205,7 @@ class Selection(Method, protocol=True):
 
         Args:
             state: the selection's.
-            population: all clients.
+            population: all clients. Only clients for which ``population.available`` is true may be selected.
             count: the number of clients that ``trainer.clients_per_round`` asks for.
             rng: keyed by seed, round and method.
         """

@@ -80,7 +80,7 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> P
         return Participants(population.draw(count))
     rng = make_rng(seed, server.round, "selection", method.name, *keys)
     selected = method.select(server.servers[method.name], population, count, rng)
-    _check(method, selected, engine.num_clients)
+    _check(method, selected, population)
     if asynchronous is not None:
         _check_start(asynchronous, method, selected, count)
     return selected._replace(asked=asked)
@@ -176,13 +176,19 @@ def _check_start(asynchronous: AsynchronousRounds, method: Selection, selected: 
         )
 
 
-def _check(method: Selection, selected: Participants, num_clients: int) -> None:
+def _check(method: Selection, selected: Participants, population: ClientPool) -> None:
     """Refuse selections of users' own methods that are not clients with probabilities and weights."""
-    clients = selected.clients
+    clients, num_clients = selected.clients, population.num_clients
     wrong = next((client for client in clients if not 0 <= client < num_clients), None)
     if wrong is not None or len(set(clients)) < len(clients):
         fault = "a client twice" if wrong is None else f"client {wrong}"
         raise ValueError(f"{method.name}.select must return each client once, from 0 to {num_clients - 1}; got {fault}")
+    absent = [] if population.availability is None else np.asarray(clients)[~population.available(clients)]
+    if len(absent):
+        raise ValueError(
+            f"{method.name}.select must return available clients; got client {absent[0]}, which is offline, in training or resting: "
+            "select clients for which population.available is true"
+        )
     for name, values, most in (("probabilities", selected.probabilities, 1.0), ("weights", selected.weights, torch.inf)):
         if values is not None and (
             values.shape != (len(clients),) or not ((values > 0) & (values <= most) & values.isfinite()).all()

@@ -25,9 +25,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from two_processes import on_one_and_two_processes
 
 import flcog
-from flcog.callbacks import SCAFFOLD, EqualWeights, FedAdam, FedAvgM, FedDisco, FedDyn, PoissonSampling, RoundRobin
+from flcog.callbacks import (
+    SCAFFOLD,
+    BandedNoise,
+    DPFedAvg,
+    EqualWeights,
+    FedAdam,
+    FedAvgM,
+    FedDisco,
+    FedDyn,
+    PoissonSampling,
+    RoundRobin,
+)
 from flcog.core.randomness import fold, sample_without_replacement
-from flcog.method import ClientPool, Method, Participants, Selection, Slot
+from flcog.method import ClientPool, Method, Participants, SamplingLaw, Selection, Slot
 from flcog.server import round as rounds
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -157,6 +168,14 @@ def test_wrong_selections_are_refused(selected: Participants, complaint: str, mo
     with pytest.raises(ValueError, match=complaint) as caught:
         train(Listed(), rounds=1)
     assert "\n" not in str(caught.value)
+
+
+def test_a_selection_of_clients_that_are_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the pauses that BandedNoise counts on, its epsilon would be too small."""
+    monkeypatch.setattr(Listed, "select", lambda self, *args: Participants([3, 5]))
+    monkeypatch.setattr(Listed, "law", lambda self, count, num_clients: SamplingLaw(count / num_clients, fixed_size=True))
+    with pytest.raises(ValueError, match="must return available clients; got client 3, which is offline, in training or rest"):
+        train(Listed(), DPFedAvg(noise_multiplier=0.0, noise=BandedNoise(2), repeatable=True), clients_per_round=2, rounds=2)
 
 
 def test_two_selections_are_refused() -> None:
