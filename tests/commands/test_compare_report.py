@@ -406,6 +406,20 @@ def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
     assert marks[("A", "score")] == marks[("B", "gain")] == "other settings" != marks[("B", "score")]
 
 
+def test_each_run_of_a_version_is_counted(tmp_path: Path) -> None:
+    """Cells of one row, seed and day differ by their settings; cells that read one run share them."""
+    given = fill(tmp_path, {"A": A})
+    first = given.of("A", "")[0]
+    made = [
+        replace(first, facts=Facts(version="0.1.0", commit=c, settings=s))
+        for c, s in [("a", "1"), ("a", "2"), ("b", "3"), ("b", "3")]
+    ]
+    assert any(
+        "flcog 0.1.0 at commit a (2 runs); flcog 0.1.0 at commit b (1 runs)" in note
+        for note in notes(ResultTable(given.table, made), "std")
+    )
+
+
 def test_versions_of_the_code_are_named(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": A})
     made = [

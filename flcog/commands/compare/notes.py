@@ -147,7 +147,7 @@ def _on_runs(filled: ResultTable) -> Iterator[str]:
 def _on_the_code(filled: ResultTable) -> Iterator[str]:
     """The versions of flcog that the runs were made with."""
     made: dict[str, int] = {}
-    for facts in {(run.row, run.seed, run.facts.date): run.facts for run in filled.results}.values():
+    for facts in {(run.row, run.seed, run.facts.settings, run.facts.date): run.facts for run in filled.results}.values():
         version = " at ".join(
             filter(None, (facts.version and f"flcog {facts.version}", facts.commit and f"commit {facts.commit[:10]}"))
         )
