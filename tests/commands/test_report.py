@@ -129,6 +129,12 @@ def test_it_loads_nothing_and_shows_no_secrets(tmp_path: Path) -> None:
     assert "<script>alert" not in text and text.count("<script>") == 1
 
 
+def test_a_column_with_the_name_of_a_tag_is_text(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name, [name], [0.5], **{"<script>alert(1)</script>": 1.0}) for name in ("A", "B")]
+    written(*runs, "--output", tmp_path / "page.html")
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+
+
 def test_several_runs_side_by_side(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path, "a", [], [0.25, 0.5], **{"val/accuracy": [0.6, 0.3]}),

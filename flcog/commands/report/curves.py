@@ -1,5 +1,6 @@
 """The report's curves: scores and losses, clients' spread, bytes, and everything else that the runs have logged."""
 
+import html
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
@@ -114,7 +115,8 @@ def others(groups: Sequence[Group]) -> str:
     charts = grid([by_round(groups, name) for name in left], small=True)
     if len(groups) == 1 or not charts:
         return charts
-    return f"<details><summary>{len(left)} charts: {', '.join(left[:4])} ...</summary>{charts}</details>"
+    names = html.escape(", ".join(left[:4]))
+    return f"<details><summary>{len(left)} charts: {names} ...</summary>{charts}</details>"
 
 
 def _runs(groups: Sequence[Group]) -> list[RunFiles]:
