@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from flcog.commands.report.markup import on_demand, table
 from flcog.core.text import human
 
 WIDTH, HEIGHT = 520, 300
@@ -192,17 +193,9 @@ def _numbers(x: Axis, y: Axis, series: Sequence[Series]) -> str:
     """The numbers as a table, closed until the reader opens it."""
     by_x = [dict(one.points) for one in series]
     rows = sorted({px for values in by_x for px in values})
-    head = "".join(f'<th scope="col">{html.escape(one.label or y.label)}</th>' for one in series)
-    body = "".join(
-        f'<tr><th scope="row">{x.text(row)}</th>'
-        + "".join(f"<td>{y.text(values[row]) if row in values else ''}</td>" for values in by_x)
-        + "</tr>"
-        for row in rows[:: max(1, -(-len(rows) // MOST_POINTS))]
-    )
-    return (
-        f'<details><summary>The numbers</summary><div class="wide" tabindex="0" role="region" aria-label="numbers"><table>'
-        f'<thead><tr><th scope="col">{html.escape(x.label)}</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
-    )
+    shown = rows[:: max(1, -(-len(rows) // MOST_POINTS))]
+    cells = ([x.text(row), *(y.text(values[row]) if row in values else "" for values in by_x)] for row in shown)
+    return on_demand("The numbers", table([x.label, *(one.label or y.label for one in series)], cells, label="numbers"))
 
 
 def _spoken(title: str, y: Axis, series: Sequence[Series]) -> str:

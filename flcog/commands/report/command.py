@@ -2,7 +2,6 @@
 
 import html
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from flcog.commands.report import curves, evidence, overview
@@ -29,8 +28,7 @@ def report(arguments: list[str]) -> None:
     parser.add_argument("--title", help="its heading")
     options = parser.parse_args(arguments)
     runs = [read_run(directory) for directory in options.runs]
-    doubled = {run.directory.resolve() for run in runs}
-    if len(doubled) < len(runs):
+    if len({run.directory.resolve() for run in runs}) < len(runs):
         raise ValueError("a run is listed twice: list each run once")
     output = options.output or own_file(runs[0].directory if len(runs) == 1 else Path(), "report.html")
     with replacing(output, "w") as file:
@@ -86,4 +84,4 @@ def _id(name: str) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files("flcog.commands.report").joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """The report's curves: scores and losses, clients' spread, bytes, and everything else that the runs have logged."""
 
-import html
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
@@ -8,6 +7,7 @@ from dataclasses import replace
 
 from flcog.commands.report.charts import Axis, Point, Series, legend, line_chart
 from flcog.commands.report.groups import Group
+from flcog.commands.report.markup import grid, note, on_demand
 from flcog.commands.report.overview import axis_of
 from flcog.commands.report.run_files import RunFiles
 
@@ -25,19 +25,19 @@ def scores(groups: Sequence[Group]) -> str:
     charts = grid([by_round(groups, column) for column in [*mains, *losses, "train/loss"]])
     if len(groups) == 1 or not charts:
         return charts
-    note = "Lines are means over seeds. Bands reach from the lowest seed to the highest."
-    note += " Point at a name to see its bands." * _quiet(groups)
-    note = f'<p class="note">{note}</p>' if any(len(group.runs) > 1 for group in groups) else ""
-    return note + legend([Series(group.name, [], style=group.style) for group in groups], "shared") + charts
+    explained = "Lines are means over seeds. Bands reach from the lowest seed to the highest."
+    explained += " Point at a name to see its bands." * _quiet(groups)
+    names = legend([Series(group.name, [], style=group.style) for group in groups], "shared")
+    return note(explained) * any(len(group.runs) > 1 for group in groups) + names + charts
 
 
 def by_round(groups: Sequence[Group], column: str) -> str:
     """A column by round, a line for each group."""
-    return line_chart(column, ROUND, axis_of(column), _lines(groups, [group.column(column) for group in groups]), keys=False)
+    return line_chart(column, ROUND, axis_of(column), _lines(groups, column), keys=False)
 
 
-def _lines(groups: Sequence[Group], series: Sequence[Series]) -> list[Series]:
-    return [replace(one, quiet=_quiet(groups)) for one in series]
+def _lines(groups: Sequence[Group], column: str) -> list[Series]:
+    return [replace(group.column(column), quiet=_quiet(groups)) for group in groups]
 
 
 def _quiet(groups: Sequence[Group]) -> bool:
@@ -50,11 +50,11 @@ def clients(groups: Sequence[Group]) -> str:
     charts = []
     for column in _spread_columns(groups):
         if len(groups) == 1:
-            note = "Band: from 10 % to 90 % of the clients."
-            charts.append(line_chart(column, ROUND, axis_of(column), list(_spread(groups[0], column)), note))
+            band = "Band: from 10 % to 90 % of the clients."
+            charts.append(line_chart(column, ROUND, axis_of(column), list(_spread(groups[0], column)), band))
             continue
         for end, words in (("_q50", "middle client"), ("_worst_decile", "mean of the worst tenth")):
-            series = _lines(groups, [group.column(f"{column}{end}") for group in groups])
+            series = _lines(groups, f"{column}{end}")
             charts.append(line_chart(f"{column}: {words}", ROUND, axis_of(column), series, keys=False))
     return grid(charts)
 
@@ -77,17 +77,14 @@ def bytes_sent(groups: Sequence[Group]) -> str:
     amount = Axis("sent in all", "bytes")
     charts = []
     for way, what in (("up", "From clients to the server."), ("down", "From the server to clients.")):
-        series = [_no_band(group, [_running_sum(run, f"comm/{way}_bytes") for run in group.runs]) for group in groups]
+        sums = ([_running_sum(run, f"comm/{way}_bytes") for run in group.runs] for group in groups)
+        series = [replace(group.series(lines), band=()) for group, lines in zip(groups, sums, strict=True)]
         charts.append(line_chart(f"Sent {way}", ROUND, amount, series, what, keys=False))
     for score in dict.fromkeys(group.runs[0].main for group in groups):
         if score is not None:
             series = [_score_for_bytes(group, score) for group in groups if group.runs[0].main == score]
             charts.append(line_chart(f"{score} by bytes sent up", Axis("sent up", "bytes"), axis_of(score), series, keys=False))
     return grid(charts)
-
-
-def _no_band(group: Group, lines: Sequence[Sequence[Point]]) -> Series:
-    return Series(group.name, group.series(lines).points, (), group.style)
 
 
 def _score_for_bytes(group: Group, score: str) -> Series:
@@ -115,8 +112,7 @@ def others(groups: Sequence[Group]) -> str:
     charts = grid([by_round(groups, name) for name in left], small=True)
     if len(groups) == 1 or not charts:
         return charts
-    names = html.escape(", ".join(left[:4]))
-    return f"<details><summary>{len(left)} charts: {names} ...</summary>{charts}</details>"
+    return on_demand(f"{len(left)} charts: {', '.join(left[:4])} ...", charts)
 
 
 def _runs(groups: Sequence[Group]) -> list[RunFiles]:
@@ -125,9 +121,3 @@ def _runs(groups: Sequence[Group]) -> list[RunFiles]:
 
 def _columns(groups: Sequence[Group]) -> list[str]:
     return list(dict.fromkeys(name for run in _runs(groups) for row in run.rows for name in row))
-
-
-def grid(charts: Sequence[str], small: bool = False) -> str:
-    """Charts side by side, as many as fit; empty text if all are empty."""
-    drawn = "".join(charts)
-    return f'<div class="charts{" small" * small}">{drawn}</div>' if drawn else ""

@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
-from flcog.commands.report.curves import grid
 from flcog.commands.report.groups import Group
-from flcog.commands.report.overview import long, panel, table
+from flcog.commands.report.markup import grid, long, on_demand, panel, table
 from flcog.commands.report.run_files import RunFiles
 from flcog.core.arguments import flat
 
@@ -27,7 +26,7 @@ def partitions(groups: Sequence[Group]) -> str:
             if isinstance(run.setting.get("partition"), dict) and run.setting["partition"]:
                 by_hash.setdefault(run.setting["partition"].get("hash"), []).append((group.name, run))
     parts = [_partition(members, len(by_hash) > 1) for members in by_hash.values()]
-    return "".join(parts[:1]) + _on_demand(f"{len(parts) - 1} further splits", "".join(parts[1:]))
+    return "".join(parts[:1]) + on_demand(f"{len(parts) - 1} further splits", "".join(parts[1:]))
 
 
 def _partition(members: Sequence[tuple[str, RunFiles]], named: bool) -> str:
@@ -38,7 +37,7 @@ def _partition(members: Sequence[tuple[str, RunFiles]], named: bool) -> str:
     numbers = [[html.escape(name), _cell(value)] for name, value in members[0][1].setting["partition"].items()]
     chart = next((path for _, run in members for path in run.figures.get("partition", [])), None)
     drawn = "" if chart is None else picture(chart, "Circles: how many samples of each class each client has.")
-    return panel(of + drawn + f"<details><summary>The numbers</summary>{table(['number', 'value'], numbers)}</details>")
+    return panel(of + drawn + on_demand("The numbers", table(["number", "value"], numbers)))
 
 
 def pictures(groups: Sequence[Group]) -> str:
@@ -50,7 +49,7 @@ def pictures(groups: Sequence[Group]) -> str:
         for run in group.runs[1:]
         for figure in _figures(run, f"{group.name}, seed {run.setting.get('seed', 'unknown')}")
     ]
-    return first + _on_demand(f"{len(rest)} pictures of further runs", grid(rest))
+    return first + on_demand(f"{len(rest)} pictures of further runs", grid(rest))
 
 
 def answers(groups: Sequence[Group]) -> str:
@@ -76,8 +75,8 @@ def _figures(run: RunFiles, name: str) -> list[str]:
 
 
 def _figure(path: Path, kind: str, name: str) -> str:
-    number = int(path.stem.rsplit("-", 1)[-1]) if path.stem.rsplit("-", 1)[-1].isdigit() else None
-    when = "" if number is None else f"after round {number}"
+    number = path.stem.rpartition("-")[2]
+    when = f"after round {int(number)}" if number.isdigit() else ""
     title = f"{kind.replace('_', ' ').capitalize()}: {name}"
     return (
         f"<figure><figcaption><h3>{html.escape(title)}</h3><p>{when}</p></figcaption>{picture(path, f'{title}, {when}')}</figure>"
@@ -98,16 +97,12 @@ def configuration(groups: Sequence[Group]) -> str:
     parts = []
     if differ:
         rows = [[html.escape(key), *(long(str(one.get(key, "not set"))) for one in flats)] for key in differ]
-        title = (
-            "Where the first runs of the groups differ"
-            if any(len(group.runs) > 1 for group in groups)
-            else "Where the runs differ"
-        )
-        parts.append(panel(f"<h3>{title}</h3>{table(['setting', *(group.name for group in groups)], rows)}"))
+        compared = "first runs of the groups" if any(len(group.runs) > 1 for group in groups) else "runs"
+        parts.append(panel(f"<h3>Where the {compared} differ</h3>{table(['setting', *(group.name for group in groups)], rows)}"))
     single = len(groups) == len(groups[0].runs) == 1
     named = [(group, run) for group in groups for run in group.runs]
     whole = "".join(_whole(run, group.name if len(group.runs) == 1 else f"{group.name}, {run.name}") for group, run in named)
-    return "".join(parts) + (whole if single else _on_demand("Every run's whole configuration", whole))
+    return "".join(parts) + (whole if single else on_demand("Every run's whole configuration", whole))
 
 
 def _whole(run: RunFiles, name: str) -> str:
@@ -115,14 +110,9 @@ def _whole(run: RunFiles, name: str) -> str:
     return panel(f"<h3>{html.escape(name)}</h3>" + _yaml("config.yaml", run.config) + _yaml("run.yaml", setting))
 
 
-def _on_demand(title: str, content: str) -> str:
-    """Content that is closed until the reader opens it; empty text for empty content."""
-    return f"<details><summary>{html.escape(title)}</summary>{content}</details>" if content else ""
-
-
 def _yaml(title: str, content: dict[str, Any]) -> str:
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True) if content else "none: the run was made in Python\n"
-    return f"<details><summary>{title}</summary><pre>{html.escape(text)}</pre></details>"
+    return on_demand(title, f"<pre>{html.escape(text)}</pre>")
 
 
 def _cell(value: Any) -> str:

@@ -14,6 +14,7 @@ import flcog.callbacks
 from flcog.commands.report.charts import NUM_STYLES, Point, Series
 from flcog.commands.report.run_files import RunFiles
 from flcog.core.arguments import flat
+from flcog.core.monitor import lower_is_better
 
 VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|ckpt_path)$")
 """Settings that may differ within a group."""
@@ -36,7 +37,7 @@ class Group:
     runs: Sequence[RunFiles]
     style: int | None = None
 
-    def series(self, lines: Sequence[Sequence[Point]], label: str = "") -> Series:
+    def series(self, lines: Sequence[Sequence[Point]]) -> Series:
         """The mean of its runs' lines, with a band from the lowest run to the highest."""
         by_x: dict[float, list[float]] = {}
         for px, py in (point for line in lines for point in line if point[1] == point[1]):
@@ -44,7 +45,7 @@ class Group:
         several = len(self.runs) > 1 and self.style is not None
         band = [(px, min(values), max(values)) for px, values in sorted(by_x.items())] if several else []
         means = [(px, statistics.fmean(values) if len(values) > 1 else values[0]) for px, values in sorted(by_x.items())]
-        return Series(label or self.name, means, band, self.style)
+        return Series(self.name, means, band, self.style)
 
     def column(self, name: str) -> Series:
         """A column of metrics.csv by round."""
@@ -71,7 +72,7 @@ def _experiment(run: RunFiles) -> str:
 
 
 def _last_score(runs: Sequence[RunFiles]) -> float:
-    last = [run.points(run.main)[-1][1] * (-1 if run.main_falls else 1) for run in runs if run.main is not None]
+    last = [run.points(run.main)[-1][1] * (-1 if lower_is_better(run.main) else 1) for run in runs if run.main is not None]
     return max((value for value in last if value == value), default=-float("inf"))
 
 
@@ -79,14 +80,13 @@ def _names(groups: Sequence[Sequence[RunFiles]]) -> list[str]:
     """The shortest names that differ: the methods, then with their settings, then with the configuration, then the run's folder."""
     first = [found[0] for found in groups]
     parts: tuple[Callable[[RunFiles], str], ...] = (
-        lambda run: method_names(run),
         lambda run: " + ".join(shown_methods(run)),
         lambda run: ", ".join([" + ".join(shown_methods(run)), *_distinct(run, first)]),
         lambda run: f"{method_names(run)}, {run.name}",
         lambda run: f"{method_names(run)}, {run.directory}",
     )
-    names = [parts[0](run) for run in first]
-    for part in parts[1:]:
+    names = [method_names(run) for run in first]
+    for part in parts:
         doubled = {name for name in names if names.count(name) > 1}
         names = [part(run) if name in doubled and len(part(run)) <= 60 else name for name, run in zip(names, first, strict=True)]
     return names

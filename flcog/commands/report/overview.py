@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from flcog.commands.report.charts import Axis, Series
 from flcog.commands.report.groups import Group, shown_methods
+from flcog.commands.report.markup import long, note, on_demand, panel, table
 from flcog.commands.report.run_files import RunFiles
 from flcog.core.text import human, seconds
 from flcog.core.waiting import DISTURBED, share_of_waiting
@@ -45,7 +46,7 @@ def results(groups: Sequence[Group]) -> str:
 def _settings(group: Group) -> str:
     """The methods' settings that are not the defaults, if the name does not have them."""
     text = " + ".join(shown_methods(group.runs[0]))
-    return "" if text in group.name else f'<div class="long">{html.escape(text)}</div>'
+    return "" if text in group.name else long(text)
 
 
 def _result(runs: Sequence[RunFiles]) -> list[str]:
@@ -105,47 +106,20 @@ def _each_run(groups: Sequence[Group]) -> str:
             first, *rest = _result([run])
             seed = str(run.setting.get("seed", "unknown"))
             rows.append([html.escape(text) for text in (first, group.name, seed, *rest, run.name)])
-    return f"<details><summary>Each run</summary>{panel(table(head, rows, named=1))}</details>"
-
-
-def long(text: str) -> str:
-    """A cell that may have several lines."""
-    return f'<div class="long">{html.escape(text)}</div>'
+    return on_demand("Each run", panel(table(head, rows, named=1)))
 
 
 def _notes(groups: Sequence[Group], several_runs: bool) -> Iterable[str]:
     runs = [run for group in groups for run in group.runs]
     if several_runs:
-        yield _note("Runs that differ only in their seed share a row: means, and ± the standard deviation over runs.")
+        yield note("Runs that differ only in their seed share a row: means, and ± the standard deviation over runs.")
     for name in sorted({run.chooser for run in runs if run.chooser is not None}):
         if name.startswith("test/"):
-            yield _note(
+            yield note(
                 f"The best round is picked by {name}, on the test set itself, which flatters; with data.client_val above 0 a run picks "
                 "it on validation data."
             )
         else:
-            yield _note(f"The best round is picked by {name}, without the test set.")
+            yield note(f"The best round is picked by {name}, without the test set.")
     if any(share_of_waiting(run.rows) > DISTURBED for run in runs):
-        yield _note("† Other programs slowed these runs down: their times are too long.")
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{html.escape(text)}</p>'
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], named: int = 0) -> str:
-    """A table whose cells are HTML already; the cell ``named`` of each row is the row's name."""
-    header = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
-    body = "".join(f"<tr>{''.join(_cell(cell, place == named) for place, cell in enumerate(row))}</tr>" for row in rows)
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(head[named])}"><table><thead><tr>{header}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(content: str, names_row: bool) -> str:
-    return f'<th scope="row">{content}</th>' if names_row else f"<td>{content}</td>"
-
-
-def panel(content: str) -> str:
-    return f'<div class="panel">{content}</div>'
+        yield note("† Other programs slowed these runs down: their times are too long.")

@@ -45,20 +45,15 @@ class RunFiles:
         names = (main_metric(row, selecting=True) for row in reversed(self.rows))
         return next(filter(None, names), None)
 
-    @property
-    def main_falls(self) -> bool:
-        """Whether a lower main score is better."""
-        return self.main is not None and lower_is_better(self.main)
-
     @cached_property
     def chosen(self) -> Row | None:
         """The row of the best round. NaN is never best."""
         name = self.chooser
-        rated = [row for row in self.rows if name in row and row[name] == row[name]] if name is not None else []
-        if name is None or not rated:
+        if name is None:
             return None
         sign = -1 if lower_is_better(name) else 1
-        return max(rated, key=lambda row: sign * row[name])
+        rated = [row for row in self.rows if name in row and row[name] == row[name]]
+        return max(rated, key=lambda row: sign * row[name], default=None)
 
     def points(self, column: str) -> list[tuple[float, float]]:
         """Return a column by round."""
