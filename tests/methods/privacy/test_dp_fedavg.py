@@ -204,6 +204,30 @@ def test_a_client_that_disobeys_moves_the_sum_by_its_bound_alone() -> None:
     assert float(bounded.sum["M"]["c"].norm()) == pytest.approx(0.2)
 
 
+def test_a_client_counts_for_no_more_than_one() -> None:
+    envelope = Envelope(
+        {"w": torch.ones(3)}, {}, {"DPFedAvg": {}}, {"DPFedAvg": {"within": torch.tensor([7.0, -9.0, 0.5, -0.5])}}
+    )
+    sent = {"scale": torch.ones(1)}
+    bounded = NO_NOISE(quantile=0.5).bound(envelope, sent, GlobalModel({}, {}))
+    assert bounded.sum["DPFedAvg"]["within"].tolist() == [0.5, -0.5, 0.5, -0.5]
+
+
+def test_noise_of_every_field_with_adaptive_bounds() -> None:
+    """The sums' noise is a multiple of the bounds of that round, of which the model's is adapted, and counts have their own noise."""
+    method = secret(clip=0.5, bounds={"M": 0.2}, per_layer=True, quantile=0.5, count_noise=4.0)
+    state = {"noise": torch.tensor(1.5), "expected": torch.tensor(5.0), "scale": torch.tensor([0.5, 2.0])}
+    sums = {"M": {"c": torch.zeros(3)}, "DPFedAvg": {"within": torch.tensor([1.0, -1.0])}}
+    total = Envelope({"w": torch.zeros(2)}, {}, {"M": {"b": torch.zeros(1)}, "DPFedAvg": {}}, sums)
+    released, _ = method.noisy(state, total, 5, torch.ones)
+    bound = math.sqrt(0.5**2 * (0.5**2 + 2**2) / 2 + 0.2**2)
+    std = bound * (1.5**-2 - 2 / (2 * 4.0) ** 2) ** -0.5
+    assert released.delta["w"].tolist() == pytest.approx([std / 5] * 2)
+    assert released.mean["M"]["b"].tolist() == pytest.approx([std / 5])
+    assert released.sum["M"]["c"].tolist() == pytest.approx([std] * 3)
+    assert released.sum["DPFedAvg"]["within"].tolist() == pytest.approx([5.0, 3.0])
+
+
 class KnownNorms(Method):
     """Client k changes one number of every layer by k + 1."""
 
@@ -240,7 +264,7 @@ def test_a_bound_that_nobody_reaches_is_the_mean_over_clients() -> None:
 
 
 def test_noisy_statistics_keep_a_network_finite() -> None:
-    trainer = train(secret(noise_multiplier=5.0), module=classifier(network=BatchNormMLP), rounds=5)
+    trainer = train(secret(noise_multiplier=100.0), module=classifier(network=BatchNormMLP), rounds=5)
     assert all(torch.isfinite(value).all() for value in trainer.state.values())
     assert float(trainer.buffers["model.1.running_var"].min()) >= 0
 
