@@ -5,20 +5,14 @@ import builtins
 import importlib.util
 import keyword
 import re
-from importlib import resources
 from pathlib import Path
 
 import flcog.callbacks
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing
 
-TEMPLATES = {
-    "method.py.txt": "__name__.py",
-    "method.yaml.txt": "__name__.yaml",
-    "reference.py.txt": "reference___name__.py",
-    "test.py.txt": "test___name__.py",
-}
-"""Each template with the file that it becomes."""
+TEMPLATES = sorted(Path(__file__).parent.glob("*.txt"))
+"""Each has the name of the file that it becomes, and .txt behind it."""
 
 LONGEST = 80
 """Letters of a method's name. File systems allow about 250 for a file, whose name is longer than the method's."""
@@ -34,7 +28,7 @@ def new(arguments: list[str]) -> None:
     parser.add_argument("name", metavar="NAME", help="of the class, such as MyMethod; its files are called my_method")
     options = parser.parse_args(arguments)
     cls, module = names_of(options.name)
-    contents = {Path(_named(target, cls, module)): _named(_template(name), cls, module) for name, target in TEMPLATES.items()}
+    contents = {Path(_named(path.stem, cls, module)): _named(_text(path), cls, module) for path in TEMPLATES}
     for path in contents:
         if path.exists():
             raise ValueError(f"{path} exists already: choose another name, or remove it")
@@ -68,13 +62,13 @@ def names_of(given: str) -> tuple[str, str]:
 
 def _names_in_templates() -> set[str]:
     """The names that the templates import, define and use."""
-    nodes = [node for name in TEMPLATES if name.endswith(".py.txt") for node in ast.walk(ast.parse(_template(name)))]
+    nodes = [node for path in TEMPLATES if path.stem.endswith(".py") for node in ast.walk(ast.parse(_text(path)))]
     names = [node.id for node in nodes if isinstance(node, ast.Name)]
     return {*names, *(node.asname or node.name for node in nodes if isinstance(node, ast.alias))}
 
 
-def _template(name: str) -> str:
-    return resources.files("flcog.commands.new").joinpath(name).read_text(encoding="utf-8")
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _named(text: str, cls: str, module: str) -> str:
