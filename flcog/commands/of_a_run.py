@@ -54,6 +54,8 @@ def checkpoint_of(run: Path, given: str | None) -> Path:
     names = ("best", "last") if given is None else (given,)
     paths = [folder / f"{name}.ckpt" if name in ("best", "last") else Path(name) for name in names]
     found = next((path for path in paths if path.is_file()), None)
+    if found is None and not folder.is_dir():
+        raise ValueError(f"{run} holds no checkpoints: give the directory of a run that has written some")
     if found is None:
         raise ValueError(f"no checkpoint at {paths[-1]}: give best, last, or a file under {folder}")
     return found

@@ -157,6 +157,11 @@ def test_bad_words(vary: Any, message: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_time_that_never_ends() -> None:
+    with pytest.raises(ValueError, match="seconds must be at least 0; got nan"):
+        bench(make_trainer(None), classifier(), TinyData(), seconds=float("nan"))
+
+
 def test_ctrl_c_prints_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rounds, calls = Contestant.round, iter(range(100))
 

@@ -9,7 +9,7 @@ import pytest
 from harness import train
 from torch.autograd import DeviceType
 
-from flcog.commands.bench.profile import check_folder, profile_round, table
+from flcog.commands.bench.profile import check_trace, profile_round, table
 
 
 def test_a_round_is_traced_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,8 +22,12 @@ def test_a_round_is_traced_and_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "one round took" in printed and str(tmp_path / "trace.json") in printed
     shares = [float(share) for share in re.findall(r"([\d.]+)% \|", printed)]
     assert 13 <= len(shares) <= 14 and sum(shares) == pytest.approx(100, abs=1)
-    with pytest.raises(ValueError, match="there is no folder"):
-        check_folder(str(tmp_path / "missing" / "trace.json"))
+
+
+@pytest.mark.parametrize(("name", "message"), [("missing/trace.json", "there is no folder"), ("", "is a folder: give a file")])
+def test_places_of_no_trace(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_trace(str(tmp_path / name))
 
 
 def test_clients_side_by_side_are_all_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

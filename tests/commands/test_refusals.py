@@ -249,6 +249,11 @@ def test_names_of_no_file_that_can_be_read(command: str, name: str, capsys: pyte
     refusal([command, name], capsys)
 
 
+@pytest.mark.parametrize("command", ["export", "predict"])
+def test_a_folder_of_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{tmp_path} holds no checkpoints: give the directory of a run" in refusal([command, str(tmp_path)], capsys)
+
+
 def array(shape: str, kind: str) -> bytes:
     """A file whose header declares an array, and which holds eight bytes of it."""
     header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"

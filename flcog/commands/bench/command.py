@@ -15,7 +15,7 @@ from flcog.commands import execution
 from flcog.commands.bench.against import BATCHED, Contender, apart, interpreters, job_of, left_out, started
 from flcog.commands.bench.bare import BareLoop, OneModel, batches_of
 from flcog.commands.bench.contenders.job import save
-from flcog.commands.bench.profile import check_folder, profile_round
+from flcog.commands.bench.profile import check_trace, profile_round
 from flcog.commands.bench.program import program_of
 from flcog.commands.bench.reading import bench_reading
 from flcog.commands.bench.results import print_ratios, print_table, settled
@@ -63,8 +63,10 @@ def bench(
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}")
+    if not seconds >= 0:  # nor is it NaN, at which a bench would not end
+        raise ValueError(f"seconds must be at least 0; got {seconds}")
     if profile is not None:
-        check_folder(profile)
+        check_trace(profile)
     wanted = {} if against is None else interpreters(against)
     contestants = [Contestant(trainer)] if vary is None else variations(trainer, vary)
     trainer.prepare(model if vary is None else copy.deepcopy(model), datamodule)

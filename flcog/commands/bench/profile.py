@@ -15,8 +15,10 @@ from flcog.core.text import markdown, seconds
 MOST_ROWS = 12
 
 
-def check_folder(path: str) -> None:
-    """Refuse the path of a trace if its folder does not exist."""
+def check_trace(path: str) -> None:
+    """Refuse the path of a trace if its folder does not exist, or if it is a folder itself."""
+    if Path(path).is_dir():
+        raise ValueError(f"profile={path} is a folder: give a file for the trace, such as {Path(path, 'trace.json')}")
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(
             f"profile={path}: there is no folder {Path(path).parent} to write the trace to; make it, or give another path"
