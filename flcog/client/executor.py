@@ -52,6 +52,24 @@ class Assignment(NamedTuple):
     stop: Event | None = None
     """When this is set, training ends before the next local step."""
 
+    def set_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the learning rates of the optimiser's groups for the round."""
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
+
+    def torch_seed(self, client: int) -> int:
+        """The seed of torch's global streams for a client's training."""
+        return fold(self.seed, self.round, client, "torch") >> 1
+
+    def dropout_keys(self, layers: Sequence[str], clients: Sequence[int]) -> dict[str, np.ndarray]:
+        """Keys [clients] for each layer: its noise is a function of the seed, the round, the client and the layer."""
+        return {name: fold_each(fold(self.seed, self.round, "dropout", name), clients).astype(np.int64) for name in layers}
+
+    @property
+    def rows_per_pass(self) -> int:
+        """The number of rows to read at a time in a pass over a client's data without training."""
+        return max(1, 4 * BLOCK_BYTES // max(1, self.reader.bytes_per_sample))
+
 
 class Choice(NamedTuple):
     """The choice of an executor, as checkpoints and ``run.yaml`` store it.
@@ -106,31 +124,11 @@ class Executor(Placement, Protocol):
         """
 
 
-def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
-    """Set the learning rates of the optimiser's groups for a round."""
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-
-
-def seed_scratch(names: Sequence[str], assignment: Assignment, clients: Sequence[int]) -> dict[str, np.ndarray]:
-    """Dropout keys, [clients] for each layer: noise is a function of the seed, the round, the client and the layer."""
-    return {name: fold_each(fold(assignment.seed, assignment.round, "dropout", name), clients).astype(np.int64) for name in names}
-
-
-def torch_seed(assignment: Assignment, client: int) -> int:
-    """The seed of torch's global streams for a client's training."""
-    return fold(assignment.seed, assignment.round, client, "torch") >> 1
-
-
-def dropout_keys(model: ModelFunction) -> list[str]:
+def dropout_layers(model: ModelFunction) -> list[str]:
+    """The buffers that are the keys of a layer's dropout."""
     return [name for name in model.buffers if name.endswith("dropout_key")]
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:
     """Sort clients by their number of steps, longest first, so that threads finish at about the same time."""
     return sorted(works, key=lambda work: -work.num_steps)
-
-
-def rows_per_pass(assignment: Assignment) -> int:
-    """The number of rows to read at a time in a pass over a client's data without training."""
-    return max(1, 4 * BLOCK_BYTES // max(1, assignment.reader.bytes_per_sample))

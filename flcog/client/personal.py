@@ -59,7 +59,7 @@ class PersonalModels(NamedTuple):
         """
         buffers = received.buffers
         program = self._program(received, [method], received.params)
-        tensors = ClientTensors(work.states, work.draws, [{}], work.num_steps, work.num_samples, 1.0)
+        tensors = ClientTensors(work.states(), work.draws(), [{}], work.num_steps, work.num_samples, 1.0)
         own, steps, own_statistics, forward = method.personal(received.params, program.contexts(tensors, buffers, 0)[0])
         if steps:
             tuning = self.work(received, work.client, steps)

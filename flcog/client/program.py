@@ -159,20 +159,18 @@ class Program:
         return gradient
 
     def after_step(
-        self, params: Params, before: Params, buffers: Params, batch: Batch, tensors: ClientTensors, step: int | Tensor
+        self, step: int | Tensor, changed: tuple[Params, Params], buffers: Params, tensors: ClientTensors, batch: Batch
     ) -> tuple[Params, ClientTensors]:
         """The parameters and states after the hooks that follow an optimiser step.
 
         Args:
-            params: after the optimiser's step.
-            before: the parameters before it.
-            buffers: of the client's model, after the forward pass.
-            batch: of this step.
-            tensors: the client's.
             step: the number of the local step.
+            changed: the parameters after the optimiser's step, and before it.
+            buffers: of the client's model, after the forward pass.
+            tensors: the client's.
+            batch: of this step.
         """
-        if not self.followers:
-            return params, tensors
+        params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
             params, states[i] = method.after_step(self.apply(buffers), params, before, batch, contexts[i])

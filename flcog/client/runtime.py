@@ -230,39 +230,31 @@ class ClientRuntime:
     ) -> None:
         """Add the clients' states, which are made at first need, and this round's random numbers to their work."""
         counted, kept = any(method.needs_label_counts for method in methods), residual_stages(methods)
-        if (
-            not counted
-            and not kept
-            and not any(method.overrides("init_client") or method.overrides("draw") for method in methods)
-        ):
+        if not (counted or kept or any(method.overrides("init_client") or method.overrides("draw") for method in methods)):
             for work in works:
-                work.hand_states = work.hand_draws = lambda: [{}] * len(methods)
+                work.states = work.draws = lambda: [{}] * len(methods)
             return
         self.store.fetch([work.client for work in works])
-        states: dict[int, list[Slot]] = {work.client: [] for work in works}
-        draws: dict[int, list[Slot]] = {work.client: [] for work in works}
+        works, states, draws = longest_first(works), list[list[Any]](), list[list[Slot]]()  # works as executors take them
         for work in works:
             view = self.view(work.client, round)
             known = self._initial.get(work.client, {}) | self.store.get(work.client)
+            states.append([{} if i in kept else known.get(method.name) for i, method in enumerate(methods)])
+            draws.append([])
             for i, method in enumerate(methods):
-                state = {} if i in kept else known.get(method.name)
-                states[work.client].append(first_contact(method, params, buffers, view).state if state is None else state)
+                if states[-1][i] is None:
+                    states[-1][i] = first_contact(method, params, buffers, view).state
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[work.client].append(method.draw(rng, view) if method.overrides("draw") else {})
+                draws[-1].append(method.draw(rng, view) if method.overrides("draw") else {})
             if counted:
-                draws[work.client].append(view.label_counts.to(number_dtype()))
-        in_order = longest_first(works)  # as executors take them
-        residuals = [filled([self.store.get(work.client).get(methods[i].name, {}) for work in in_order]) for i in kept]
-        for work, hand_states, hand_draws, hand_residuals in zip(
-            in_order,
-            self._on_device([states[work.client] for work in in_order]),
-            self._on_device([draws[work.client] for work in in_order]),
-            self._on_device([{i: own[k] for i, own in zip(kept, residuals, strict=True)} for k in range(len(in_order))])
-            if kept
-            else [dict] * len(in_order),
-            strict=True,
-        ):
-            work.hand_states, work.hand_draws, work.hand_residuals = hand_states, hand_draws, hand_residuals
+                draws[-1].append(view.label_counts.to(number_dtype()))
+        for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
+            work.states, work.draws = own_states, own_draws
+        if kept:
+            stages = [filled([self.store.get(work.client).get(methods[i].name, {}) for work in works]) for i in kept]
+            by_client = [dict(zip(kept, own, strict=True)) for own in zip(*stages, strict=True)]
+            for work, residuals in zip(works, self._on_device(by_client), strict=True):
+                work.residuals = residuals
 
     def _on_device(self, trees: list[Any]) -> list[Callable[[], Any]]:
         """A function for each tree that returns it on the device. The copy may finish only when it is needed."""

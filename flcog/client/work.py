@@ -20,8 +20,9 @@ class ClientWork:
 
     ``own`` are the indices of the client's training set. ``order`` lists the indices in reading order; batch t is
     ``order[starts[t] : starts[t] + sizes[t]]``. ``ends`` says after which batches the optimiser steps; None stands for each of them.
-    ``hand_states``, ``hand_draws`` and ``hand_residuals`` return the client's states and random numbers, which may be copied to the
-    device in the meantime.
+    ``states()`` and ``draws()`` are the client's state and random numbers for each method. ``residuals()``, which are needed after
+    training, are its residuals by the position of their stage among the methods. All three are on the device, to which they may be
+    copied in the meantime.
     """
 
     client: int
@@ -35,28 +36,13 @@ class ClientWork:
     keys: np.ndarray | None = None
     ends: np.ndarray | None = None
     masks: Params = field(default_factory=dict)
-    hand_states: Callable[[], list[Slot]] = list
-    hand_draws: Callable[[], list[Slot]] = list
-    hand_residuals: Callable[[], dict[int, Slot]] = dict
+    states: Callable[[], list[Slot]] = list
+    draws: Callable[[], list[Slot]] = list
+    residuals: Callable[[], dict[int, Slot]] = dict
 
     @property
     def num_batches(self) -> int:
         return self.num_steps if self.ends is None else len(self.starts)
-
-    @property
-    def states(self) -> list[Slot]:
-        """The client's state for each method, on the device."""
-        return self.hand_states()
-
-    @property
-    def draws(self) -> list[Slot]:
-        """The client's random numbers for each method, on the device."""
-        return self.hand_draws()
-
-    @property
-    def residuals(self) -> dict[int, Slot]:
-        """The client's residuals by the position of their stage among the methods, on the device. They are needed after training."""
-        return self.hand_residuals()
 
 
 def make_work(federation: Federation, batching: Batching, tasks: Sequence[ClientTask], seed: int, round: int) -> list[ClientWork]:

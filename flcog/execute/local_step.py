@@ -14,7 +14,7 @@ from flcog.client.program import ClientTensors, Program, with_states
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import State, TensorOptimizer
-from flcog.execute.plain_steps import after_step_of, alive_or, gradient_of, over_clients
+from flcog.execute.plain_steps import alive_or, gradient_of, over_clients
 from flcog.method import GlobalModel, Gradient
 from flcog.own_steps import among_rounds
 from flcog.step_log import add_in_place
@@ -98,7 +98,7 @@ class LocalStep:
         params = {name: value.clone() for name, value in chunk.params.items()}
         self.optimizer(params, result.values, chunk.optimizer, step, shared.rates)
         if program.followers:
-            follow = partial(after_step_of, program, step)
+            follow = partial(program.after_step, step)
             params, tensors = _for_each(follow, (params, chunk.params), result.buffers, tensors, batch)
         # A client that has finished is frozen. The state of its optimiser is not, because nothing reads it any more.
         add_in_place(chunk.totals, result.loss, result.logged, given.alive)

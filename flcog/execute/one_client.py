@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import (
-    Assignment,
-    Result,
-    StopRequest,
-    dropout_keys,
-    longest_first,
-    rows_per_pass,
-    seed_scratch,
-    set_rates,
-    torch_seed,
-)
+from flcog.client.executor import Assignment, Result, StopRequest, dropout_layers, longest_first
 from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.precision import number_dtype
@@ -48,7 +38,7 @@ class OneClient:
 
     def __init__(self, learner: Learner) -> None:
         self.learner, self.model, self.optimizer = learner, learner.model, learner.optimizer
-        self._dropout_keys, self._step = dropout_keys(learner.model), 0
+        self._dropout_layers, self._step = dropout_layers(learner.model), 0
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
         return [longest_first(works)]
@@ -59,7 +49,7 @@ class OneClient:
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         (work,) = works
-        keys, self._step = seed_scratch(self._dropout_keys, assignment, [work.client]), 0
+        keys, self._step = assignment.dropout_keys(self._dropout_layers, [work.client]), 0
         try:
             with own_steps(self.model, assignment.round):
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
@@ -77,7 +67,7 @@ class OneClient:
         now = {name: parameter.detach() for name, parameter in params.items()}
         measured = self._measure(assignment, work, now) if program.measurers else None
         change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
-        tensors = with_states(tensors, work.residuals)
+        tensors = with_states(tensors, work.residuals())
         envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
         envelope = envelope._replace(measured=own | self.model.log.measured())
         envelope, states = self._owned(_with_axis((envelope, states)))
@@ -95,9 +85,9 @@ class OneClient:
         self._renew_optimizer(assignment)
         if self.learner.seeds_torch:
             # Users' modules may draw from the global stream (nn.Dropout), and their draws should be repeatable too.
-            seed_streams(live[0].device, torch_seed(assignment, work.client))
+            seed_streams(live[0].device, assignment.torch_seed(work.client))
         tensors = ClientTensors(
-            work.states, work.draws, [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
+            work.states(), work.draws(), [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
         )
         started, tensors = program.start(program.received.params, buffers, tensors)
         tensors = tensors._replace(inputs=self._owned(tensors.inputs))
@@ -107,7 +97,7 @@ class OneClient:
         return tensors
 
     def _renew_optimizer(self, assignment: Assignment) -> None:
-        set_rates(self.optimizer, assignment.rates)
+        assignment.set_rates(self.optimizer)
         self.optimizer.state.clear()
 
     def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
@@ -136,7 +126,7 @@ class OneClient:
     def _follow(self, program: Program, before: Params, batch: Batch, tensors: ClientTensors) -> ClientTensors:
         """Let methods change the parameters and their states after a step. ``before`` are the parameters before the step."""
         params = self.model.params
-        new, tensors = program.after_step(params, before, self.model.buffers, batch, tensors, self._step)
+        new, tensors = program.after_step(self._step, (params, before), self.model.buffers, tensors, batch)
         tensors = tensors._replace(states=self._owned(tensors.states))
         for name, value in new.items():
             if value is not params[name]:
@@ -146,8 +136,8 @@ class OneClient:
     def _measure(self, assignment: Assignment, work: ClientWork, params: Params) -> list[Slot]:
         """The means of the methods' ``over_data`` over the client's own samples."""
         parts = []
-        for first in range(0, work.num_samples, rows_per_pass(assignment)):
-            indices = work.own[first : first + rows_per_pass(assignment)]
+        for first in range(0, work.num_samples, rows := assignment.rows_per_pass):
+            indices = work.own[first : first + rows]
             batch = Batch(*assignment.reader.train(indices, None))
             values = assignment.program.over_data(params, self.model.buffers, batch)
             share = len(indices) / work.num_samples

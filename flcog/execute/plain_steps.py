@@ -91,7 +91,7 @@ class PlainSteps:
                 advance([gradient.values[name] for name in params])
                 after = params
                 if program.followers:
-                    follow = partial(after_step_of, program, step)
+                    follow = partial(program.after_step, step)
                     after, new_tensors = over_clients(follow, (params, before), gradient.buffers, new_tensors, batch)
                     new_tensors = new_tensors._replace(states=copied_from(new_tensors.states, params.values()))
                 if ragged:
@@ -116,20 +116,6 @@ def gradient_of(
     contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
     base = program.pure_gradient(differentiate_pure, buffers, contexts)
     return program.gradient(base, params, batch, contexts, tensors.masks)
-
-
-def after_step_of(
-    program: Program, step: int | Tensor, params: tuple[Params, Params], buffers: Params, tensors: ClientTensors, batch: Batch
-) -> tuple[Params, ClientTensors]:
-    """One client's parameters and states after the hooks that follow the optimiser's step.
-
-    Args:
-        program: the client side of the round.
-        step: its number.
-        params: after the optimiser's step, and before it.
-        buffers, tensors, batch: the client's.
-    """
-    return program.after_step(*params, buffers, batch, tensors, step)
 
 
 def over_clients(function: Callable[..., Any], params: Any, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:

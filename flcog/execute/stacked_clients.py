@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import (
-    Assignment,
-    Result,
-    dropout_keys,
-    longest_first,
-    rows_per_pass,
-    seed_scratch,
-    set_rates,
-    torch_seed,
-)
+from flcog.client.executor import Assignment, Result, dropout_layers, longest_first
 from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
@@ -47,7 +38,7 @@ class StackedClients:
 
     def __init__(self, learner: Learner, steps: Steps) -> None:
         self.learner, self.model, self.steps, self._layers = learner, learner.model, steps, learner.layers
-        self._dropout_keys = dropout_keys(learner.model)
+        self._dropout_layers = dropout_layers(learner.model)
 
     @property
     def compiled(self) -> Compile:
@@ -84,18 +75,18 @@ class StackedClients:
     def begin(self, assignment: Assignment, works: Sequence[ClientWork]) -> Chunk:
         """The stacked clients before their first step."""
         program, num_clients = assignment.program, len(works)
-        set_rates(self.learner.optimizer, assignment.rates)
+        assignment.set_rates(self.learner.optimizer)
         device = next(iter(program.received.params.values())).device
         if self.learner.seeds_torch:
-            seed_streams(device, torch_seed(assignment, works[0].client))
+            seed_streams(device, assignment.torch_seed(works[0].client))
         params = {name: _repeat(value, num_clients) for name, value in program.received.params.items()}
         buffers = {name: _repeat(self.model.buffers[name], num_clients) for name in self.model.buffers}
         buffers |= {name: _repeat(value, num_clients) for name, value in program.received.buffers.items()}
-        for name, keys in seed_scratch(self._dropout_keys, assignment, [work.client for work in works]).items():
+        for name, keys in assignment.dropout_keys(self._dropout_layers, [work.client for work in works]).items():
             buffers[name] = torch.from_numpy(keys).to(device)
         tensors = ClientTensors(
-            states=_stack([work.states for work in works]),
-            draws=_stack([work.draws for work in works]),
+            states=_stack([work.states() for work in works]),
+            draws=_stack([work.draws() for work in works]),
             inputs=[{} for _ in program.methods],
             num_steps=torch.tensor([work.num_steps for work in works], device=device),
             num_samples=torch.tensor([work.num_samples for work in works], device=device),
@@ -120,7 +111,7 @@ class StackedClients:
     def end(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Result:
         """The result of trained clients."""
         program, (params, buffers, tensors, totals) = assignment.program, chunk
-        tensors = with_states(tensors, _stack([work.residuals for work in works]))
+        tensors = with_states(tensors, _stack([work.residuals() for work in works]))
         manifests: list[Manifest] = []
 
         def finish(params: Params, buffers: Params, tensors: ClientTensors, measured: list[Slot]) -> Any:
@@ -139,7 +130,7 @@ class StackedClients:
     def _measure(self, assignment: Assignment, works: Sequence[ClientWork], params: Params, buffers: Params) -> list[Slot]:
         """The means of the methods' ``over_data`` over each client's own samples, padded to the largest client."""
         largest = max(work.num_samples for work in works)
-        width = min(largest, max(1, rows_per_pass(assignment) // len(works)))
+        width = min(largest, max(1, assignment.rows_per_pass // len(works)))
         num_samples = torch.tensor([work.num_samples for work in works], device=assignment.reader.device)
         parts = []
         for first in range(0, largest, width):

@@ -61,7 +61,7 @@ def test_feddm_without_perturbation_against_the_paper(executor: str) -> None:
     for works in trainer.works:
         starts.append([])
         for work in works:
-            images, present = work.draws[0]["images"], work.draws[0]["present"]
+            images, present = work.draws()[0]["images"], work.draws()[0]["present"]
             assert torch.equal(present > 0, trainer.run.federation.label_counts(work.client) > 0)
             own = trainer.run.federation.train.inputs[trainer.run.federation.partition.client(work.client)].double()
             labels = trainer.run.federation.train.targets[trainer.run.federation.partition.client(work.client)]

@@ -57,7 +57,7 @@ def test_vhl_against_the_paper(executor: str) -> None:
     assert inputs.shape == (12, 6) and labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
     def virtual(work: ClientWork) -> list[tuple[Tensor, Tensor]]:
-        order = work.draws[0]["order"].tolist()
+        order = work.draws()[0]["order"].tolist()
         rows = [[order[(7 * step + i) % 12] for i in range(7)] for step in range(work.num_steps)]
         return [(inputs[r], labels[r]) for r in rows]
 
