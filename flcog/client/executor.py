@@ -100,16 +100,16 @@ class Placement(Protocol):
     def clients_at_once(self) -> int:
         """The number of clients that train side by side."""
 
-    @property
-    def compiled(self) -> Compile:
-        """Whether local steps are compiled, or captured as CUDA graphs."""
-
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         """Train the clients and yield their results."""
 
 
 class Executor(Placement, Protocol):
     """A placement that a checkpoint can restore, where another run of the same configuration might make another choice."""
+
+    @property
+    def compiled(self) -> Compile:
+        """Whether local steps are compiled, or captured as CUDA graphs."""
 
     @property
     def choice(self) -> Choice | None:

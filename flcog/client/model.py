@@ -102,11 +102,7 @@ def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.Lig
 
 
 def _with_methods(
-    settings: Settings,
-    methods: Sequence[Method],
-    model: L.LightningModule,
-    datamodule: FederatedDataModule,
-    processes: Processes,
+    settings: Settings, methods: Sequence[Method], model: L.LightningModule, datamodule: FederatedDataModule, processes: Processes
 ) -> tuple[L.LightningModule, list[Note]]:
     """Let all methods change the module, move it to the device, and make it identical in all processes."""
     dtype, device = DTYPES[settings.precision], processes.device

@@ -128,22 +128,15 @@ def _request(work: ClientWork, begin: int, end: int) -> Request:
     return work.order[begin:end], None if work.keys is None else work.keys[begin:end]
 
 
-def stacked_positions(
-    works: Sequence[ClientWork], first: int, last: int, width: int | None = None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The padded positions of steps ``first`` to ``last`` in each ``order``, [clients, steps, rows], and the mask of real rows.
+def stacked_positions(works: Sequence[ClientWork], num_steps: int, width: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The padded positions of the first steps in each ``order``, [clients, steps, width], and the mask of real rows.
 
-    Padding, and steps after a client's last, point at the client's first sample. The mask is None if all rows are real. There are
-    ``width`` rows, or as many as in the largest batch.
+    Padding, and steps after a client's last, point at the client's first sample. The mask is None if all rows are real.
     """
-    steps = range(first, last)
-    width = width or max(int(work.sizes.max()) for work in works)
-    starts = np.zeros((len(works), len(steps)), np.int64)
-    sizes = np.zeros((len(works), len(steps)), np.int64)
+    starts, sizes = np.zeros((2, len(works), num_steps), np.int64)
     for k, work in enumerate(works):
-        alive = max(0, min(last, work.num_steps) - first)
-        starts[k, :alive] = work.starts[first : first + alive]
-        sizes[k, :alive] = work.sizes[first : first + alive]
+        alive = min(num_steps, work.num_steps)
+        starts[k, :alive], sizes[k, :alive] = work.starts[:alive], work.sizes[:alive]
     within = np.arange(width)
     mask = within < sizes[:, :, None]
     positions = np.where(mask, starts[:, :, None] + within, 0)

@@ -9,7 +9,6 @@ from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
 from flcog.execute.memory import back_off
 from flcog.execute.stacked_clients import StackedClients
-from flcog.settings import Compile
 
 
 class Batched:
@@ -24,10 +23,6 @@ class Batched:
     def __init__(self, trainer: StackedClients, clients_at_once: int, name: str = "vmap") -> None:
         self.trainer, self.clients_at_once, self.name = trainer, clients_at_once, name
         self._has_reduced = False
-
-    @property
-    def compiled(self) -> Compile:
-        return self.trainer.compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         for group in self.trainer.groups(assignment.works):

@@ -166,6 +166,6 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return Batch(inputs, targets)
 
 
-def one_client(learner: Learner, hooks: LocalHooks | None) -> OneClient:
+def one_client(learner: Learner, hooks: LocalHooks) -> OneClient:
     """The trainer of single clients: the faithful one if a hook needs it, else the pure one, which is faster."""
-    return FaithfulClient(learner, hooks) if hooks is not None and hooks.reason else OneClient(learner)
+    return FaithfulClient(learner, hooks) if hooks.reason else OneClient(learner)

@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
 from flcog.client.local_hooks import LocalHooks
@@ -27,15 +26,12 @@ class LocalStrategy:
     """
 
     def __init__(self, trainer: "LocalTrainer", optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
-        self._trainer, self.optimizers, self.root_device = trainer, list(optimizers), device
+        self._trainer, self.lightning_module = trainer, trainer.lightning_module
+        self.optimizers, self.root_device = list(optimizers), device
         self._lightning_optimizers = [LightningOptimizer._to_lightning_optimizer(each, cast(Any, self)) for each in optimizers]
         self.precision_plugin = Precision()
         self.differentiated: list[Tensor] = []
         """The losses of this step's backward passes, of a module with manual optimisation."""
-
-    @property
-    def lightning_module(self) -> Any:
-        return self._trainer.lightning_module
 
     def backward(self, loss: Tensor, optimizer: Any, *arguments: Any, **options: Any) -> None:
         """A backward pass of ``manual_backward``, with its hooks."""
@@ -98,12 +94,16 @@ class LocalTrainer(TrainerView):
 
     def __init__(self, hooks: LocalHooks, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
         super().__init__()
-        self.hooks, self.accumulate_grad_batches, self.estimated_stepping_batches = hooks, hooks.accumulate, 0
+        self.hooks, self.datamodule, self.lr_scheduler_configs = hooks, hooks.datamodule, hooks.configured.schedulers
+        self.lightning_module: Any = hooks.module
+        self.model = self.lightning_module
+        self.accumulate_grad_batches, self.estimated_stepping_batches = hooks.accumulate, 0
         self.current_epoch, self.global_step, self.num_training_batches, self.is_last_batch = 0, 0, 0, False
         self.gradient_clip_val: float | None = None
         self.gradient_clip_algorithm: str | None = None
         self.profiler = PassThroughProfiler()
         self.strategy = LocalStrategy(self, optimizers, device)
+        self.precision_plugin = self.strategy.precision_plugin
 
     def begin(self, round: int, work: ClientWork) -> None:
         """Prepare for a client.
@@ -120,16 +120,6 @@ class LocalTrainer(TrainerView):
         return self.hooks.call(hook, self, *arguments)
 
     @property
-    def lightning_module(self) -> Any:
-        return self.hooks.module
-
-    model = lightning_module
-
-    @property
-    def datamodule(self) -> Any:
-        return self.hooks.datamodule
-
-    @property
     def callbacks(self) -> Sequence[Any]:
         return self.hooks.callbacks if self.hooks.run is None else self.hooks.run.callbacks
 
@@ -138,16 +128,8 @@ class LocalTrainer(TrainerView):
         return self.strategy.optimizers
 
     @property
-    def lr_scheduler_configs(self) -> Sequence[LRSchedulerConfig]:
-        return self.hooks.configured.schedulers
-
-    @property
     def max_epochs(self) -> int:
         return self.hooks.rounds
-
-    @property
-    def precision_plugin(self) -> Precision:
-        return self.strategy.precision_plugin
 
     @property
     def should_stop(self) -> bool:

@@ -2,7 +2,7 @@
 
 import torch
 
-from flcog.client.executor import Choice, Placement
+from flcog.client.executor import Choice
 from flcog.execute.batched import Batched
 from flcog.execute.batched_layers import batched_layers
 from flcog.execute.compiled_steps import CompiledSteps
@@ -18,8 +18,11 @@ from flcog.execute.threads import Threads
 from flcog.execute.trainer import ClientTrainer, Learner
 from flcog.method import Notes
 
+MadePlacement = Sequential | Threads | Batched | Streams
+"""A placement with its ``trainer``, whose steps may be compiled."""
 
-def make_placement(job: Job, choice: Choice, notes: Notes) -> Placement:
+
+def make_placement(job: Job, choice: Choice, notes: Notes) -> MadePlacement:
     """The placement and the steps that a choice names.
 
     Args:

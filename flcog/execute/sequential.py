@@ -4,7 +4,6 @@ from collections.abc import Generator
 
 from flcog.client.executor import Assignment, Result
 from flcog.execute.trainer import ClientTrainer
-from flcog.settings import Compile
 
 
 class Sequential:
@@ -19,10 +18,6 @@ class Sequential:
 
     def __init__(self, trainer: ClientTrainer) -> None:
         self.trainer = trainer
-
-    @property
-    def compiled(self) -> Compile:
-        return self.trainer.compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works = [work for group in self.trainer.groups(assignment.works) for work in group]

@@ -29,7 +29,7 @@ def stacked_batches(
         num_rows: if given, every batch has this number of rows, and a mask.
     """
     num_steps, width = works[0].num_steps, num_rows or _width(works)
-    positions, mask = stacked_positions(works, 0, num_steps, width)
+    positions, mask = stacked_positions(works, num_steps, width)
     if num_rows is not None and mask is None:
         mask = np.ones(positions.shape, bool)
     masks = None if mask is None else sent(torch.from_numpy(mask), reader.device)
@@ -51,7 +51,7 @@ def announce_chunk(works: Sequence[ClientWork], reader: Reader, num_rows: int | 
     if works and reader.copies_ahead and not reader.whole_batches:
         width = num_rows or _width(works)
         firsts = _firsts(works, reader, width)[:1]
-        positions, _ = stacked_positions(works, 0, min(firsts.step, works[0].num_steps), width)
+        positions, _ = stacked_positions(works, min(firsts.step, works[0].num_steps), width)
         indices, keys = next(_requests(works, positions, reader, firsts))
         reader.expect((indices.ravel(), None if keys is None else keys.ravel()))
 

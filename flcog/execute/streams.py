@@ -11,7 +11,6 @@ from flcog.client.work import ClientWork
 from flcog.execute.compiled_steps import CompiledSteps
 from flcog.execute.memory import back_off
 from flcog.execute.stacked_clients import StackedClients
-from flcog.settings import Compile
 
 
 class Streams:
@@ -31,10 +30,6 @@ class Streams:
     def __init__(self, trainer: StackedClients, steps: CompiledSteps, clients_at_once: int) -> None:
         self.trainer, self._steps, self.clients_at_once = trainer, steps, clients_at_once
         self._has_reduced = False
-
-    @property
-    def compiled(self) -> Compile:
-        return self.trainer.compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         running = deque[Callable[[], Result]]()

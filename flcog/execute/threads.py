@@ -18,7 +18,6 @@ from flcog.client.work import ClientWork
 from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import ClientTrainer, Learner
-from flcog.settings import Compile
 
 
 class Threads:
@@ -46,6 +45,8 @@ class Threads:
         self._trainers, self._free = [make(learner.on_thread()) for _ in range(clients_at_once)], SimpleQueue[ClientTrainer]()
         for trainer in self._trainers:
             self._free.put(trainer)
+        self.trainer = self._trainers[0]
+        """One of the trainers, which are alike."""
         self._pool = ThreadPoolExecutor(clients_at_once, "client", torch.set_num_threads, (threads_each,))
         self._stop = threading.Event()
         self.clients_at_once = self.working = clients_at_once
@@ -54,10 +55,6 @@ class Threads:
         """Whether a client has drawn from torch's global stream, so that clients run one at a time."""
         self.seconds_worked: list[float] = []
         """The processor time that each client took in the last round."""
-
-    @property
-    def compiled(self) -> Compile:
-        return self._trainers[0].compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works, done = longest_first(assignment.works), 0

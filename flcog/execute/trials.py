@@ -7,7 +7,7 @@ from contextlib import suppress
 from flcog.client.executor import Assignment, Choice, Placement, longest_first
 from flcog.core.text import seconds
 from flcog.execute.job import Job
-from flcog.execute.placements import make_placement
+from flcog.execute.placements import MadePlacement, make_placement
 from flcog.execute.plan import Plan, Times, compiled_choices
 from flcog.method import Notes
 
@@ -32,7 +32,7 @@ class Trials:
 
     def __init__(self, job: Job, plan: Plan, notes: Notes) -> None:
         self._job, self._choices, self._notes = job, plan.choices, notes
-        self.made: dict[Choice, Placement] = {}
+        self.made: dict[Choice, MadePlacement] = {}
         """The placements with compiled steps, which are kept because compiling takes long."""
 
     def fastest(self, assignment: Assignment) -> tuple[Choice, str]:
@@ -69,7 +69,7 @@ class Trials:
             taken = _seconds_per_client(placement, assignment, is_warm)
         except Exception as error:  # Memory ran out, or the program cannot be batched.
             return f"{choice}: fails ({(str(error) or type(error).__name__).splitlines()[0]})"
-        if placement.compiled != choice.compiled:
+        if placement.trainer.compiled != choice.compiled:
             return f"{choice}: fails"  # A warning has said why.
         choice = choice._replace(clients_at_once=placement.clients_at_once)  # fewer if memory ran out
         if choice.compiled:

@@ -6,7 +6,7 @@ from flcog.method.asynchrony import AsynchronousRounds, asynchronous_of
 from flcog.method.attack import Attack
 from flcog.method.availability import AvailabilityModel
 from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
-from flcog.method.checks import EXCLUSIVE_HOOKS, check_methods
+from flcog.method.checks import check_methods
 from flcog.method.client_view import ClientView
 from flcog.method.clock import Clock, Cutoff, RoundEnd, StepClock, Work, clock_of, expected_cohort
 from flcog.method.cohort import ClientUpload, Cohort, Messages, Uploads
@@ -25,7 +25,7 @@ from flcog.method.context import (
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
 from flcog.method.history import methods_until
 from flcog.method.mask import ParameterMask
-from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, SERVER_HOOKS, Method, first_contact
+from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, first_contact
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
@@ -38,10 +38,8 @@ from flcog.wire.population import Population
 
 __all__ = [
     "CLIENT_HOOKS",
-    "EXCLUSIVE_HOOKS",
     "HOOKS",
     "OBSERVER_HOOKS",
-    "SERVER_HOOKS",
     "Aggregator",
     "Ask",
     "AsynchronousRounds",

@@ -15,9 +15,6 @@ from flcog.method.sealed_sum import SealedSum
 from flcog.method.selection import Selection
 from flcog.method.stage import Stage
 
-EXCLUSIVE_HOOKS = ("personal",)
-
-
 EXCLUSIVE_PROTOCOLS = {
     AsynchronousRounds: "take the next arrivals as a round",
     Aggregator: "replace the mean of the clients' changes",
@@ -66,10 +63,9 @@ def _clash(method: Method, other: Method) -> str | None:
 
 def _check_exclusive(methods: Sequence[Method]) -> None:
     """Refuse two methods with a part that only one of a run can have."""
-    for hook in EXCLUSIVE_HOOKS:
-        claimants = [method.name for method in methods if method.overrides(hook)]
-        if len(claimants) > 1:
-            raise ValueError(f"{' and '.join(claimants)} both define {hook!r}, of which a run can have one: remove one of them")
+    keepers = [method.name for method in methods if method.overrides("personal")]
+    if len(keepers) > 1:
+        raise ValueError(f"{' and '.join(keepers)} both define 'personal', of which a run can have one: remove one of them")
     for protocol, effect in EXCLUSIVE_PROTOCOLS.items():
         claimants = [method.name for method in methods if isinstance(method, protocol)]
         if len(claimants) > 1:

@@ -37,12 +37,7 @@ class Aggregate:
     """
 
     def __init__(
-        self,
-        methods: Sequence[Method],
-        cohort: Cohort,
-        directions: bool,
-        on_bad_update: str,
-        device: torch.device,
+        self, methods: Sequence[Method], cohort: Cohort, directions: bool, on_bad_update: str, device: torch.device
     ) -> None:
         self.sums: Sums | None = None
         """None before the first client."""
@@ -231,20 +226,8 @@ class Aggregate:
         """Take these sums instead, which are means already: they are not divided by the weights."""
         assert self.sums is not None
         self.sums = self.sums._replace(
-            delta=total.delta,
-            buffers=total.buffers,
-            means=total.mean,
-            totals=total.sum,
-            weight=torch.ones_like(self.sums.weight),
+            delta=total.delta, buffers=total.buffers, means=total.mean, totals=total.sum, weight=torch.ones_like(self.sums.weight)
         )
-
-    def delta(self) -> Params:
-        """The weighted mean of the changes of each parameter that clients sent. Weights are normalised over the clients."""
-        return self._mean("delta")
-
-    def buffers(self) -> Params:
-        """The weighted mean of the changes of the buffers."""
-        return self._mean("buffers")
 
     def messages(self, method: str) -> tuple[Any, Any]:
         """The weighted mean, and the sum, of the messages to a method."""
@@ -255,7 +238,8 @@ class Aggregate:
         mean = self._as_sent(self.sums.means[method], self._dtypes.means[method], self.sums.weight)
         return mean, self._as_sent(self.sums.totals[method], self._dtypes.totals[method])
 
-    def _mean(self, field: Literal["delta", "buffers"]) -> Params:
+    def mean(self, field: Literal["delta", "buffers"]) -> Params:
+        """The weighted mean of the clients' changes of parameters or of buffers. Weights are normalised over the clients."""
         if self._combined is not None:
             combined: Params = self._combined[field]
             return combined

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -79,32 +79,33 @@ class KeptUploads:
             cohort: the clients of the round.
         """
         uploads, whole = self._rows(cohort)
-        new: dict[str, Slot] = {}
         lacking = _lacking(self.changes, self.rule, len(uploads.values))
         if lacking is not None:
             warnings.warn(f"round {cohort.round + 1}: {lacking}; the model stays as it was", stacklevel=2)
             return None
-        for i, method in enumerate(self.changes):
-            rest = partial(self._rest, self.changes[i + 1 :], servers, cohort)
-            uploads, new[method.name] = method.change(uploads, servers[method.name], cohort, rest)
-        if self.rule is None:
-            vector, equal = uploads.mean(), uploads.values.mean(0)
-        else:
-            vector, new[self.rule.name] = self.rule.combine(uploads, servers[self.rule.name])
-            equal = vector
+        uploads, vector, new = self._combined(uploads, self.changes, servers, cohort)
+        equal = uploads.values.mean(0) if self.rule is None else vector
         combined = self._tree(vector, whole, cohort.weights.to(self.home))
         sums = self._tree(equal, whole, torch.full_like(cohort.weights, 1 / len(cohort.clients)).to(self.home))
         total = pytree.tree_map(lambda value: len(cohort.clients) * value, sums["sum"])
         return combined | {"sum": total}, new
 
-    def _rest(
-        self, changes: Sequence[UploadChange], servers: Mapping[str, Slot], cohort: Cohort, uploads: UploadMatrix
-    ) -> Tensor:
-        """The vector that later changes and the rule make of other uploads."""
+    def _combined(
+        self, uploads: UploadMatrix, changes: Sequence[UploadChange], servers: Mapping[str, Slot], cohort: Cohort
+    ) -> tuple[UploadMatrix, Tensor, dict[str, Slot]]:
+        """The uploads after some changes, the vector that the rule makes of them, and the methods' new states."""
+        new: dict[str, Slot] = {}
+
+        def combine(later: Sequence[UploadChange], others: UploadMatrix) -> Tensor:
+            return self._combined(others, later, servers, cohort)[1]
+
         for i, method in enumerate(changes):
-            rest = partial(self._rest, changes[i + 1 :], servers, cohort)
-            uploads, _ = method.change(uploads, servers[method.name], cohort, rest)
-        return uploads.mean() if self.rule is None else self.rule.combine(uploads, servers[self.rule.name])[0]
+            rest = partial(combine, changes[i + 1 :])
+            uploads, new[method.name] = method.change(uploads, servers[method.name], cohort, rest)
+        if self.rule is None:
+            return uploads, uploads.mean(), new
+        vector, new[self.rule.name] = self.rule.combine(uploads, servers[self.rule.name])
+        return uploads, vector, new
 
     def _rows(self, cohort: Cohort) -> tuple[UploadMatrix, list[Tensor]]:
         """The matrix and the whole numbers in the order of the cohort. The parts are freed on the way."""
@@ -213,7 +214,4 @@ def _width(places: Sequence[Place]) -> int:
 
 
 def _matrix_dtype(leaves: Sequence[Tensor]) -> torch.dtype:
-    dtype = number_dtype()
-    for leaf in leaves:
-        dtype = torch.promote_types(dtype, leaf.dtype) if leaf.is_floating_point() else dtype
-    return dtype
+    return reduce(torch.promote_types, (leaf.dtype for leaf in leaves if leaf.is_floating_point()), number_dtype())

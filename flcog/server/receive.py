@@ -59,7 +59,9 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             sizes |= uploaded(reply) if clocked else {}
             received, _ = by_client[reply.clients[0]]
             reply = decoded(reply, encoders, received, private)
-            aggregate.add(reply if round.counts else without_values(reply), received.buffers, received.round)
+            if not round.counts:  # the shapes count alone
+                reply = reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
+            aggregate.add(reply, received.buffers, received.round)
     if clocked and not may_be_lost:
         round = replace(round, timing=timing(engine, server, round, tasks, _gathered(engine, sizes)))
     if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):
@@ -204,11 +206,6 @@ def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Download, p
         return envelope if private is None else private.bound(envelope, received.server[private.name], model)
 
     return reply._replace(envelope=torch.func.vmap(decode)(reply.envelope._replace(measured={}))._replace(measured=measured))
-
-
-def without_values(reply: ClientReply) -> ClientReply:
-    """The shapes of a reply, with zeros."""
-    return reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
 
 
 def account(

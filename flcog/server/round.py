@@ -182,8 +182,8 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     if not aggregate.combine(server.servers, round.cohort):
         return
     received = server.buffers
-    buffers = received | averaged(received, aggregate.buffers())
-    mean = aggregate.delta()
+    buffers = received | averaged(received, aggregate.mean("buffers"))
+    mean = aggregate.mean("delta")
     if round.selection.weights is not None:
         mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}

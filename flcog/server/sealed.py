@@ -30,12 +30,7 @@ class SealedAggregate(Aggregate):
     """
 
     def __init__(
-        self,
-        received: Download,
-        methods: Sequence[Method],
-        cohort: Cohort,
-        on_bad_update: str,
-        device: torch.device,
+        self, received: Download, methods: Sequence[Method], cohort: Cohort, on_bad_update: str, device: torch.device
     ) -> None:
         rule, keys = sealed_sum_of(methods), received.keys
         assert rule is not None and keys is not None

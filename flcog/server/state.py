@@ -49,16 +49,8 @@ class ServerState:
         """Copy the state, with an empty ledger, to try another round without changing the run."""
         reported = {name: set(clients) for name, clients in self.reported.items()}
         messages = {name: dict(values) for name, values in self.messages.items()}
-        return ServerState(
-            self.params,
-            dict(self.buffers),
-            dict(self.servers),
-            round,
-            self.seconds,
-            traffic=self.traffic,
-            reported=reported,
-            messages=messages,
-        )
+        model = self.params, dict(self.buffers), dict(self.servers)
+        return ServerState(*model, round, self.seconds, traffic=self.traffic, reported=reported, messages=messages)
 
     def state_dict(self) -> dict[str, Any]:
         """The entries of a checkpoint."""

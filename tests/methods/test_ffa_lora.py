@@ -20,7 +20,7 @@ def test_the_mean_of_the_changes_is_the_change_of_the_mean() -> None:
     assert "hidden.0.A" not in trainer.state and "hidden.0.A" in plain.state
     aggregates = [run.collect(round=0)[0] for run in (trainer, plain)]
     a, b = "model.hidden.0.A", "model.hidden.0.B"
-    ours, theirs = (aggregate.delta() for aggregate in aggregates)
+    ours, theirs = (aggregate.mean("delta") for aggregate in aggregates)
     assert a not in ours and theirs[a].norm() > 1e-3
     frozen = trainer.run.model.constants[a]
     torch.testing.assert_close((trainer.params[b] + ours[b]) @ frozen, trainer.params[b] @ frozen + ours[b] @ frozen)
