@@ -3,11 +3,8 @@
 from collections.abc import Generator
 from functools import partial
 
-import torch
-
 from flcog.client.executor import Assignment, Result
-from flcog.client.work import ClientWork
-from flcog.execute.memory import back_off
+from flcog.execute.memory import attempt, back_off
 from flcog.execute.stacked_clients import StackedClients
 
 
@@ -30,26 +27,13 @@ class Batched:
             while done < len(group):
                 chunk = group[done : done + self.clients_at_once]
                 self.trainer.announce(assignment, group[done + len(chunk) :][: len(chunk)])
-                result = self._attempt(assignment, chunk)
+                # Reduced once: if memory runs out again, another program took it, or a single client does not fit.
+                result = attempt(partial(self.trainer.train, assignment, chunk), len(chunk) > 1 and not self._has_reduced)
                 if result is None:
                     self._reduce(len(chunk))
                 else:
                     done += len(chunk)
                     yield result
-
-    def _attempt(self, assignment: Assignment, chunk: list[ClientWork]) -> Result | None:
-        """The result of a chunk, or None if memory ran out and fewer clients may fit.
-
-        The chunk size is reduced once: if memory runs out again, another program took it, or a single client does not fit.
-        """
-        try:
-            return self.trainer.train(assignment, chunk)
-        except torch.OutOfMemoryError:
-            if len(chunk) == 1 or self._has_reduced:
-                raise
-            return (
-                None  # The caller continues after this block, because the error keeps the chunk's tensors alive until it is gone.
-            )
 
     def _reduce(self, too_many: int) -> None:
         """Halve the chunk size after memory ran out."""

@@ -16,7 +16,7 @@ from flcog.core.types import Slot
 from flcog.execute.lane import Lane, StepArguments, first_of
 from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
 from flcog.execute.optimizer import TensorOptimizer
-from flcog.execute.plain_steps import Chunk, PlainSteps
+from flcog.execute.plain_steps import Chunk, PlainSteps, Steps
 from flcog.execute.programs import Programs, key_of
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
@@ -24,7 +24,7 @@ from flcog.method import GlobalModel
 from flcog.settings import Compile
 
 
-class CompiledSteps:
+class CompiledSteps(Steps):
     """Runs chunks through a compiled program, which is made for a fixed number of clients and rows.
 
     Chunks are padded with inactive clients, and batches with masked rows. Chunks and batches that would be mostly padding run

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from flcog.core.text import human
 from flcog.execute.job import Job
 from flcog.execute.patches import ConvolutionsAsPatches
 from flcog.method import MemoryNote, Notes
+
+T = TypeVar("T")
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 """The memory for a chunk's parameters, gradients, optimiser state and batch: on a CPU (True), where it is the size of a core's cache,
@@ -54,6 +56,19 @@ def chunk_bytes(processes: Processes, notes: Notes) -> int:
 
 def _counted(taken: int, total: int) -> int:
     return 0 if taken <= LITTLE * total else min(total, -(-taken // STEP) * STEP)
+
+
+def attempt(run: Callable[[], T], may_retry: bool) -> T | None:
+    """The result of a function, or None if memory ran out and the caller may retry with fewer clients.
+
+    The caller retries after this returns, because the error keeps the clients' tensors alive until it is gone.
+    """
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        if not may_retry:
+            raise
+        return None
 
 
 def back_off(executor: str, too_many: int, clients: int, make_room: Callable[[], None]) -> None:

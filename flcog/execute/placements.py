@@ -1,5 +1,7 @@
 """Builds the placement and the steps that a choice names."""
 
+from contextlib import nullcontext
+
 import torch
 
 from flcog.client.executor import Choice
@@ -31,14 +33,12 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> MadePlacement:
         notes: receives a note with the time that compiling took.
     """
     name, at_once, compiled = choice
+    layers = nullcontext if name == "loop" else batched_layers(job.model, name == "vmap-patches")
+    learner = Learner(job.model, job.client.optimizer, layers, logs=_logs(job, choice))
     if name != "loop":
-        learner = Learner(
-            job.model, job.client.optimizer, batched_layers(job.model, name == "vmap-patches"), logs=_logs(job, choice)
-        )
         programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
         steps: Steps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
         return Batched(StackedClients(learner, steps), at_once, name)
-    learner = Learner(job.model, job.client.optimizer, logs=_logs(job, choice))
     if compiled == "graphs":
         lanes = CompiledSteps(learner, Graphs(notes, compiles=False), 1, job.rows, at_once)
         return Streams(StackedClients(learner, lanes), lanes, at_once)

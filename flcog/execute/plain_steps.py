@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,18 +29,21 @@ class Chunk(NamedTuple):
     totals: Params
 
 
-class Steps(Protocol):
-    """Runs the local steps of stacked clients."""
+class Steps:
+    """Runs the local steps of stacked clients, by default without padding."""
 
     @property
     def compiled(self) -> Compile:
         """Whether the steps are compiled, or captured as CUDA graphs."""
+        return False
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
         """Tell the reader which clients train next."""
+        announce_chunk(works, assignment.reader)
 
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
         """The clients to stack: the given ones, and inactive clients behind them if the number of clients is fixed."""
+        return list(works)
 
     def reduce(self, clients: int) -> None:
         """Reduce the chunk size after memory ran out."""
@@ -53,24 +56,14 @@ class Steps(Protocol):
             works: the clients; the first has the most steps.
             chunk: the padded clients before their first step. Its tensors may change.
         """
+        raise NotImplementedError
 
 
-class PlainSteps:
+class PlainSteps(Steps):
     """Runs one operation after another."""
-
-    compiled: Compile = False
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
-
-    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
-        announce_chunk(works, assignment.reader)
-
-    def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
-        return list(works)
-
-    def reduce(self, clients: int) -> None:
-        """Nothing depends on the chunk size."""
 
     @torch.no_grad()
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk:

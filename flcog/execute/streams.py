@@ -4,12 +4,10 @@ from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 
-import torch
-
 from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
 from flcog.execute.compiled_steps import CompiledSteps
-from flcog.execute.memory import back_off
+from flcog.execute.memory import attempt, back_off
 from flcog.execute.stacked_clients import StackedClients
 
 
@@ -34,7 +32,7 @@ class Streams:
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         running = deque[Callable[[], Result]]()
         for work in (work for group in self.trainer.groups(assignment.works) for work in group):
-            collect = self._attempt(len(running), assignment, work)
+            collect = attempt(partial(self._launch, assignment, work), may_retry=bool(running) and not self._has_reduced)
             if collect is None:
                 fits, tried = len(running), len(running) + 1
                 while running:
@@ -46,15 +44,6 @@ class Streams:
                 yield running.popleft()()
         while running:
             yield running.popleft()()
-
-    def _attempt(self, others: int, assignment: Assignment, work: ClientWork) -> Callable[[], Result] | None:
-        """:meth:`_launch`, or None if memory ran out and the client may fit once the ``others`` have finished."""
-        try:
-            return self._launch(assignment, work)
-        except torch.OutOfMemoryError:
-            if others == 0 or self._has_reduced:
-                raise
-            return None
 
     def _launch(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
         """Queue a client's steps on a stream, and return a function that waits for them."""
