@@ -6,18 +6,28 @@ from typing import Any
 
 import pytest
 import torch
-from harness import BatchNormMLP, classifier, train
+from harness import BatchNormMLP, Spoils, classifier, train
 from torch import Tensor
 
-from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedNova, LowPrecision, Quantize
+from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedNova, LowPrecision, Quantize, RandomK, RotatedQuantize, SignSGD, TopK
 from flcog.callbacks.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from flcog.callbacks.codecs.byte_strings import from_bytes, to_bytes
 from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.method import Context, Envelope, GlobalModel, Method
+from flcog.server.bad_updates import BadUpdate
 from flcog.wire.envelope import Field, fields_of, map_fields, sizes_of
 
 CODECS: Sequence[Codec] = (Quantize(bits=5, bucket=30), Quantize(bits=16, stochastic=False), LowPrecision())
+ALL_CODECS: Sequence[Codec] = (
+    *CODECS,
+    RotatedQuantize(bits=3, bucket=64),
+    TopK(fraction=0.1),
+    TopK(fraction=0.5, values=Quantize(bits=4)),  # positions as a mask of bits, and levels of the values
+    RandomK(fraction=0.2, values=Quantize(bits=3)),
+    SignSGD(),
+)
 each = pytest.mark.parametrize("codec", CODECS, ids=repr)
+each_of_all = pytest.mark.parametrize("codec", ALL_CODECS, ids=repr)
 
 
 def test_numbers_of_any_length_are_packed_without_gaps() -> None:
@@ -44,7 +54,7 @@ def sent(codec: Codec, envelope: Envelope, received: GlobalModel) -> Envelope:
     return codec.send(envelope, context)[0]
 
 
-@each
+@each_of_all
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_bytes_of_an_envelope_are_those_that_are_counted(codec: Codec, dtype: torch.dtype) -> None:
     envelope, received = envelope_of(dtype)
@@ -63,7 +73,7 @@ def test_the_bytes_of_an_envelope_are_those_that_are_counted(codec: Codec, dtype
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
-@each
+@each_of_all
 def test_whole_numbers_and_tiny_tensors_are_sent_as_they_are(codec: Codec) -> None:
     envelope, received = envelope_of()
     message = codec.receive(sent(codec, envelope, received), fields_of(envelope), received).sum["Method"]
@@ -93,3 +103,10 @@ def test_the_ledger_counts_the_byte_strings_of_all_senders(codec: Codec, method:
     assert coded.ledger.total_down == plain.ledger.total_down
     assert coded.rows[0]["comm/up_plain_bytes"] == plain.rows[0]["comm/up_bytes"] - plain.ledger.up.get("FedDisco", 0)
     assert "comm/up_plain_bytes" not in plain.rows[0]
+
+
+@each_of_all
+def test_a_model_with_nan_is_reported_in_one_line(codec: Codec) -> None:
+    with pytest.raises(BadUpdate, match="the update of client 3 in round 1 is NaN or infinite") as error:
+        train(Spoils(), codec, rounds=1, clients_per_round=8)
+    assert "\n" not in str(error.value)
