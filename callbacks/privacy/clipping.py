@@ -28,12 +28,17 @@ def layers(names: Sequence[str], per_layer: bool) -> list[list[str]]:
 
 
 def shorten(tree: Any, bound: Tensor | float) -> tuple[Any, Tensor]:
-    """The floating-point tensors of a tree, shortened as one vector to this norm, and the vector's norm before. Others become 0."""
+    """The floating-point tensors of a tree, shortened as one vector to this norm, and the vector's norm before. Others become 0.
+
+    Tensors of 16 bits round the factor and each product by half a unit in the last place, so the target is one unit below the bound.
+    """
     values = [value for value in pytree.tree_leaves(tree) if is_float(value)]
     if not values:
         return pytree.tree_map(torch.zeros_like, tree), torch.zeros(())
     norm = torch.stack([value.to(number_dtype(value.dtype)).square().sum().to(number_dtype()) for value in values]).sum().sqrt()
-    factor = (bound / norm.clamp(min=1e-30)).clamp(max=1.0)
+    unit = max(torch.finfo(value.dtype).eps for value in values)
+    allowed = bound * (1 - unit) if unit > torch.finfo(torch.float32).eps else bound
+    factor = (allowed / norm.clamp(min=1e-30)).clamp(max=1.0)
     return pytree.tree_map(
         lambda value: factor.to(value.dtype) * value if is_float(value) else torch.zeros_like(value), tree
     ), norm

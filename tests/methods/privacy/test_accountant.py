@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from harness import ROOT
 from scipy import optimize, stats
 
 from flcog.callbacks.privacy.accountant import Sampling, epsilon, epsilons, noise_for
@@ -105,6 +106,19 @@ def test_the_noise_for_a_target_keeps_to_it_and_is_hardly_larger(target: float) 
 @pytest.mark.slow
 def test_a_target_without_meaning_gets_the_least_noise() -> None:
     assert noise_for(Sampling(100, 1.0), 1e6, 1, 1e-4) == 0.25
+
+
+def test_the_accountant_is_imported_on_first_use() -> None:
+    """Its import takes many seconds."""
+    for path in [*(ROOT / "callbacks").rglob("*.py"), *(ROOT / "flcog").rglob("*.py")]:
+        assert not re.search(r"^(import|from) dp_accounting|^\S.*require\(.dp_accounting", path.read_text(), re.MULTILINE), path
+
+
+def test_orders_that_are_left_out_cause_no_warning(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    epsilons(Sampling(100, 0.5), 20.0, 1, 1e-5)  # whose RDP leaves out a dozen orders
+    assert not caplog.records and not recwarn.list and capfd.readouterr().err == ""
 
 
 REFUSED_VALUES = [

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ from flcog.callbacks.privacy.leaks import REFUSED as REFUSED_LEAKS
 from flcog.callbacks.privacy.leaks import WITHHELD
 from flcog.core.randomness import secret_normal
 from flcog.core.types import Params, Slot
-from flcog.method import ClientView, Context, Envelope, GlobalModel, Method, Upload
+from flcog.method import Callback, ClientView, Context, Envelope, GlobalModel, Method, Run, Upload
 
 NO_NOISE = partial(DPFedAvg, noise_multiplier=0.0, repeatable=True)
 STILL = partial(torch.optim.SGD, lr=0.0)
@@ -228,6 +229,16 @@ def test_noise_of_every_field_with_adaptive_bounds() -> None:
     assert released.sum["DPFedAvg"]["within"].tolist() == pytest.approx([5.0, 3.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounding_to_16_bits_exceeds_no_bound(dtype: torch.dtype) -> None:
+    """Each of many equal numbers is rounded in the same direction."""
+    method, received = NO_NOISE(clip=0.5), GlobalModel({}, {})
+    for size in range(100, 300):
+        bounded = method.bound(Envelope({"w": torch.ones(size, dtype=dtype)}, {}), {}, received)
+        norm = float(bounded.delta["w"].double().norm())
+        assert 0.97 * 0.5 < norm <= 0.5 * (1 + 1e-6) and bounded.delta["w"].dtype == dtype
+
+
 class KnownNorms(Method):
     """Client k changes one number of every layer by k + 1."""
 
@@ -261,6 +272,7 @@ def test_a_bound_that_nobody_reaches_is_the_mean_over_clients() -> None:
     wide = train(NO_NOISE(clip=1e6), PoissonSampling(rate=1.0), rounds=2)
     mean = train(EqualWeights(), PoissonSampling(rate=1.0), rounds=2)
     assert distance(wide.state, mean.state) < 1e-6
+    assert not any(name.startswith("privacy/epsilon") for name in wide.rows[-1]), "no noise guarantees nothing"
 
 
 def test_noisy_statistics_keep_a_network_finite() -> None:
@@ -280,6 +292,33 @@ def test_a_run_stops_before_the_budget_is_exceeded_also_after_a_resume(tmp_path:
     with pytest.warns(UserWarning, match="stopped after round 2"):
         again = run(rounds=9, ckpt_path=str(first.run_dir))
     assert again.round == 2
+
+
+def test_the_noise_for_a_target_is_found_before_round_1_and_kept(tmp_path: Path) -> None:
+    """The stand-in for the accountant counts rounds for the budget. The noise comes from the real one, quick for all clients."""
+    every, method = PoissonSampling(rate=1.0), DPFedAvg(clip=0.5, target_epsilon=2.0, delta=0.01)
+    first = fit(tmp_path, method, every, rounds=2)
+    noise = float(first.servers["DPFedAvg"]["noise"])
+    assert epsilon(Sampling(8, 1.0), noise, 2, 0.01) <= 2 < epsilon(Sampling(8, 1.0), 0.99 * noise, 2, 0.01)
+    with pytest.warns(UserWarning, match="stopped after round 2"):
+        resumed = fit(tmp_path, method, every, rounds=5, ckpt_path=str(first.run_dir))
+    assert float(resumed.servers["DPFedAvg"]["noise"]) == noise, "more rounds do not change the noise of those that were released"
+
+
+class Payments(Callback):
+    """Notes the rounds that are paid for, as the file says, before the clients of each round begin."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_round_start(self, run: Run, round: int, selection: Sequence[int]) -> None:
+        self.seen.append((run.directory / "spending.yaml").read_text())
+
+
+def test_a_round_is_paid_for_before_its_clients_begin(tmp_path: Path) -> None:
+    payments = Payments()
+    fit(tmp_path, secret(), payments, rounds=3)
+    assert payments.seen == [f"rounds_paid: {round}\n" for round in (1, 2, 3)]
 
 
 def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
