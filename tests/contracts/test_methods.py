@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,8 +34,16 @@ from flcog.method import Method, Params, Withholding
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def each(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases.values(), ids=cases.keys())
 
+
+WITH_REFERENCE = {name: case for name, case in CASES.items() if case.reference is not None}
+"""The others are compared with the paper piece by piece, each in a file of its own."""
+MAY_WAIT = {name: case for name, case in CASES.items() if not isinstance(case.method, Withholding)}
+"""The others act in all rounds."""
+WITHOUT_DRAWS = {name: case for name, case in CASES.items() if not case.random}
+"""The others draw random numbers by the client's id, so that even clients with equal data differ."""
 
 _listed: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
 _idle: dict[int, RecordingTrainer] = {}
@@ -73,10 +81,9 @@ def run_on_all_samples(case: Case, order: Sequence[int]) -> RecordingTrainer:
     return run(case, case.method, data=TinyData(batch_size=16, order=order), **full)
 
 
-@each_case
+@each(WITH_REFERENCE)
 def test_against_the_paper(case: Case) -> None:
-    if case.reference is None:
-        pytest.skip("it is compared with the paper piece by piece, in a file of its own")
+    assert case.reference is not None
     trainer, before = as_listed(case)
     assert_close(trainer.state, case.reference(problem_of(trainer, before, case.optimizer)), case.rtol)
 
@@ -106,21 +113,19 @@ def test_vmap_agrees_with_the_loop(case: Case) -> None:
 
 
 @pytest.mark.slow
-@each_case
+@each(CASES)
 def test_chunks_of_vmap_agree_with_the_loop(case: Case) -> None:
     check_vmap(case, 2)
 
 
-@each_case
+@each(MAY_WAIT)
 def test_before_its_first_round_it_does_nothing(case: Case) -> None:
-    if isinstance(case.method, Withholding):
-        pytest.skip("it acts in all rounds")
     idle = before_it_starts(case)
     if not (case.method.overrides("configure_model") or case.method.overrides("prepare_data")):
         assert distance(idle.state, fedavg_of(case)) == 0
 
 
-@each_case
+@each(CASES)
 def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
     plain, (trainer, _) = before_it_starts(case), as_listed(case)
     difference = distance(trainer.state, plain.state)
@@ -144,18 +149,14 @@ def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     assert without_times(resumed.rows[:2]) == without_times(half.rows)
 
 
-@first_quickly(CASES)
+@first_quickly(WITHOUT_DRAWS)
 def test_client_ids_are_only_names(case: Case) -> None:
-    if case.random:
-        pytest.skip("draws depend on the client's id")
     runs = [run_on_all_samples(case, order) for order in (range(4), (3, 0, 2, 1))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
-@first_quickly(CASES)
+@first_quickly(WITHOUT_DRAWS)
 def test_identical_clients_are_one(case: Case) -> None:
-    if case.random:
-        pytest.skip("clients with equal data draw different numbers")
     runs = [run_on_all_samples(case, order) for order in ((5,), (5, 5, 5))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
@@ -226,13 +227,11 @@ NOT_ON_TINY_DATA = {
     "fedwalk-pretraining-tiny-imagenet": "its leash is to be downloaded",
     "stragglers-feddisco": "it changes the data too",
 }
-"""Configs that are run elsewhere, or only parsed."""
+"""Configs that are run elsewhere, or only parsed, and the reason."""
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem not in NOT_ON_TINY_DATA], ids=lambda path: path.stem)
 def test_its_config_runs(path: Path) -> None:
-    if path.stem in NOT_ON_TINY_DATA:
-        pytest.skip(NOT_ON_TINY_DATA[path.stem])
     parser = jsonargparse.ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
