@@ -50,10 +50,8 @@ class RunHolder(TrainerArguments, LightningAttributes, TopicList):
     def _topics(self) -> Iterator[tuple[str, str]]:
         settings, done = self.settings, 0 if self._session is None else self._session.round
         yield "rounds", f"{settings.rounds:,}" + (f", {done:,} of them done" if done else "")
-        yield (
-            "clients",
-            f"{settings.clients_per_round} in each round" if settings.clients_per_round != 1.0 else "all in each round",
-        )
+        some = settings.clients_per_round
+        yield "clients", "all in each round" if isinstance(some, float) and some == 1 else f"{some} in each round"
         yield "local work", local_work(settings)
         yield "methods", " + ".join(map(describe_method, self.methods)) or "none: plain FedAvg"
         evaluated = next(filter(None, map(score, reversed(self.history))), None)

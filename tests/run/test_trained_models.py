@@ -342,6 +342,12 @@ def test_plots_have_whole_rounds_and_what_was_asked_for(tmp_path: Path) -> None:
         trainer.plot("nothing")
 
 
+def test_a_round_of_one_client_is_not_called_one_of_all() -> None:
+    shown = {some: repr(flcog.FederatedTrainer(local_steps=1, clients_per_round=some, logger=False)) for some in (1, 0.5)}
+    assert "  clients     1 in each round" in shown[1] and "  clients     0.5 in each round" in shown[0.5]
+    assert "  clients     all in each round" in repr(flcog.FederatedTrainer(local_steps=1, clients_per_round=1.0, logger=False))
+
+
 def test_reprs_are_for_people(tmp_path: Path) -> None:
     data = TinyData(client_val=0.3)
     assert repr(data).splitlines()[-1].split() == ["data", "not", "read", "yet"]
